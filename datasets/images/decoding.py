@@ -127,9 +127,11 @@ def opened_image(path: Path, formats: tuple[str, ...]) -> Iterator[Image]:
 
 
 def read_fault(error: Exception) -> str:
-    """Explain why a file cannot be read, from an error of the system or of a decoder.
+    """Explain why a file cannot be read, as a predicate, from the error that reading it raised.
 
-    An error that is not the system's counts as a truncated or damaged file.
+    A ``FileNotFoundError`` gives "is missing". Any other error of the operating system gives
+    "cannot be read" and the system's reason. All other errors come from a decoder, and give "is
+    truncated or damaged".
     """
     if isinstance(error, FileNotFoundError):
         return "is missing"

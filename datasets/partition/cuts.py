@@ -175,9 +175,10 @@ def _refuse_table(data: DataSet, settings: CommonSettings) -> None:
 
 
 def _known_classes(data: DataSet, settings: CommonSettings) -> int | None:
-    """Return the number of labels of an image data set.
+    """Return the number of labels of an image data set, or None if it cannot be known here.
 
-    None for other data sets, or if the number is only in data files that are not on this machine.
+    It cannot be known for any other data set, or if it is only in data files that are not on this
+    machine.
     """
     if isinstance(data, ShiftedImages):
         return data.source.classes

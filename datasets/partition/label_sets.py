@@ -115,12 +115,15 @@ def _list_plans(classes: int, silos: int, share: float) -> Iterator[_Plan]:
 
 
 def _near_counts(private: int, shared: int, share: float) -> list[int]:
-    """List the numbers of shared labels that keep a silo's share within the tolerance.
+    """List the numbers of shared labels with which a silo's share of private labels is near enough.
+
+    The silo's share is the number of its private labels divided by the number of all its labels. It
+    may differ from ``share`` by at most 0.05.
 
     Args:
-        private: the silo's number of private labels. If it is 0, only all shared labels are
-            possible, and only for a share near 0.
-        shared: number of shared labels, the most that a silo can hold.
+        private: the silo's number of private labels. If it is 0, the result has only ``shared``,
+            and is empty if ``shared`` is 0 or ``share`` is above 0.05.
+        shared: number of shared labels, the most that a silo can have.
         share: wanted share of private labels.
     """
     if not private:
@@ -298,12 +301,15 @@ class LabelCut:
         return silos
 
     def _deal_all_labels(self, rows: Sequence[Rows], counts: Sequence[int]) -> list[Rows]:
-        """Give every silo the same number of rows of each label, as consecutive slices of the rows.
+        """Give every silo the same number of rows of each label, from the rows in order.
+
+        Of a label with count c, the first silo gets the first c rows, the second silo the next c,
+        and so on. Rows that remain are not used.
 
         Args:
-            rows: for each label, the rows of the pool.
-            counts: for each label, the number of rows per silo. ``rows`` must have enough for all
-                silos.
+            rows: for each label, its rows in the pool. There must be at least c rows per silo,
+                which is not checked here.
+            counts: for each label, c, the number of rows per silo.
 
         Returns:
             The rows of each silo, ascending.

@@ -194,9 +194,10 @@ class _Mixed:
 
 
 def _relative_places(labels: Labels) -> Labels:
-    """Return each sample's relative position among the samples of its label, (n,), in 0..1.
+    """Return each sample's relative position among the samples of its label, (n,), between 0 and 1.
 
-    Sorting the samples of several silos by this position mixes silos in proportion to their sizes.
+    The k-th of m samples of a label, from 0, has the position (k + 0.5) / m. Sorting the samples of
+    several silos by this position mixes the silos in proportion to their sizes.
     """
     place = np.empty(len(labels))
     for label in np.unique(labels):

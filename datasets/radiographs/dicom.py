@@ -359,10 +359,16 @@ def _apply_display(dataset: FileDataset, raw: npt.NDArray[Any]) -> npt.NDArray[A
 
 
 def _modality_range(dataset: FileDataset) -> tuple[float, float]:
-    """Return the smallest and the largest value that are possible after the modality step.
+    """Compute the smallest and the largest value that a DICOM may have after the modality step.
 
-    Both values follow from the header and not from the pixels. If the header has a lookup table,
-    the table decides them; otherwise the stored bits, the sign and the rescaling do.
+    The modality step converts stored values to the machine's unit, by a lookup table or by a slope
+    and an intercept. Only the header is read, not the pixels:
+
+    - With a modality lookup table, the range is 0 to 2^d - 1, where d is the table's bits per
+      entry.
+    - Without a table, the range is that of the stored bits b: 0 to 2^b - 1, or -2^(b-1) to 2^(b-1)
+      - 1 if the values are signed. If the header has both a slope and an intercept, both ends are
+      multiplied by the slope, and the intercept is added.
 
     Raises:
         ValueError: the rescale slope is not above 0.

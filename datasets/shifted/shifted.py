@@ -208,7 +208,11 @@ def scale_pixels(pixels: Tensor, source: Source, settings: CommonSettings) -> Te
 
 
 def unscale_pixels(pixels: Tensor, source: Source, settings: CommonSettings) -> Tensor:
-    """Undo ``scale_pixels``, and map the pixels to 0..1; noise may go beyond that range."""
+    """Undo ``scale_pixels``: map scaled pixels to float64 brightness from 0 to 1.
+
+    With 'data.pixel-scale' 'raw', pixels are only divided by 255. Noise may lead to values outside
+    0..1, which are not clipped.
+    """
     if settings.pixel_scale == "raw":
         return pixels.double() / 255
     mean, std = _mean_and_std(source)
@@ -239,11 +243,13 @@ class ShiftedImages(DataSet):
         return self.source.name
 
     def found(self, places: Places) -> str:
-        """Describe the data set's files in the data directory; '' if no files are there.
+        """Describe in a few words which of the data set's files are in the data directory.
 
-        A data set without files gives 'comes with scikit-learn'. If the source has several forms of
-        its files, the text is 'N files in FOLDER' for the form that is present. For any other
-        source it is 'K of N files in FOLDER'.
+        Returns:
+            'comes with scikit-learn' for the digits, which need no files. 'N files in FOLDER' for a
+            data set of which some files are enough (CIFAR, GTSRB); if its images are there in two
+            forms, only the form with more files counts. 'K of N files in FOLDER' for all others. ''
+            if there are no files or no data directory.
         """
         if not self.files:
             return "comes with scikit-learn"
@@ -266,13 +272,16 @@ class ShiftedImages(DataSet):
         return silo_names(settings.silos)
 
     def image_reader(self, site: str, settings: CommonSettings, places: Places) -> ImageReader:
-        """Return a function that reads a file as an image of the pool, shifted as at ``site``.
+        """Return a function that reads a new file like an image of ``site``, for predictions.
 
-        The image is resized to the pool's size. If ``site`` is not the name of a UEFL silo (for
-        example '', or a silo of partition 'unseen'), the image is not rotated, as in D1.
+        The function resizes the image to the pool's size, rotates it as the site's images are
+        rotated, adds noise if the site's images have it, and scales the pixels. It returns
+        (channels, height, width), and raises ``BrokenImageError`` for an unusable file. If ``site``
+        is not the name of a UEFL silo (for example '', or a silo of partition 'unseen'), the image
+        is not rotated, as in D1.
 
         Raises:
-            DataError: the public files are missing.
+            DataError: the public files are missing or unusable.
         """
         distribution = "D1"
         names = silo_names(settings.silos)

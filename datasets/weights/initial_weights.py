@@ -232,9 +232,10 @@ def _resample(state: Mapping[str, Any], vit: VisionTransformer) -> Mapping[str, 
 
 
 def _rename_arrays(state: Mapping[str, Any]) -> dict[str, Any]:
-    """Return SAM's arrays under timm's names, without the prefix before 'blocks.'.
+    """Rename the arrays of published ViTs, such as SAM's or CLIP's, to timm's names.
 
-    Other names do not change.
+    The prefix that stands before 'blocks.' is removed from every name that has it, and SAM's names
+    for the layers of an MLP are replaced. Other names do not change.
     """
     prefix = _find_prefix(state)
     renamed = {}

@@ -285,7 +285,11 @@ def _program(rows: int, columns: int) -> Any:
 
 
 def _check_maps(u: Tensor, v: Tensor) -> None:
-    """Raise a ``SiteError`` unless both maps are finite and have the same shape (batch, n, c)."""
+    """Check that the feature maps of student and teacher can be compared.
+
+    Raises:
+        SiteError: the maps differ in shape, are not (batch, n, c), or contain non-finite values.
+    """
     if u.shape != v.shape or u.ndim != 3:
         raise SiteError(
             f"the feature maps of student and teacher are {tuple(u.shape)} and {tuple(v.shape)} "
@@ -301,7 +305,12 @@ def _check_maps(u: Tensor, v: Tensor) -> None:
 
 
 def refuse_large(tokens: int) -> None:
-    """Raise a ``SettingError`` for over 25 tokens, because cvxpylayers would take too long."""
+    """Check that a map with so many ``tokens`` is small enough for the solver cvxpylayers.
+
+    Raises:
+        SettingError: there are more than 25 tokens, so the solver would take too long. The error
+            estimates the time per image, which grows with the fourth power of the tokens.
+    """
     if tokens > LARGEST_LAYER:
         raise SettingError(
             f"solver 'cvxpylayers' is for maps of up to {LARGEST_LAYER} tokens, but this one has "

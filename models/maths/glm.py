@@ -125,7 +125,11 @@ class Moments:
 
 
 def moments_of(values: Floats) -> Moments:
-    """Compute the moments of ``values`` (n, columns), in which NaN marks a missing value."""
+    """Count and sum the values of each column, as the means and deviations of all sites need them.
+
+    NaN in ``values`` (n, columns) marks a missing value, which is not counted and adds 0 to the
+    sums.
+    """
     missing = np.isnan(values)
     known = np.where(missing, 0.0, values)
     count = (~missing).sum(axis=0).astype(np.float64)
@@ -271,13 +275,21 @@ def find_redundant(hessian: Floats) -> list[int]:
 
 
 def fit_alone(family: Family, x: Floats, y: Outcomes, rounds: int = 30) -> tuple[Floats, Floats]:
-    """Fit a model to one hospital's patients; return coefficients and their covariance.
+    """Fit a model to the patients of only one hospital, by Newton's method.
+
+    The steps start from ``start_from``. They have converged if no coefficient changes by 1e-9 times
+    (1 + the largest one) or more. They are given up if a coefficient other than the intercept
+    exceeds 12, or after ``rounds`` steps.
 
     Args:
         family: the family.
         x: (n, k), with a first column of 1 unless the family is Cox's.
         y: the outcomes of n patients.
-        rounds: the most steps of Newton's method.
+        rounds: the most steps.
+
+    Returns:
+        The coefficients (k,), and their covariance (k, k), the inverse Hessian times
+        ``dispersion``.
 
     Raises:
         UndeterminedError: the outcomes are all alike (in Cox's model: no event), a column is

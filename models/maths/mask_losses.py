@@ -10,7 +10,15 @@ class PixelLoss:
         self.dice_weight = dice_weight
 
     def __call__(self, logits: Tensor, masks: Tensor) -> Tensor:
-        """Compute the loss, a scalar, of logits (batch, classes, h, w) and masks (batch, h, w)."""
+        """Compute the loss of a batch, a scalar: cross-entropy plus the weighted soft Dice loss.
+
+        The cross-entropy is a mean over all pixels. If the weight is 0, only the cross-entropy
+        remains.
+
+        Args:
+            logits: (batch, classes, h, w).
+            masks: each pixel's class, (batch, h, w).
+        """
         entropy = nn.functional.cross_entropy(logits.float(), masks.long())
         if not self.dice_weight:
             return entropy

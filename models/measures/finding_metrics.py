@@ -70,7 +70,11 @@ class FindingOutcome:
 
 
 def finding_outcomes(metrics: Mapping[str, float], names: list[str]) -> list[FindingOutcome]:
-    """Read each finding's outcome from a site's final test metrics, in the order of ``names``."""
+    """Read each finding's number of samples and AUC from a site's final test metrics.
+
+    ``metrics`` has the names of ``finding_counts``. A finding whose metrics are missing has None
+    for both. The result is in the order of ``names``, the names of the findings.
+    """
     outcomes = []
     for place, name in enumerate(names):
         count = metrics.get(f"{FINDING}.{place}.count")

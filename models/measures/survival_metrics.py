@@ -107,7 +107,16 @@ def censoring_curve(times: Floats, events: Floats) -> SurvivalCurve:
 
 
 def _product_limit(distinct: Floats, at_risk: Floats, deaths: Floats) -> SurvivalCurve:
-    """Build the curve from the patients ``at_risk`` and the ``deaths`` at each time, (k,) each."""
+    """Build a Kaplan-Meier curve from its counts at each time.
+
+    The survival falls by the factor 1 - d / n at each time, for d deaths among n patients at risk.
+    Greenwood's variance becomes infinite at a time after which nobody is left.
+
+    Args:
+        distinct: the times of events, rising, (k,).
+        at_risk: n at each time, (k,).
+        deaths: d at each time, (k,).
+    """
     left = at_risk - deaths
     # Without anybody left the survival is 0, and its variance has no meaning
     terms = np.divide(deaths, at_risk * left, out=np.full_like(deaths, np.inf), where=left > 0)

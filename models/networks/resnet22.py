@@ -89,7 +89,9 @@ class ResNet22(nn.Module):
     def maps(self, images: Tensor) -> Tensor:
         """Map images (batch, in_channels, height, width) to the last maps (batch, channels, h, w).
 
-        The sides become about 64 times shorter: 2048 x 2048 pixels give 32 x 32 places.
+        The sides become about 64 times shorter: 2048 x 2048 pixels give 32 x 32 places. If
+        ``checkpointed`` is set, blocks are run with gradient checkpointing, but only in training
+        mode with gradients.
         """
         checkpoints = self.checkpointed and self.training and torch.is_grad_enabled()
         hidden = self.first_pool(self.first_conv(images))
@@ -190,12 +192,20 @@ def build_published_head(channels: int, classes: int) -> nn.Sequential:
 def build_radiograph_classifier(
     settings: CommonSettings, shape: NetworkShape, evidence: Evidence | None
 ) -> RadiographClassifier:
-    """Build ResNet-22 with the head that 'network.classifier' names.
+    """Build ResNet-22 with a head: the published classifier, or the one of the paper's table IV.
 
-    The initial weights are drawn from torch's global generator.
+    'network.classifier' decides between the two heads. The initial weights of encoder and head are
+    drawn from torch's global generator. Published weights are loaded later.
+
+    Args:
+        settings: 'network.width', 'network.classifier', the dropout rate, and whether to use
+            gradient checkpointing.
+        shape: the shape of the images and the number of classes.
+        evidence: turns logits into evidence; None for cross-entropy.
 
     Raises:
-        SettingError: the images are too small, or a published classifier does not fit the classes.
+        SettingError: a side of the images is below 16 pixels, or the classifier is the published
+            one and there are not two classes.
     """
     channels, height, width = shape.input_shape
     if min(height, width) < _SMALLEST_IMAGE:

@@ -149,7 +149,9 @@ def _find_broken_trust(common: CommonSettings, table: bool) -> Iterator[str]:
 def _find_unsummable(common: CommonSettings) -> Iterator[str]:
     """Yield an error message for each setting that secure aggregation does not allow.
 
-    The caller has checked that 'secure.aggregation' is on.
+    It does not allow a method that needs more than the sum of the sites' arrays, a
+    'secure.clip-norm' of 0, an aggregation other than the mean, compressed updates, or site weights
+    from a file. The caller has checked that 'secure.aggregation' is on.
     """
     if not needs_sums_only(common.method):
         yield (

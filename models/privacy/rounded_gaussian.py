@@ -54,7 +54,10 @@ def rounded_normals(deviation: int, count: int, source: torch.Generator | None) 
 
 
 def exact_normals(deviation: int, count: int, random_bytes: Bytes = os.urandom) -> _Whole:
-    """Draw ``count`` rounded Gaussian numbers, int64, from exactly this distribution.
+    """Draw ``count`` rounded Gaussian numbers, int64, each with its exact probability.
+
+    Batches of random points are drawn and converted by ``_accept_pairs`` until there are enough
+    numbers; surplus numbers are dropped.
 
     Args:
         deviation: standard deviation, at most ``LARGEST_DEVIATION``.

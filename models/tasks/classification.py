@@ -93,7 +93,11 @@ class Classification(Task):
         return labels
 
     def odd_counts(self, counts: Sequence[int]) -> str:
-        """Return a clause if all training samples are of one class; '' if they are not."""
+        """Return "all training samples are of one class" if that holds, otherwise ''.
+
+        ``counts`` has the number of training samples in each class; if all are 0, or the list is
+        empty, the result is ''.
+        """
         occurring = [count for count in counts if count]
         if len(occurring) == 1:
             return "all training samples are of one class"

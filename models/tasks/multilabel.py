@@ -105,7 +105,17 @@ class MultiLabel(Task):
         return torch.zeros(sum(counts), outputs)
 
     def label_fault(self, labels: npt.NDArray[Any], samples: int, names: Sequence[str]) -> str:
-        """Explain why an array does not have 0 or 1 for each sample and finding; '' if it has."""
+        """Explain why an array cannot be the labels of the samples; '' if it can.
+
+        The array must have the shape (samples, findings), a type of numbers or booleans, and only
+        the values 0 and 1. The text is a predicate; if only a value is wrong, it names the first
+        finding with another value.
+
+        Args:
+            labels: the array.
+            samples: the number of samples.
+            names: the names of the findings.
+        """
         import numpy as np
 
         wanted = f"0 or 1 for each of {samples} samples and {len(names)} findings"

@@ -124,7 +124,13 @@ class SwinUnet(Segmenter):
         self.head = pixel_head(channels[0], classes)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Map scaled images (batch, channels, h, w) to pixel logits (batch, classes, h, w)."""
+        """Map scaled images (batch, channels, h, w) to pixel logits (batch, classes, h, w).
+
+        The decoder starts from the encoder's coarsest map. At each finer scale it expands its map,
+        concatenates the encoder's map of that scale, reduces both by a linear layer and applies two
+        Swin blocks. Finally each cell is expanded to its pixels, which a 1x1 convolution
+        classifies.
+        """
         *finer, x = self.swin(images)
         x = self.norm(x)
         ways = zip(self.expand, self.join, self.way_up, reversed(finer), strict=True)
