@@ -47,9 +47,11 @@ class _Plan:
     common: tuple[int, int]
 
     def error(self, share: float) -> float:
-        """Return the largest distance between ``share`` and a silo's share of private labels.
+        """Compute the largest difference between ``share`` and a silo's share of private labels.
 
-        The distance is rounded to 9 digits, so that equally good plans compare as equal.
+        A silo's share is its number of private labels divided by the number of all its labels. The
+        difference is absolute, and is rounded to 9 digits so that equally good plans compare as
+        equal.
         """
         largest = 0.0
         for silos, private, common in zip(self.silos, self.private, self.common, strict=True):
@@ -59,7 +61,7 @@ class _Plan:
         return round(largest, 9)
 
     def slots(self) -> int:
-        """Count shared labels over all silos: a label that three silos hold counts three times."""
+        """Count the shared labels of all silos: a label that three silos hold counts thrice."""
         (more, fewer), (common_more, common_fewer) = self.silos, self.common
         return more * common_more + fewer * common_fewer
 
