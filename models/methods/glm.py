@@ -48,8 +48,8 @@ def part_norm(common: CommonSettings) -> float:
 def grid_over(common: CommonSettings, sites: int) -> float:
     """Return the step to which parts of numbers are rounded, in a secret sum over ``sites`` sites.
 
-    A regression's sums travel in three parts, of which the first two are multiples of this step,
-    the grid (``models.privacy.fixed_point``). The step is that of parts before they are scaled to
+    A regression's sums travel in three parts, and the first two are multiples of this step, the
+    grid (``models.privacy.fixed_point``). The step applies to parts before they are scaled to
     'secure.clip-norm'.
 
     Raises:
