@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from fedsilo.core.files.text_files import file_fault
+from fedsilo.core.one_line import reason_of
 from fedsilo.core.processes import tool
 from fedsilo.deployment.deployment import FEDERATION, SERVER, Deployment, DeploymentError
 
@@ -116,7 +117,12 @@ def is_healthy(deployment: Deployment) -> bool:
     fault = file_fault(authority)  # a pipe would be waited for
     if fault:
         raise DeploymentError(f"{authority} {fault}: restore the server's own file")
-    context = ssl.create_default_context(cafile=str(authority))
+    try:
+        context = ssl.create_default_context(cafile=str(authority))
+    except OSError as error:  # also ssl.SSLError, for a file that holds no certificate
+        raise DeploymentError(
+            f"cannot use {authority} ({reason_of(error)}): restore the server's own file"
+        ) from None
     # Without the proxy that the environment may name, because the server is on this machine
     direct = urllib.request.build_opener(
         urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=context)

@@ -18,7 +18,7 @@ from fedsilo.models.methods.uefl import (
     COMMITMENT_WEIGHT,
     UEFLSettings,
 )
-from fedsilo.models.networks.site_network import SiteNetwork, TokenClassifier
+from fedsilo.models.networks.site_network import SiteNetwork, TokenClassifier, cross_entropies
 
 
 class Codebooks(nn.ParameterDict):
@@ -73,14 +73,21 @@ class UEFLNetwork(SiteNetwork):
         return self.codebooks.codewords()
 
     def books(self) -> dict[str, Tensor]:
-        """Return wire name -> codewords, without gradient, for each book."""
+        """Return the codewords of each book, without gradient: ``codebook.<number>`` -> (n, c / s).
+
+        The books are in the order of their numbers.
+        """
         books: dict[str, Tensor] = {}
         for name in sorted(self.codebooks, key=int):
             books[f"{CODEBOOK}{name}"] = self.codebooks[name].detach()
         return books
 
     def encode(self, inputs: Tensor) -> Tensor:
-        """Map images (batch, channels, height, width) to tokens z (batch, l, c)."""
+        """Map images (batch, channels, height, width) to tokens z (batch, l, c).
+
+        Unless 'uefl.token-norm' is 'none', each token is normalised over its channels (layer norm
+        without weights).
+        """
         tokens = self.classifier.encode(inputs)
         if self.settings.token_norm == "none":
             return tokens
@@ -117,8 +124,7 @@ class UEFLNetwork(SiteNetwork):
         and each sample has as many. The samples may belong to several stacked networks.
         """
         logits, tokens, codewords = self._quantise(inputs)
-        each = nn.functional.cross_entropy(logits, labels, reduction="none")
-        return each + torch.vmap(_codebook_loss)(tokens, codewords)
+        return cross_entropies(logits, labels) + torch.vmap(_codebook_loss)(tokens, codewords)
 
     def _quantise(self, inputs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return logits (batch, classes), tokens (batch, l, c) and their codewords."""

@@ -49,7 +49,6 @@ class FailureLog:
         entry: dict[str, Any] = dict(zip(KEYS, values, strict=True))
         if entry in self.entries:
             return
-        self.entries.append(entry)
         line = json.dumps(entry, ensure_ascii=False) + "\n"
         try:
             # One write, so that a process that is killed leaves a whole line or none. No link is
@@ -67,6 +66,7 @@ class FailureLog:
                 f"cannot append to {self.path} ({error.strerror}): resume the run once the file "
                 "can be written"
             ) from None
+        self.entries.append(entry)
 
     def in_summary(self) -> list[dict[str, Any]]:
         """Return the failures for summary.json, oldest first.

@@ -9,6 +9,7 @@ import numpy as np
 
 from fedsilo.client_app.training.evaluation import in_batches
 from fedsilo.core.errors import DataError
+from fedsilo.core.one_line import format_measure
 from fedsilo.core.tasks import CLASSIFICATION, MULTI_LABEL, REGRESSION, SURVIVAL
 from fedsilo.inference.predict.answers import Predictions
 from fedsilo.inference.predict.case_answers import UNSURE, Bar, CaseAnswers, ClassAnswers
@@ -86,9 +87,9 @@ class NumberAnswers(CaseAnswers):
     def cells(self, index: int) -> list[str]:
         """Return the number and its range as text; the range is "-" without known errors."""
         interval = self._interval(index)
-        texts = [f"{float(self.predictions.probabilities[index, 0]):.3g}", "-"]
+        texts = [format_measure(float(self.predictions.probabilities[index, 0])), "-"]
         if interval:
-            texts[1] = f"{interval[0]:.3g} to {interval[1]:.3g}"
+            texts[1] = f"{format_measure(interval[0])} to {format_measure(interval[1])}"
         return texts
 
     def explained_number(self, index: int) -> str:
@@ -103,10 +104,11 @@ class NumberAnswers(CaseAnswers):
             return (number - low) / (high - low)
 
         number = float(self.predictions.probabilities[index, 0])
-        text, interval = f"{number:.3g}", self._interval(index)
+        text, interval = format_measure(number), self._interval(index)
         ends: tuple[float | None, float | None] = (None, None)
         if interval:
-            text += f" (about 19 of 20: {interval[0]:.3g} to {interval[1]:.3g})"
+            low_end, high_end = format_measure(interval[0]), format_measure(interval[1])
+            text += f" (about 19 of 20: {low_end} to {high_end})"
             ends = place(interval[0]), place(interval[1])
         return [Bar(self.predictions.classes[0], place(number), text, *ends, is_point=True)]
 
@@ -123,21 +125,23 @@ class NumberAnswers(CaseAnswers):
                 nearest, distance = one, abs(one.predicted - number)
         if nearest is None:
             return []
+        predicted, observed = format_measure(nearest.predicted), format_measure(nearest.observed)
         return [
-            f"{nearest.count} test samples with similar predictions, {nearest.predicted:.3g} on "
-            f"average, had a mean outcome of {nearest.observed:.3g}."
+            f"{nearest.count} test samples with similar predictions, {predicted} on average, had a "
+            f"mean outcome of {observed}."
         ]
 
     def limits(self) -> list[str]:
         """Say how far test predictions were off, and what the range rests on."""
         values, where = self._values
-        low, high = self._ends
-        scale = f"The grey strip goes from {low:.3g} to {high:.3g} for all cases."
+        low, high = (format_measure(end) for end in self._ends)
+        scale = f"The grey strip goes from {low} to {high} for all cases."
         if "rmse" not in values:
             return [scale, "The run has no errors that may be shown, so a number has no range."]
+        mae, rmse = format_measure(values["mae"]), format_measure(values["rmse"])
         return [
-            f"Test predictions were off by {values['mae']:.3g} on average (MAE, {where}); their "
-            f"root mean square error is {values['rmse']:.3g}.",
+            f"Test predictions were off by {mae} on average (MAE, {where}); their root mean square "
+            f"error is {rmse}.",
             "The range is the prediction minus and plus two root mean square errors. About 19 of "
             "20 outcomes are within it if errors are about normal, and as large for all patients. "
             + scale,
@@ -289,7 +293,7 @@ class RiskAnswers(CaseAnswers):
         baseline = self._baseline
         if isinstance(baseline, str):
             return ["-", "-"]
-        return [f"{np.exp(self._risk(index) - baseline.risk):.3g}", self._median(index)]
+        return [format_measure(np.exp(self._risk(index) - baseline.risk)), self._median(index)]
 
     def _median(self, index: int) -> str:
         """Format the time at which half of such patients have had the event; "-" if unknown."""
