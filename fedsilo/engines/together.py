@@ -23,52 +23,15 @@ from fedsilo.client_app.lab import Lab
 from fedsilo.client_app.session import SiteSession, session_of
 from fedsilo.client_app.training.compute import collect_unrepeatable_operations
 from fedsilo.client_app.training.loop import LocalTraining, refuse_unusable, schedule
-from fedsilo.client_app.training.terms import GradientSum, Term
+from fedsilo.client_app.training.optimisers import open_optimiser
+from fedsilo.client_app.training.terms import GradientSum, StackableLoss, Term
 from fedsilo.core.errors import FedsiloError
 from fedsilo.core.messages import CONFIG, SAMPLES, STEPS, TRAIN, Instruction
 from fedsilo.core.seeding import derive_seed
-from fedsilo.engines.stacked_steps import HeldSamples, Planned, StackedSteps
+from fedsilo.engines.stacked_steps import HeldSamples, Planned, StackedSteps, trained_module
 from fedsilo.strategies.wire.records import unbundle
 
 _Asked = Sequence[tuple[Message, Context]]
-
-
-def train_together(messages: _Asked, held: HeldSamples) -> None:
-    """Train the sites of these messages as one batch, or as one per group with equal ``_group_of``.
-
-    Each site later takes its own results in ``Lab.fit``. Sites are left out if their method cannot
-    be rehearsed, if their training cannot be stacked, if they are the only site of a group, or if
-    their group fails. They train by themselves when they answer, and their replies then have any
-    error.
-
-    Args:
-        messages: training messages, each with the context of its site.
-        held: the samples that stay on the device between rounds.
-    """
-    for _, context in messages:
-        with suppress(FedsiloError):
-            session_of(context).trainers.clear()  # a result is as large as the model
-    while messages:
-        messages = _train_next(messages, held)
-
-
-def _train_next(messages: _Asked, held: HeldSamples) -> _Asked:
-    """Train what each site trains next; return the messages of sites that train more afterwards.
-
-    A training with a key of its own, such as of the head, comes before that of the site's model.
-    """
-    groups: dict[Hashable, list[_Site]] = {}
-    for message, context in messages:
-        with suppress(FedsiloError):
-            site = _rehearse(message, context)
-            if site and _is_stackable(site.training):
-                groups.setdefault(_group_of(site.training), []).append(site)
-    unfinished = []
-    for sites in groups.values():
-        # A single site gains nothing from a stack, so it trains as usual when it answers
-        if len(sites) > 1 and _try_to_train(sites, held):
-            unfinished += [site.asked for site in sites if len(site.training.key) > 2]
-    return unfinished
 
 
 @dataclass
@@ -80,6 +43,60 @@ class _Site:
     # The next training that has no result yet
     training: LocalTraining
     planned: Planned
+
+
+def train_together(messages: _Asked, held: HeldSamples) -> bool:
+    """Train the sites of these messages as one batch, or as one per group with equal ``_group_of``.
+
+    Each site later takes its own results in ``Lab.fit``. Sites are left out if their method cannot
+    be rehearsed, if their training cannot be stacked, if they are the only site of a group, or if
+    their group fails. They train by themselves when they answer, and their replies then have any
+    error.
+
+    Args:
+        messages: training messages, each with the context of its site.
+        held: the samples that stay on the device between rounds.
+
+    Returns:
+        Whether every training could be stacked, as far as the method, not the group, decides.
+    """
+    for _, context in messages:
+        with suppress(FedsiloError):
+            session_of(context).trainers.clear()  # a result is as large as the model
+    all_stack = True
+    while messages:
+        sites = _rehearse_all(messages)
+        stackable = [site for site in sites if _is_stackable(site.training)]
+        all_stack = all_stack and len(stackable) == len(sites)
+        messages = _train_groups(stackable, held)
+    return all_stack
+
+
+def _rehearse_all(messages: _Asked) -> list[_Site]:
+    """Return each site with its next training; sites that train no more, or fail, are left out."""
+    sites = []
+    for message, context in messages:
+        with suppress(FedsiloError):
+            site = _rehearse(message, context)
+            if site:
+                sites.append(site)
+    return sites
+
+
+def _train_groups(sites: Sequence[_Site], held: HeldSamples) -> _Asked:
+    """Train what each site trains next; return the messages of sites that train more afterwards.
+
+    A training with a key of its own, such as of the head, comes before that of the site's model.
+    """
+    groups: dict[Hashable, list[_Site]] = {}
+    for site in sites:
+        groups.setdefault(_group_of(site.training), []).append(site)
+    unfinished = []
+    for group in groups.values():
+        # A single site gains nothing from a stack, so it trains as usual when it answers
+        if len(group) > 1 and _try_to_train(group, held):
+            unfinished += [site.asked for site in group if len(site.training.key) > 2]
+    return unfinished
 
 
 class _ReachedTraining(Exception):
@@ -128,18 +145,28 @@ def _plan(training: LocalTraining) -> Planned:
 
 def _is_stackable(training: LocalTraining) -> bool:
     """Tell whether a training does only what ``StackedSteps`` does too."""
-    further = (
-        training.objective,
-        training.beside,
-        training.optimiser,
-        training.before_pass,
-        training.weights,
-        training.private,
-    )
-    is_plain = all(one is None for one in further) and training.minimum_batch <= 1
+    further = (training.optimiser, training.before_pass, training.weights, training.private)
+    if training.minimum_batch > 1 or any(one is not None for one in further):
+        return False
+    if isinstance(training.objective, StackableLoss):
+        # A term names weights as the network does, which in the loss's parts have other names
+        adds_nothing = training.penalty is None and training.after_step is None
+        return adds_nothing and _has_run_optimisers(training)
+    has_own_loss = training.objective is None and training.beside is None
     has_terms = training.penalty is None or isinstance(training.penalty, Term)
     has_sums = training.after_step is None or isinstance(training.after_step, GradientSum)
-    return is_plain and has_terms and has_sums and hasattr(training.network, "losses")
+    return has_own_loss and has_terms and has_sums and hasattr(training.network, "losses")
+
+
+def _has_run_optimisers(training: LocalTraining) -> bool:
+    """Tell whether a second optimiser, if there is one, has the run's settings as the first has.
+
+    A stack has only one optimiser, which treats each weight by itself.
+    """
+    if training.beside is None:
+        return True
+    first = open_optimiser(training.network, training.settings)
+    return type(first) is type(training.beside) and first.defaults == training.beside.defaults
 
 
 def _group_of(training: LocalTraining) -> Hashable:
@@ -151,7 +178,7 @@ def _group_of(training: LocalTraining) -> Hashable:
     """
     round_, _, *aside = training.key
     arrays = []
-    for name, array in training.network.state_dict(keep_vars=True).items():
+    for name, array in trained_module(training).state_dict(keep_vars=True).items():
         arrays.append((name, array.shape, array.dtype, array.requires_grad))
     # A stack needs samples of equal shape; their number may differ, because steps are padded
     inputs = training.split.inputs
@@ -200,7 +227,7 @@ def _train(sites: list[_Site], held: HeldSamples) -> None:
 class TrainedTogether:
     """A site's result of a common training, for the message that asked for it."""
 
-    arrays: Mapping[str, Tensor]  # the network's parameters and buffers, by name
+    arrays: Mapping[str, Tensor]  # trained parameters and buffers of ``trained_module``, by name
     gradient_sums: Mapping[str, Tensor]  # a ``GradientSum``, by the parameter's name
     loss: float  # the mean loss over the last pass
     rates: list[float]  # the learning rate of each step
@@ -215,8 +242,9 @@ class TrainedTogether:
         """
         for name in self.operations:
             warnings.warn(f"{name} does not have a deterministic implementation", stacklevel=1)
+        module = trained_module(training)
         # Merged, so that arrays which the stack lacks keep the values of the network
-        training.network.load_state_dict(training.network.state_dict() | dict(self.arrays))
+        module.load_state_dict(module.state_dict() | dict(self.arrays))
         if isinstance(training.after_step, GradientSum):
             training.after_step.sums.update(self.gradient_sums)
         training.work.update(self.work)

@@ -120,7 +120,12 @@ class TokenClassifier(SiteNetwork):
 
         Without evidence their mean is ``loss``. The samples may belong to several stacked networks.
         """
-        return nn.functional.cross_entropy(self(inputs), labels, reduction="none")
+        return cross_entropies(self(inputs), labels)
+
+
+def cross_entropies(logits: Tensor, labels: Tensor) -> Tensor:
+    """Compute the cross-entropy of each sample (batch,), from logits (batch, classes)."""
+    return nn.functional.cross_entropy(logits, labels, reduction="none")
 
 
 def evidences(module: nn.Module) -> list[Evidence]:
