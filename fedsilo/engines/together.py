@@ -34,12 +34,15 @@ _Asked = Sequence[tuple[Message, Context]]
 
 
 def train_together(messages: _Asked, held: HeldSamples) -> None:
-    """Train the sites of these messages as one batch, or as one per group with equal ``_group_of``.
+    """Train simulated sites as one batch on the device, before each of them answers its message.
 
-    Each site later takes its own results in ``Lab.fit``. Sites are left out if their method cannot
-    be rehearsed, if their training cannot be stacked, if they are the only site of a group, or if
-    their group fails. They train by themselves when they answer, and their replies then have any
-    error.
+    Only sites whose trainings have equal keys (``_group_of``) can share a batch, so there may be
+    several batches. Each result is stored in the site's session, and the site loads it in
+    ``Lab.fit`` when it answers.
+
+    A site is left out if its training cannot be prepared or stacked, if its group has no other
+    site, or if its group fails. It then trains by itself when it answers, and its reply has the
+    error if there is one.
 
     Args:
         messages: training messages, each with the context of its site.
@@ -53,9 +56,13 @@ def train_together(messages: _Asked, held: HeldSamples) -> None:
 
 
 def _train_next(messages: _Asked, held: HeldSamples) -> _Asked:
-    """Train what each site trains next; return the messages of sites that train more afterwards.
+    """Train the next training of each site, in batches of sites with equal keys.
 
-    A training with a key of its own, such as of the head, comes before that of the site's model.
+    Some methods train several times for one message. Trainings with a name in their key, such as
+    that of a head, come before the training of the site's model.
+
+    Returns:
+        The messages of the sites that have another training to do after this one.
     """
     groups: dict[Hashable, list[_Site]] = {}
     for message, context in messages:
@@ -95,9 +102,14 @@ def _stop(training: LocalTraining) -> NoReturn:
 
 
 def _rehearse(message: Message, context: Context) -> _Site | None:
-    """Run a site's method until its next training without a result; None if there is none.
+    """Run a site's method up to its next training that has no result yet, without training.
 
-    Nothing is measured, stored or sent, because the site's own answer does that later.
+    This finds out what the site will train. Nothing is measured, stored or sent, because the site
+    does so later when it answers.
+
+    Returns:
+        The site with the planned training. None if the message is not for training, or if all its
+        trainings have results.
     """
     session, content = session_of(context), unbundle(message.content)
     instruction = replace(Instruction.from_config(content[CONFIG]), evaluate=False)
@@ -127,7 +139,12 @@ def _plan(training: LocalTraining) -> Planned:
 
 
 def _is_stackable(training: LocalTraining) -> bool:
-    """Tell whether a training does only what ``StackedSteps`` does too."""
+    """Tell whether ``StackedSteps`` can do all that a training needs.
+
+    The training must use the network's own losses, must not have an objective, optimiser, sample
+    weights, privacy or hooks of its own, and must accept a batch of one sample. Its penalty, if
+    any, must be a ``Term``, and its only action after a step may be a ``GradientSum``.
+    """
     further = (
         training.objective,
         training.beside,
@@ -143,11 +160,13 @@ def _is_stackable(training: LocalTraining) -> bool:
 
 
 def _group_of(training: LocalTraining) -> Hashable:
-    """Return a key that is equal for trainings that can be one batch.
+    """Build the key of the batch that a training belongs to.
 
-    Sites with equal keys have the same round, settings, input shape and type, and networks with the
-    same arrays. Their weights and their numbers of samples and steps may differ. If the learning
-    rate changes over the run, they also have the same number of steps so far and in all rounds.
+    Trainings with equal keys share a batch. Equal keys mean the same round, settings (except
+    'local-steps'), shape and type of inputs, and names, shapes and types of the network's arrays.
+    Either all trainings of a batch have a penalty or none has one, and the same holds for gradient
+    sums. If the learning rate changes over the run, the steps so far and in all rounds are also
+    equal. Weights and numbers of samples and steps may differ.
     """
     round_, _, *aside = training.key
     arrays = []
@@ -163,7 +182,11 @@ def _group_of(training: LocalTraining) -> Hashable:
 
 
 def _try_to_train(sites: list[_Site], held: HeldSamples) -> bool:
-    """Train the sites of a group as one stack; return False if that failed."""
+    """Train the sites of a group as one batch, and return whether this succeeded.
+
+    A FedsiloError is swallowed, because the site that causes it raises it again when it trains by
+    itself.
+    """
     try:
         _train(sites, held)
     except FedsiloError:
@@ -172,9 +195,11 @@ def _try_to_train(sites: list[_Site], held: HeldSamples) -> bool:
 
 
 def _train(sites: list[_Site], held: HeldSamples) -> None:
-    """Train the sites of a group as one stack, and store each site's result in its session.
+    """Train the sites of a group as one batch, and store each site's result in its session.
 
-    ``sites`` is sorted in place.
+    A result has the trained arrays, the summed gradients, the mean loss per sample over the last
+    pass, the learning rates, and the numbers of steps and samples. ``sites`` is sorted in place, so
+    that sites with more steps come first.
     """
     # Sites with more steps come first, so that the others drop out at the end
     sites.sort(key=lambda site: -len(site.planned.batches))
@@ -208,10 +233,13 @@ class TrainedTogether:
     operations: frozenset[str]  # the operations that were not deterministic
 
     def __call__(self, training: LocalTraining) -> float:
-        """Load this result into the network of ``training``, and return the mean loss.
+        """Load the stored result in place of a site's own training; return the mean loss.
+
+        The arrays are loaded into the network of ``training``. The counted work, the gradient sums
+        and any warnings about non-deterministic operations are passed on as well.
 
         Raises:
-            FedsiloError: see ``LocalTraining.run``.
+            FedsiloError: the loss or the rates are unusable; see ``LocalTraining.run``.
         """
         for name in self.operations:
             warnings.warn(f"{name} does not have a deterministic implementation", stacklevel=1)
