@@ -30,6 +30,8 @@ _OWN_METRICS = ("accuracy", "balanced-accuracy", "auc", "loss")
 class DecentralisedSite(SiteMethod):
     """Mixes its own model with its neighbours', trains it and sends it."""
 
+    trains_stacked = True
+
     def open(self, lab: Lab) -> SiteNetwork:
         """Build the network with the received consensus model or, without it, the silo's own model.
 

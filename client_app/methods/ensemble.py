@@ -8,6 +8,7 @@ from fedsilo.models.networks.mixture import Mixture, open_experts
 class EnsembleSite(LocalSite):
     """Trains alone like ``local``; measures the mean of all sites' models once it receives them."""
 
+    trains_stacked = True
     measures_what_stays = False  # the stored model is also sent, so it was trained with noise
 
     def open(self, lab: Lab) -> SiteNetwork:

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from fedsilo.client_app.methods.base import Lab, Outgoing, TokenClassifier
 from fedsilo.client_app.methods.local import LocalSite, from_others, send_class_means
-from fedsilo.client_app.training.loop import Objective
-from fedsilo.models.maths.class_means import class_targets, matching_loss
+from fedsilo.client_app.training.terms import Batch, StackableLoss
+from fedsilo.models.maths.class_means import ClassTargets, class_targets, matching_loss
 from fedsilo.models.methods.feddistill import LOGITS, FedDistillSettings
 
 
@@ -19,6 +19,7 @@ class FedDistillSite(LocalSite):
     """Stores its network like ``local``; only the mean logits of each class leave."""
 
     settings: FedDistillSettings
+    trains_stacked = True
     # ``fit`` trains the stored network with noise, because the means that leave depend on it
     measures_what_stays = False
 
@@ -33,7 +34,7 @@ class FedDistillSite(LocalSite):
         lab.fit(network, objective=self._logit_loss(lab, network))
         return send_class_means(lab, network, LOGITS, network, self.settings.class_min_count)
 
-    def _logit_loss(self, lab: Lab, network: TokenClassifier) -> Objective | None:
+    def _logit_loss(self, lab: Lab, network: TokenClassifier) -> StackableLoss | None:
         """Return a function: the network's own loss plus the weighted distance to the mean logits.
 
         Each sample's logits are compared with the other sites' mean logits for its label; a label
@@ -47,11 +48,11 @@ class FedDistillSite(LocalSite):
         mean_logits = class_targets(from_others(lab), LOGITS, classes, classes)
         if mean_logits is None:
             return None
-        weight, targets = self.settings.logit_weight, mean_logits.to(lab.compute.device)
+        weight = self.settings.logit_weight
 
-        def loss(inputs: Tensor, labels: Tensor) -> Tensor:
-            logits = network(inputs)
-            apart = matching_loss(logits, labels, targets)
-            return network.criterion(logits, labels) + weight * apart
+        def loss(batch: Batch, network: TokenClassifier, targets: ClassTargets) -> Tensor:
+            logits = network(batch.inputs)
+            apart = matching_loss(logits, batch.labels, targets, batch.mean)
+            return batch.criterion(logits, batch.labels) + weight * apart
 
-        return loss
+        return StackableLoss(loss, network, mean_logits.to(lab.compute.device))

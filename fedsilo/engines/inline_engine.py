@@ -56,7 +56,8 @@ class InlineGrid(Grid):
         self._waiting: dict[str, Message] = {}
         self._together = together
         self._trained: set[str] = set()  # messages whose sites have been trained as one batch
-        self._train_together: Callable[[list[tuple[Message, Context]]], None] | None = None
+        self._train_together: Callable[[list[tuple[Message, Context]]], bool] | None = None
+        self._said_alone = False  # whether a line said that sites do not train as one
         self._numbers = count(1)
 
     def set_run(self, run: Run) -> None:
@@ -117,7 +118,8 @@ class InlineGrid(Grid):
         The batch has up to ``_together`` sites, and the ids of their messages are noted in
         ``_trained``. Each site uses its result when it answers its message. If the batch needs more
         memory than there is, and the number of sites was chosen automatically, a line says so, and
-        sites train one after another from then on.
+        sites train one after another from then on. A line also says so the first time that a method
+        has training steps that several sites cannot take as one.
 
         Raises:
             MemoryShortageError: the GPU or the machine lacks memory for the number of sites that
@@ -135,10 +137,19 @@ class InlineGrid(Grid):
             if message.metadata.message_type == TRAIN and len(batch) < self._together:
                 batch.append((message, self._contexts[message.metadata.dst_node_id]))
                 self._trained.add(message_id)
+        all_stack = True
         try:
-            self._train_together(batch)
+            all_stack = self._train_together(batch)
         except (MemoryError, RuntimeError) as error:
             self._go_on_alone(error, batch)
+        if not all_stack and not self._said_alone:
+            self._said_alone = True
+            message, context = batch[0]
+            print(
+                f"fedsilo: from round {message.metadata.group_id}, sites train one after another "
+                f"at times, because method '{context.run_config['method']}' has training steps "
+                "that sites cannot take as one"
+            )
 
     def _go_on_alone(self, error: Exception, batch: list[tuple[Message, Context]]) -> None:
         """Train sites one after another from now on, because a batch exceeded the memory.

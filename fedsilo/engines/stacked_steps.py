@@ -17,7 +17,7 @@ from fedsilo.client_app.training.compute import Compute
 from fedsilo.client_app.training.loop import LocalTraining
 from fedsilo.client_app.training.optimisers import open_optimiser
 from fedsilo.client_app.training.rates import rate_setter
-from fedsilo.client_app.training.terms import GradientSum, Term
+from fedsilo.client_app.training.terms import GradientSum, StackableLoss, Term
 from fedsilo.core.seeding import derive_seed
 from fedsilo.core.settings.common_settings import CommonSettings
 from fedsilo.models.networks.encoders import float_inputs
@@ -93,9 +93,13 @@ class StackedSteps:
         self._compute, settings = first.compute, first.settings
         torch.set_num_threads(settings.threads)
         self._rows = Rows(states=[_dropout_state(site.training) for site in sites])
-        networks = [site.training.network.train() for site in sites]
-        self.stack = StackedNetwork(networks, self._rows)
-        self._losses = cast(Callable[[Tensor, Tensor], Tensor], self.stack.network.losses)
+        for site in sites:
+            site.training.network.train()
+        self.stack = StackedNetwork([trained_module(site.training) for site in sites], self._rows)
+        # The first site's loss reads the first site's networks, which are the stack now
+        self._losses = cast(Callable[[Tensor, Tensor], Tensor], first.network.losses)
+        if isinstance(first.objective, StackableLoss):
+            self._losses = first.objective.losses
         self._optimiser = _open_optimiser(self.stack, settings)
         self._set_rates = None
         if first.counted:
@@ -105,7 +109,7 @@ class StackedSteps:
         self._adder: GradientSum | None = None
         self.gradient_sums: dict[str, Tensor] = {}
         if isinstance(first.after_step, GradientSum):
-            trained = self.stack.parameters()
+            trained = self.stack.trained
             self._adder = GradientSum({name: trained[name] for name in first.after_step.weights})
             self.gradient_sums = dict(self._adder.sums)
         self._pick = held.pick([site.training.split.inputs for site in sites], self._compute)
@@ -149,8 +153,7 @@ class StackedSteps:
             each = self._rows.split(self._losses(inputs, self._labels[now].flatten()))
         means = (each * self._real[now]).sum(1) / counts
         if self._term:
-            trained = self.stack.parameters()
-            weights = [trained[name] for name in self._term.weights]
+            weights = [self.stack.trained[name] for name in self._term.weights]
             means = means + torch.vmap(self._term.function)(weights, *self._constants)
         # The sum of losses gives each site its own gradient, because sites share no parameters
         means.sum().backward()  # type: ignore[no-untyped-call]  # torch's own is untyped
@@ -169,10 +172,17 @@ class StackedSteps:
         self._constants = [[one[:sites] for one in constants] for constants in self._constants]
         if self._adder:
             # Views: what is added to them is added to ``gradient_sums``
-            trained = self.stack.parameters()
+            trained = self.stack.trained
             self._adder.weights = {name: trained[name] for name in self._adder.weights}
             for name, total in self._adder.sums.items():
                 self._adder.sums[name] = total[:sites]
+
+
+def trained_module(training: LocalTraining) -> nn.Module:
+    """Return all that a training's loss reads: its network or, with a method's loss, its parts."""
+    if isinstance(training.objective, StackableLoss):
+        return training.objective.parts
+    return training.network
 
 
 def _dropout_state(training: LocalTraining) -> Tensor:
@@ -205,7 +215,7 @@ def _open_optimiser(stack: StackedNetwork, settings: CommonSettings) -> Optimize
     """
     has_fused_form = settings.optimiser.lower() in _FUSED and not settings.optimiser_arguments
     fused = settings.fused_optimiser or has_fused_form
-    parameters = nn.ParameterList(stack.parameters().values())
+    parameters = nn.ParameterList(stack.trained.values())
     return open_optimiser(parameters, replace(settings, fused_optimiser=fused))
 
 

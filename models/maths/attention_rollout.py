@@ -130,8 +130,12 @@ def _normalise_rows(rows: Tensor) -> Tensor:
 def upsampling_gram(grid: tuple[int, int], size: tuple[int, int]) -> Tensor:
     """Compute U^T U, (cells, cells) float64, for the bilinear upsampling U of a map.
 
-    ``grid`` and ``size`` are the (height, width) before and after upsampling. The cells of the grid
-    are counted row by row.
+    With this matrix, the squared length of an upsampled map a is a^T U^T U a, so no map needs to be
+    upsampled.
+
+    Args:
+        grid: (height, width) of the map in cells, which are counted row by row.
+        size: (height, width) after upsampling.
     """
     # U is linear, so upsampling each unit vector gives the rows of U^T
     cells = grid[0] * grid[1]

@@ -118,7 +118,12 @@ class CoxSums:
 
 
 def cox_sums(x: Floats, follow_up: FollowUp, beta: Floats) -> CoxSums:
-    """Compute one hospital's log partial likelihood and its derivatives.
+    """Compute one hospital's log partial likelihood at ``beta``, its gradient and its Hessian.
+
+    At each event, the patient with the event is compared with all patients of the hospital who are
+    still at risk. ``follow_up.ties`` decides how events at the same time count: by Efron's or by
+    Breslow's method. The Hessian has the opposite sign of the second derivatives. The results of
+    several hospitals add up.
 
     Args:
         x: the patients' columns, (n, k), without an intercept, which would cancel.

@@ -203,7 +203,8 @@ def sums_at(family: Family, x: Floats, y: Outcomes, beta: Floats) -> GLMSums:
     Args:
         family: the family of the model.
         x: (n, k), with a first column of 1 unless the family is Cox's.
-        y: the outcomes of n patients. With a ``FollowUp`` the sums are those of Cox's model.
+        y: the outcomes of n patients. If they are a ``FollowUp``, the sums are computed for Cox's
+            model.
         beta: the coefficients at which the sums are computed, (k,).
     """
     if isinstance(y, FollowUp):
@@ -275,13 +276,21 @@ def find_redundant(hessian: Floats) -> list[int]:
 
 
 def fit_alone(family: Family, x: Floats, y: Outcomes, rounds: int = 30) -> tuple[Floats, Floats]:
-    """Fit a model to one hospital's patients; return coefficients and their covariance.
+    """Fit a model to the patients of only one hospital, by Newton's method.
+
+    The steps start from ``start_from``. They have converged if no coefficient changes by 1e-9 times
+    (1 + the largest one) or more. They are given up if a coefficient other than the intercept
+    exceeds 12, or after ``rounds`` steps.
 
     Args:
         family: the family.
         x: (n, k), with a first column of 1 unless the family is Cox's.
         y: the outcomes of n patients.
-        rounds: the most steps of Newton's method.
+        rounds: the most steps.
+
+    Returns:
+        The coefficients (k,), and their covariance (k, k), the inverse Hessian times
+        ``dispersion``.
 
     Raises:
         UndeterminedError: the outcomes are all alike (in Cox's model: no event), a column is

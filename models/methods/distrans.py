@@ -273,10 +273,14 @@ class OffsetEmbedding(nn.Module):
         return offset[:, None]
 
     def fit(self, shares: Tensor, offset: Tensor, rate: float) -> None:
-        """Take one SGD step with step size ``rate`` towards a known offset.
+        """Take one step of SGD, so that the embedding of ``shares`` comes nearer to a known offset.
 
-        The loss is the mean squared distance between the embedding of ``shares`` (classes,) and
-        ``offset`` (pixels, 1).
+        The loss is the mean squared difference between the embedding and ``offset``.
+
+        Args:
+            shares: a site's class shares, (classes,).
+            offset: the offset that the site has trained, (pixels, 1).
+            rate: the step size.
         """
         optimiser = torch.optim.SGD(self.parameters(), lr=rate)
         optimiser.zero_grad()

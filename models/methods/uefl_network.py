@@ -18,7 +18,7 @@ from fedsilo.models.methods.uefl import (
     COMMITMENT_WEIGHT,
     UEFLSettings,
 )
-from fedsilo.models.networks.site_network import SiteNetwork, TokenClassifier
+from fedsilo.models.networks.site_network import SiteNetwork, TokenClassifier, cross_entropies
 
 
 class Codebooks(nn.ParameterDict):
@@ -124,8 +124,7 @@ class UEFLNetwork(SiteNetwork):
         and each sample has as many. The samples may belong to several stacked networks.
         """
         logits, tokens, codewords = self._quantise(inputs)
-        each = nn.functional.cross_entropy(logits, labels, reduction="none")
-        return each + torch.vmap(_codebook_loss)(tokens, codewords)
+        return cross_entropies(logits, labels) + torch.vmap(_codebook_loss)(tokens, codewords)
 
     def _quantise(self, inputs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return logits (batch, classes), tokens (batch, l, c) and their codewords."""

@@ -130,7 +130,11 @@ def network_kind(settings: CommonSettings, shape: NetworkShape) -> str:
 def _image_classifier(
     kind: str, settings: CommonSettings, shape: NetworkShape, evidence: Evidence | None
 ) -> TokenClassifier:
-    """Build 'conv' or 'vgg16-bn' with a head of one hidden layer, as wide as the last map.
+    """Build a classifier of images: encoder 'conv' or 'vgg16-bn', and a head with a hidden layer.
+
+    The head flattens the encoder's last map. Its hidden layer has as many units as the map has
+    channels, and GELU; dropout comes before each of its two linear layers. The initial weights are
+    drawn from torch's global generator.
 
     Args:
         kind: 'conv'; any other name means 'vgg16-bn'.

@@ -13,7 +13,10 @@ from fedsilo.models.maths.attention_rollout import attention_weights, mean_atten
 def prefix_attention(
     layer: Attention, x: Tensor, prompts: Tensor | None, weights: bool = False
 ) -> tuple[Tensor, Tensor | None]:
-    """Attend with prefix prompts (eq. 1): MSA(h_Q, [p_K; h_K], [p_V; h_V]).
+    """Apply a layer's attention with prompts: keys and values in front of its own (eq. 1).
+
+    The tokens attend to the prompts and to each other. Queries come only from the tokens, so the
+    number of tokens stays the same.
 
     Args:
         layer: timm's attention.

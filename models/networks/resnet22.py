@@ -46,7 +46,9 @@ class PreActivationBlock(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Map (batch, before, height, width) to (batch, after, height/stride, width/stride).
 
-        Odd sides are rounded up.
+        Batch norm, ReLU and a convolution are applied twice, and the shortcut is added: the input
+        itself, or a 1x1 convolution of the input after the first batch norm and ReLU. Odd sides are
+        rounded up.
         """
         active = torch.relu(self.bn1(x))
         shortcut = x
@@ -192,12 +194,20 @@ def build_published_head(channels: int, classes: int) -> nn.Sequential:
 def build_radiograph_classifier(
     settings: CommonSettings, shape: NetworkShape, evidence: Evidence | None
 ) -> RadiographClassifier:
-    """Build ResNet-22 with the head that 'network.classifier' names.
+    """Build ResNet-22 with a head: the published classifier, or the one of the paper's table IV.
 
-    The initial weights are drawn from torch's global generator.
+    'network.classifier' decides between the two heads. The initial weights of encoder and head are
+    drawn from torch's global generator. Published weights are loaded later.
+
+    Args:
+        settings: 'network.width', 'network.classifier', the dropout rate, and whether to use
+            gradient checkpointing.
+        shape: the shape of the images and the number of classes.
+        evidence: turns logits into evidence; None for cross-entropy.
 
     Raises:
-        SettingError: the images are too small, or a published classifier does not fit the classes.
+        SettingError: a side of the images is below 16 pixels, or the classifier is the published
+            one and there are not two classes.
     """
     channels, height, width = shape.input_shape
     if min(height, width) < _SMALLEST_IMAGE:

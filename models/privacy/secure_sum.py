@@ -113,11 +113,13 @@ def why_too_coarse(
 ) -> str | None:
     """Return an error message if rounding would distort the mean too much, otherwise None.
 
-    The limit is an expected error of 1 % of 'secure.clip-norm'.
+    The limit is an expected error of 1 % of 'secure.clip-norm'. The error is the norm of
+    independent rounding errors, each uniform over a step of the quantisation: step * sqrt(sites *
+    numbers / 12), times B divided by ``samples``.
 
     Args:
         numbers: the number of elements of an update.
-        levels: the quantisation.
+        levels: the quantisation, which has B ('secure-samples').
         sites: the number of summed sites. With the default of 1, a site judges its own part.
         samples: the number of samples at all these sites together; 0 for B samples.
     """
