@@ -21,8 +21,7 @@ from fedsilo.core.settings.common_settings import CommonSettings
 from fedsilo.core.settings.own_settings import OwnSettings
 from fedsilo.core.settings_schema import setting
 from fedsilo.core.tasks import SURVIVAL
-from fedsilo.models.maths.glm import Floats
-from fedsilo.models.privacy.fixed_point import grid_of, join_sums
+from fedsilo.models.privacy.fixed_point import Floats, grid_of, join_sums
 from fedsilo.models.privacy.secure_sum import SAMPLES, quantisation
 
 SUMS = ("sums/1", "sums/2", "sums/3")  # the three parts of the sums, (m,) float32 each
