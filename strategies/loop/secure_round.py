@@ -207,11 +207,13 @@ class SecureSum:
         self.context = context_of(self.common.run_name, self.round, self.keys, self.threshold)
 
     def _agreed_samples(self, replies: Mapping[str, Reply]) -> int:
-        """Return B, the number 'secure-samples' on which all site files must agree.
+        """Return B, the sites' common 'secure-samples', by which each site scales its part.
+
+        All parts of a sum must have the same scale, so all site files must have the same value.
 
         Raises:
-            SiteError: a reply has no whole number, the numbers differ, or one is below 1. The error
-                names the sites with each number.
+            SiteError: a site sent no whole number, the sites' numbers differ, or the number is
+                below 1. If they differ, the error lists the sites with each number.
         """
         said: dict[int, list[str]] = {}
         for site, reply in sorted(replies.items()):

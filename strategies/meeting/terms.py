@@ -19,9 +19,10 @@ class Registry:
     nodes: Mapping[str, int]  # the node id of each site, by site name
 
     def fault(self, node: int, site: str) -> str | None:
-        """Explain why ``node`` may not take the name ``site``; None if it is registered under it.
+        """Explain why ``node`` may not take part as ``site``; None if it is registered as it.
 
-        Otherwise the node is registered under another name, or is not registered at all.
+        The explanation depends on whether the node is registered under another name, or is not
+        registered at all.
         """
         if self.nodes.get(site) == node:
             return None

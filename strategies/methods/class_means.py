@@ -165,10 +165,12 @@ class FedProto(ClassMeans):
         return sentences
 
     def round(self, state: State, ask: Ask) -> State:
-        """Let sites train near the global prototypes, and average the returned ones (eq. 6).
+        """Let sites train near the global prototypes, and average their new ones by class (eq. 6).
 
-        The mean is weighted by ``_prototype_weight``. A class that no site sent in this round keeps
-        its global prototype. There are no global prototypes to send in round 1.
+        A site receives all global prototypes if it sends prototypes itself, and otherwise none. In
+        round 1 there are none. The first message to a site may also hold initial weights. Each
+        class's mean is weighted by the sites' samples (``merge_prototypes``). A class that no site
+        sent in this round keeps its global prototype.
         """
         send: dict[str, Arrays] = {}
         expect: dict[str, Specs] = {}

@@ -53,9 +53,12 @@ class FedPAC(FedProto):
         return State(arrays)
 
     def round(self, state: State, ask: Ask) -> State:
-        """Let sites train, average shared arrays and prototypes, and mix the classifiers.
+        """Let sites train, average shared arrays and prototypes, and mix a classifier per site.
 
-        Shared arrays are weighted by samples. A site that did not reply keeps its classifier.
+        Each site receives the shared arrays, its own mixed classifier, and the global prototypes if
+        it sends prototypes itself. Shared arrays are averaged by 'server.aggregation', usually
+        weighted by samples. Prototypes are averaged by ``merge_prototypes``, and classifiers are
+        mixed by ``_mix_heads``. A site that did not reply keeps its classifier.
         """
         send: dict[str, Arrays] = {}
         expect: dict[str, dict[str, NDArray | ArraySpec]] = {}
