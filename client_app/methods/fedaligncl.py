@@ -82,9 +82,10 @@ class FedAlignCLSite(SiteMethod):
         return Outgoing(network, keep=keep, send=self._arrays_to_send(lab, network, aligner))
 
     def _pretrain(self, lab: Lab, network: TokenClassifier) -> None:
-        """Train the network for 'pretraining-epochs' on the site's data, in a random order.
+        """Train the network on this site's data, before round 1, for 'pretraining-epochs' epochs.
 
-        The optimiser is separate, and the loss is not reported.
+        An epoch has 'train.epoch-steps' steps, in a random order of the samples that depends on the
+        epoch and the site. The training has its own optimiser, and its loss is not reported.
         """
         settings, count = lab.sampling, len(lab.silo.train)
         steps, size = settings.epoch_steps, batch_of(count, settings)
@@ -127,10 +128,12 @@ class FedAlignCLSite(SiteMethod):
     def _arrays_to_send(
         self, lab: Lab, network: TokenClassifier, aligner: Aligner | None
     ) -> dict[str, Tensor]:
-        """Return the weights and, if the server asks for them, embeddings; both with noise.
+        """Return the arrays that leave: the weights and, if the server asks for them, embeddings.
 
-        If sites align to the others' discriminators, this site's discriminator is sent whenever
-        embeddings are, also with noise. Batch-norm statistics get no noise.
+        If embeddings leave and 'align-target' is "others", this site's discriminator leaves too,
+        because the other sites align to it. Without alignment in this round it is the stored one,
+        or one drawn from the seed. Weights, embeddings and discriminator get Gaussian noise
+        ('noise-variance'), but batch norm's statistics do not.
         """
         arrays = exchanged_arrays(network)
         # Only parameters get noise, not batch norm's statistics: a noisy variance could be negative

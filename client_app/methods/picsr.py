@@ -80,10 +80,13 @@ class PICSRSite(SiteMethod):
         return lab.classifier(lab.arrays(START) or lab.arrays() or lab.state() or None)
 
     def train(self, lab: Lab) -> Outgoing:
-        """Train the network of the stage: the shared network, this site's expert, or the router.
+        """Train the network of this round's stage, and choose which arrays leave.
 
-        An expert is stored, and is sent with the site's prototype only if the server asks for
-        arrays. The router is trained with 'picsr.router-learning-rate' and without weight decay.
+        - "warmup": the shared network is trained and sent.
+        - "experts": this site's expert is trained and stored. It is sent, together with the site's
+          prototype, only if the server asks for arrays.
+        - "router": only the router is trained, with 'picsr.router-learning-rate' and without weight
+          decay, and sent.
         """
         network, stage = lab.open(), _stage(lab)
         lab.measure(network)

@@ -312,12 +312,15 @@ class SecureSite:
         )
 
     def _store_keys(self, secrets: RoundSecrets) -> None:
-        """Check all sites' public keys and their signatures, and put them into ``secrets``.
+        """Check all sites' public keys and their signatures, and put the keys into ``secrets``.
+
+        The keys come from the server's record. The splits that all sites measure are put there too.
 
         Raises:
-            SiteError: the server's lists differ in length or order.
-            RefusedError: two sites have the same key, this site's key was replaced, a signature is
-                wrong, or a signature was made with a key that people have not compared.
+            SiteError: the server's lists differ in length, or the sites are not sorted or lack this
+                site.
+            RefusedError: two sites have the same key, this site's keys were replaced, a signature
+                does not match, or a signing key is not trusted here.
         """
         sites, splits = read_texts(self.asked, "sites"), read_texts(self.asked, "splits")
         refuse_list(self.site, sites, sites, "make keys")
@@ -346,11 +349,19 @@ class SecureSite:
         secrets.splits = common_splits(splits)
 
     def _refuse_threshold(self, threshold: int, sites: int) -> None:
-        """Check that the threshold follows from the settings, and hides this site from colluders.
+        """Check that the threshold is the one of the run's settings, and protects this site enough.
+
+        The threshold is the number of shares that reveal a secret. It decides with how many other
+        sites the server could work together without seeing this site's part
+        (``tolerated_colluders``).
+
+        Args:
+            threshold: the threshold that the server states.
+            sites: the number of sites that have keys.
 
         Raises:
-            RefusedError: the threshold differs from the settings, or is too low for the hospital's
-                'colluding-sites'.
+            RefusedError: the threshold differs from that of the settings, or tolerates fewer
+                colluding sites than the hospital requires ('colluding-sites').
             SettingError: no threshold is possible for this number of sites.
         """
         if threshold != needed_sites(self.common, sites):

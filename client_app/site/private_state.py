@@ -138,9 +138,9 @@ class SiteState:
         return self.folder / f"round-{round_:06d}-{step:02d}.safetensors"
 
     def _keys(self) -> list[tuple[int, int]]:
-        """Return the (round, step) of each stored state, sorted; empty if there is no folder.
+        """List the stored states by their file names: (round, step), sorted.
 
-        Files whose names are not those of states are ignored.
+        The list is empty if the folder does not exist. Files with other names are ignored.
         """
         if not self.folder.is_dir():
             return []

@@ -104,7 +104,17 @@ def _describe_gpu(text: str) -> tuple[str, str, float]:
 
 
 def _remedy(settings: CommonSettings, training: bool, together: int, others: float) -> str:
-    """Say what to do, as imperatives; ``others`` is the share of a GPU that others hold."""
+    """Say what to change so that the work fits into memory, as imperatives.
+
+    While training, smaller batches are proposed, and otherwise a smaller network or images. If
+    other processes hold more than half of the GPU, ending them comes first.
+
+    Args:
+        settings: the run's settings.
+        training: whether the site was training.
+        together: the number of sites that were trained as one batch.
+        others: the share of the GPU that other processes hold, 0 to 1.
+    """
     changes = []
     if gpu_share() < 1:
         changes.append("a larger 'client-resources-num-gpus', so that fewer processes share it")

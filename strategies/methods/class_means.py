@@ -47,10 +47,11 @@ class ClassMeans(Local):
         return large_classes(counts, self._floor(site))
 
     def notices(self) -> list[str]:
-        """Return a one-sentence warning if 'class-min-count' has no effect, or an empty list.
+        """Return a one-sentence warning if 'class-min-count' has no effect; otherwise nothing.
 
-        The setting has no effect if it is below the minimum number of samples
-        ('privacy.sums-min-count') of every site.
+        The setting has no effect if it is below the minimum number of samples of every site
+        ('privacy.sums-min-count'), because each site then applies its own, stricter minimum.
+        Without a warning the list is empty.
         """
         least = int(self.settings.class_min_count)
         floor = min(facts.floor for facts in self.participants.facts.values())
