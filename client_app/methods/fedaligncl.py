@@ -61,11 +61,12 @@ class FedAlignCLSite(SiteMethod):
             )
 
     def train(self, lab: Lab) -> Outgoing:
-        """Train in the curriculum's order; align after each step if embeddings were received.
+        """Train on the samples in the curriculum's order, and align embeddings after each step.
 
-        In round 1 the network is first pretrained, if 'fedaligncl.pretraining-epochs' is above 0.
-        The weights are sent with noise. Embeddings are sent too, also with noise, if the server
-        requests them.
+        Embeddings are aligned only if other sites' embeddings were received, and the order is
+        random in an epoch without a curriculum. In round 1 the network is first pretrained, if
+        'fedaligncl.pretraining-epochs' is above 0. The weights leave with noise and, if the server
+        asks for them, embeddings with noise.
 
         Raises:
             SiteError: received embeddings or discriminators are unusable, or the training diverged.
@@ -186,15 +187,15 @@ class FedAlignCLSite(SiteMethod):
         return max(0, min(number, self.settings.shared_embeddings))
 
     def _embeddings(self, lab: Lab, network: TokenClassifier, count: int) -> Tensor:
-        """Compute embeddings (n, c) of random training samples, in training mode, on the CPU.
+        """Compute embeddings (n, c) of random training samples on the CPU; they may leave the site.
 
-        n is ``count``, or the number of training samples if it is smaller. With
-        'fedaligncl.embedding-draw' "round", each round draws other samples; otherwise every round
+        n is ``count``, or the number of training samples if that is smaller. With
+        'fedaligncl.embedding-draw' "round", each round draws other samples. Otherwise every round
         takes the same ones.
 
-        In eval mode batch norm would scale them differently from the training embeddings that they
-        are compared with. A discriminator would then learn to tell the two modes apart instead of
-        the sites.
+        The network is in training mode, in which batch norm scales embeddings like those that they
+        are compared with. In eval mode a discriminator would learn to tell the modes apart instead
+        of the sites. Batch norm's running statistics do not change.
         """
         inputs = lab.silo.train.inputs
         key: tuple[int | str, ...] = (lab.site,)

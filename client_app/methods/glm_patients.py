@@ -267,13 +267,13 @@ def _event_faults(events: Floats, needed: int) -> Iterator[str]:
 
 
 def _category_faults(categories: Mapping[str, Floats], floor: int) -> Iterator[str]:
-    """Yield a fault for each column with exactly two values, one of which is in too few rows.
+    """Yield a sentence for each column of which one category has too few patients.
 
-    Missing values are not counted.
+    Only columns with exactly two values have categories. Missing values are not counted.
 
     Args:
         categories: the values of each column (n,), by the column's name.
-        floor: the fewest rows of each value.
+        floor: the fewest patients in each category.
     """
     for name, values in categories.items():
         levels, counts = np.unique(values[~np.isnan(values)], return_counts=True)

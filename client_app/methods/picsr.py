@@ -105,12 +105,12 @@ class PICSRSite(SiteMethod):
         return Outgoing(network, send=send, keep=expert)
 
     def measured(self, lab: Lab, network: SiteNetwork) -> Iterable[Measured]:
-        """Return a list with the network to measure.
+        """Return the network to measure, as a list of one.
 
-        In the router stage two things are added. The metrics of a split include the mean weight
-        that the router gives each expert, if the split has enough samples:
-        'picsr.prototype-min-count' and the hospital's 'sums-min-count'. The prediction for a single
-        sample gets the weight of each expert, as ``weight.<site>``.
+        In the router stage two things are added. If a split has at least
+        'picsr.prototype-min-count' samples and at least the hospital's 'sums-min-count', its
+        metrics include the router's weights for each expert. Each single prediction also gets the
+        weight of each expert, as ``weight.<site>``.
         """
         if _stage(lab) != ROUTING_STAGE:
             return [Measured(network)]

@@ -84,7 +84,10 @@ class Compute:
         return placed
 
     def bring(self, tensor: Tensor) -> Tensor:
-        """Return a tensor on the device; 4-d tensors (images) first get the memory format."""
+        """Return a tensor on the device; images (tensors with 4 dimensions) get the memory format.
+
+        If the format is channels last, a pixel's channels are stored together.
+        """
         if not self.channels_last or tensor.ndim != 4:
             return tensor.to(self.device)
         if self.device.type == "cpu":

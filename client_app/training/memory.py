@@ -141,7 +141,11 @@ def _smaller_steps(settings: CommonSettings) -> list[str]:
 
 
 def _free_memory_of(error: BaseException) -> None:
-    """Drop the tensors that the frames of ``error`` hold, and return cached memory to the GPU."""
+    """Free the memory that failed work still holds: the local variables of the error's frames.
+
+    The errors that led to ``error`` are included. Cached memory is returned to the GPU, if there is
+    one.
+    """
     link: BaseException | None = error
     while link is not None:
         traceback.clear_frames(link.__traceback__)

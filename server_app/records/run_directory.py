@@ -192,7 +192,7 @@ def with_run_name(settings: RunSettings) -> RunSettings:
     """Return the settings with a run name, which is generated if they have none.
 
     A generated name has the method, the data set, the seed, the UTC time and the process id, such
-    as "fedavg-hearts-seed0-20260102-030405-678".
+    as "fedavg-heart-seed0-20260102-030405-678".
     """
     common = settings.common
     if common.run_name:

@@ -127,10 +127,11 @@ class Round(Ask):
         return replies
 
     def measure_updates(self, after: Arrays) -> None:
-        """Compare each site's update with the model's change, for each phase, and call the hooks.
+        """Compare each site's update with the change of the model, and tell the hooks the result.
 
-        A phase is skipped if its replies are not updates, because its question has no
-        ``reference``.
+        This is done for each phase of the round whose replies are updates, which means that its
+        question has a ``reference``. In an earlier phase, the change of the model leads to the
+        arrays that the next phase sent.
 
         Args:
             after: the model's arrays by name after the round.

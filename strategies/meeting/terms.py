@@ -113,8 +113,9 @@ class Terms:
     def choose_nodes(self, nodes: Iterable[int]) -> list[int]:
         """Return the nodes that may be a site of the run, sorted.
 
-        The registry tells which site a node belongs to. All nodes are returned if there is no
-        registry, or if the run takes all sites.
+        If the run names its sites and there is a registry, these are the nodes registered for the
+        named sites. Otherwise all ``nodes`` are returned, because only a hello tells which site a
+        node is.
         """
         if not self.sites or not self.registry:
             return sorted(nodes)

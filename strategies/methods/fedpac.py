@@ -38,12 +38,13 @@ class FedPAC(FedProto):
     beside = (PROTOTYPE,)
 
     def initial_state(self) -> State:
-        """Return the initial weights, with an equal copy of the classifier for each site.
+        """Return the initial weights, in which each site has an equal copy of the classifier.
 
-        The copies are named ``head/<site>/<array>``.
+        A copy is named ``head/<site>/<array>``. All other arrays keep their names.
 
         Raises:
-            SettingError: none or all of the network's arrays would be shared.
+            SettingError: none or all of the network's arrays would be shared, or a file of weights
+                is missing or belongs to another network.
         """
         arrays = self.starting_weights()
         head = {name: arrays.pop(name) for name in self._head}
