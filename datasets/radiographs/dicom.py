@@ -62,7 +62,11 @@ def is_dicom(path: Path) -> bool:
 
 
 def read_radiograph(path: Path, bits: int) -> Grey:
-    """Decode a DICOM by ``read_dicom``, and any other file by ``read_grey``.
+    """Read a grey radiograph: a DICOM file by ``read_dicom``, any other by ``read_grey``.
+
+    Args:
+        path: the file.
+        bits: the declared bits per pixel, 8 to 16.
 
     Raises:
         BrokenImageError: the file is missing or damaged, is not grey, or has another depth.
@@ -371,9 +375,9 @@ def _modality_range(dataset: FileDataset) -> tuple[float, float]:
 
     - With a modality lookup table, the range is 0 to 2^d - 1, where d is the table's bits per
       entry.
-    - Without a table, the range is that of the stored bits b: 0 to 2^b - 1, or -2^(b-1) to 2^(b-1)
-      - 1 if the values are signed. If the header has both a slope and an intercept, both ends are
-      multiplied by the slope, and the intercept is added.
+    - Without a table, the range follows from the stored bits b: 0 to 2^b - 1, or -2^(b-1) to
+      2^(b-1) - 1 if the values are signed. If the header has both a slope and an intercept, both
+      ends are multiplied by the slope, and the intercept is added.
 
     Raises:
         ValueError: the rescale slope is not above 0.

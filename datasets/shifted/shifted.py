@@ -251,9 +251,9 @@ class ShiftedImages(DataSet):
 
         Returns:
             'comes with scikit-learn' for the digits, which need no files. 'N files in FOLDER' for a
-            data set of which some files are enough (CIFAR, GTSRB); if its images are there in two
-            forms, only the form with more files counts. 'K of N files in FOLDER' for all others. ''
-            if there are no files or no data directory.
+            data set that can be read from some of its files (CIFAR, GTSRB); if its images are there
+            in two forms, only the form with more files counts. 'K of N files in FOLDER' for all
+            others. '' if there are no files or no data directory.
         """
         if not self.files:
             return "comes with scikit-learn"
