@@ -274,8 +274,8 @@ class Manifest:
     def _finding(self, number: int, column: str, text: str) -> float:
         """Parse a cell as a finding, 1.0 if it is present and 0.0 if it is absent.
 
-        ``number`` and ``column`` are the cell's line and column, and ``text`` is its text, of which
-        '1.0' counts as '1'.
+        ``number`` and ``column`` are the cell's line and column, and ``text`` is its text. '1.0'
+        counts as '1'.
 
         Raises:
             DataError: the cell is neither 0 nor 1.

@@ -47,9 +47,11 @@ class _Plan:
     common: tuple[int, int]
 
     def error(self, share: float) -> float:
-        """Return the largest distance between ``share`` and a silo's share of private labels.
+        """Compute the largest difference between ``share`` and a silo's share of private labels.
 
-        The distance is rounded to 9 digits, so that equally good plans compare as equal.
+        A silo's share is its number of private labels divided by the number of all its labels. The
+        difference is absolute, and is rounded to 9 digits so that equally good plans compare as
+        equal.
         """
         largest = 0.0
         for silos, private, common in zip(self.silos, self.private, self.common, strict=True):
@@ -59,7 +61,7 @@ class _Plan:
         return round(largest, 9)
 
     def slots(self) -> int:
-        """Count shared labels over all silos: a label that three silos hold counts three times."""
+        """Count the shared labels of all silos: a label that three silos hold counts thrice."""
         (more, fewer), (common_more, common_fewer) = self.silos, self.common
         return more * common_more + fewer * common_fewer
 
@@ -337,11 +339,11 @@ class LabelCut:
 
         If the pool has a validation part, no validation samples are taken here. Otherwise a tenth
         of ``size``, rounded down, are validation samples. Their number is divided as evenly as
-        possible among all K labels, alike at every silo, and all silos together take at most half
-        of a label's samples. The samples that remain of a label are offered to the silos that have
-        the label; a silo with fewer labels is offered more of each. A silo divides its training
-        samples among its labels as evenly as these offers allow. If labels are rare, the numbers
-        add up to less than ``size``.
+        possible among all K labels, in the same way at every silo. All silos together take at most
+        half of a label's samples. The samples that remain of a label are offered to the silos that
+        have the label; a silo with fewer labels is offered more of each. A silo divides its
+        training samples among its labels as evenly as these offers allow. If labels are rare, the
+        numbers add up to less than ``size``.
 
         Returns:
             For each of the K labels, the number of validation samples of a silo; and for each silo,

@@ -146,7 +146,11 @@ def _too_few(name: str, silos: int, need: Mapping[str, int], have: Mapping[str, 
 
 
 def shift(images: npt.NDArray[Any], distribution: str, noise: bool, key: str) -> Tensor:
-    """Rotate images by the angle of ``distribution``, and add noise to D3.
+    """Apply the shift of a UEFL distribution to images: a rotation and, for D3, noise.
+
+    D1 leaves the images as they are, D2 rotates them by 50 degrees clockwise, and D3 by 120 degrees
+    counter-clockwise. The noise is Gaussian with standard deviation 10, independent for each pixel
+    and channel.
 
     Args:
         images: (n, height, width) or (n, height, width, 3), 0..255.
@@ -247,9 +251,9 @@ class ShiftedImages(DataSet):
 
         Returns:
             'comes with scikit-learn' for the digits, which need no files. 'N files in FOLDER' for a
-            data set of which some files are enough (CIFAR, GTSRB); if its images are there in two
-            forms, only the form with more files counts. 'K of N files in FOLDER' for all others. ''
-            if there are no files or no data directory.
+            data set that can be read from some of its files (CIFAR, GTSRB); if its images are there
+            in two forms, only the form with more files counts. 'K of N files in FOLDER' for all
+            others. '' if there are no files or no data directory.
         """
         if not self.files:
             return "comes with scikit-learn"

@@ -386,7 +386,7 @@ def _constant_outcomes(facts: Mapping[str, Any], splits: Mapping[str, Split]) ->
     """Return a sentence for each split whose numeric outcomes are all equal.
 
     An empty split gets no sentence. If the task has no numeric outcome, the result is []. ``facts``
-    are those of ``save_silo``.
+    is the argument of ``save_silo``.
     """
     sentences = []
     if TASKS[facts.get("task", CLASSIFICATION)].numeric:

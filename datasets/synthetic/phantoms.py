@@ -262,12 +262,19 @@ class _WithMasks(AngiogramPhantom):
 
 
 def phantom_frame(site: str, number: int, size: int) -> tuple[Pixels, Pixels]:
-    """Draw frame ``number`` of a source, 0..255, and its catheter mask, 0 or 1.
+    """Draw an angiogram of a source, which in most frames has a catheter, and its mask.
 
-    About one frame in eight has no catheter and therefore an empty mask.
+    The mask covers the catheter. Frames of one sequence show the same vessels. A catheter is drawn
+    with probability 0.88, in the anatomy's first vessel; otherwise the mask is empty. If the source
+    has a round field of view, the frame is black outside it, and the mask is empty there.
+
+    Args:
+        site: the source.
+        number: the number of the frame.
+        size: pixels per side.
 
     Returns:
-        Frame and mask, both uint8 (size, size).
+        The frame, 0..255, and the mask, 0 or 1, both uint8 (size, size).
     """
     anatomy, sequence, frame = ANGIOGRAM_PHANTOM.generators(site, number)
     vessels = _draw_vessels(sequence, ANATOMIES[anatomy])

@@ -137,15 +137,15 @@ def _kind_of(path: Path) -> str:
 
 
 def _read_packed(path: Path, kind: str, read: Callable[[Path], _Read]) -> _Read:
-    """Call ``read`` on a packed table, and turn any error of its package into one line.
+    """Call the reader of a packed table, and turn the errors of its package into one line.
 
     Args:
         path: the file.
         kind: the format's ending, for errors.
-        read: the function that reads the file.
+        read: the function that reads the file; its result is returned.
 
     Raises:
-        DataError: the file is damaged.
+        DataError: the file is damaged; also the reader's own errors.
         SettingError: the package is not installed.
     """
     try:
@@ -411,10 +411,16 @@ class _WorkbookPart:
         self.parser.StartElementHandler = self._begin
 
     def count(self, archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> None:
-        """Parse a part of the workbook as XML; reading stops silently at an XML error.
+        """Inflate and parse a file in the workbook as XML, to count cells and find open formulas.
+
+        At an XML error, as in a picture, reading stops without an error.
+
+        Args:
+            archive: the workbook's zip archive.
+            entry: the file within it.
 
         Raises:
-            DataError: the part has more bytes or cells than allowed (by default 1 GiB).
+            DataError: the file has more bytes or cells than allowed (by default 1 GiB).
         """
         size = 0
         with archive.open(entry) as sheet:
@@ -457,10 +463,11 @@ class _WorkbookPart:
             check_unpacked(self.path, CELL_BYTES * cells)
 
     def _begin_formula(self) -> None:
-        """Start watching the rest of a cell with a formula, to see whether a value follows.
+        """Start watching a cell that has a formula, to see whether a stored value follows.
 
-        Other cells are not watched this closely, because handling every end tag and text would
-        double the time.
+        The formula's own text is skipped; text after it counts as a value (``_take_text``). Cells
+        without a formula are not watched, because handling every end tag and text would double the
+        time.
         """
         self.has_value = False
         self.parser.EndElementHandler = self._end

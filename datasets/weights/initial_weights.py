@@ -39,11 +39,15 @@ _PREFIXES = ("image_encoder.", "visual.", "encoder.vit.", "")
 def load_initial_weights(network: nn.Module, settings: CommonSettings) -> None:
     """Load the weights that 'train.initial-weights' names into ``network``; '' changes nothing.
 
-    The value is 'timm:MODEL', 'encoder:FILE' or a file.
+    - 'timm:MODEL' loads timm's published weights.
+    - 'encoder:FILE' loads only the encoder of a run's model.
+    - 'FILE' loads a run's whole model if the file has at least one of the network's arrays, and
+      otherwise published weights of VGG16, a ViT or a plugin's network.
 
     Raises:
-        SettingError: the weights do not exist, cannot be read, do not fit the network, or were
-            trained with another split of this data set.
+        SettingError: the weights do not exist, cannot be read or do not fit the network; or a run
+            that trained them had another split of this data set, so it may have trained on test
+            images.
     """
     named = settings.initial_weights
     if not named:

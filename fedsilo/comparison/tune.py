@@ -247,14 +247,17 @@ def _run_search(
 def _trials(
     base: Mapping[str, Value], point: Mapping[str, Value], budget: Tuning, data: str
 ) -> list[Trial]:
-    """Build the trials of one point: one per fold and seed, as each seed shuffles the folds anew.
+    """Build the trials of one point, that is, one choice of values for the settings to tune.
+
+    There is a trial for each seed and each validation fold, seed by seed. The seed also shuffles
+    the rows into folds. Test rows are never used. With a single fold, no folds are cut, and the
+    data set's own validation part is used.
 
     Args:
         base: the settings of the experiment.
-        point: the settings to try.
-        budget: the numbers of folds and seeds; with one fold, the data set's validation part is
-            used.
-        data: the digest of the experiment's data.
+        point: the settings to try, which override ``base``.
+        budget: the numbers of folds and seeds.
+        data: the digest of the experiment's data, by which a finished trial is recognised.
 
     Raises:
         SettingError: the settings are not valid together. The message names the point.
@@ -397,10 +400,18 @@ def _pieces(budget: Tuning) -> str:
 def chosen_document(
     plan: Plan, ranked: Sequence[Point], metric: str, sampler: str = "grid"
 ) -> dict[str, Any]:
-    """Build the content of ``chosen.json``: the best point, the reason, warnings and all points.
+    """Build the content of ``chosen.json``, the result of tuning an experiment.
 
-    Warnings are about values at an edge of the grid, settings without effect, and failed points.
-    ``ranked`` has all points, best first.
+    It has the experiment, the chosen settings, the reason for the choice as one line, a list of
+    warnings, and the sampler, metric, budget and grid of the search. "ranking" has every point with
+    its settings and scores, the best one first. The warnings are about chosen values at an edge of
+    the grid, settings that had no effect on any metric, and failed points, in this order.
+
+    Args:
+        plan: the search: experiment, budget and grid.
+        ranked: all points, the best one first.
+        metric: the metric that decided.
+        sampler: 'grid' or 'tpe'.
     """
     best = ranked[0]
     failed, digests, settings = [], [], []

@@ -305,7 +305,7 @@ def _check_maps(u: Tensor, v: Tensor) -> None:
 
 
 def refuse_large(tokens: int) -> None:
-    """Check that a map with so many ``tokens`` is small enough for the solver cvxpylayers.
+    """Check that a map of ``tokens`` tokens is small enough for the solver cvxpylayers.
 
     Raises:
         SettingError: there are more than 25 tokens, so the solver would take too long. The error

@@ -203,7 +203,8 @@ def sums_at(family: Family, x: Floats, y: Outcomes, beta: Floats) -> GLMSums:
     Args:
         family: the family of the model.
         x: (n, k), with a first column of 1 unless the family is Cox's.
-        y: the outcomes of n patients. With a ``FollowUp`` the sums are those of Cox's model.
+        y: the outcomes of n patients. If they are a ``FollowUp``, the sums are computed for Cox's
+            model.
         beta: the coefficients at which the sums are computed, (k,).
     """
     if isinstance(y, FollowUp):

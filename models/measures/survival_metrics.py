@@ -175,9 +175,10 @@ def brier_score(times: Floats, events: Floats, survival: Floats, horizons: Float
 
     The score is the mean squared difference between the predicted survival and the truth, which is
     0 for a patient whose event came at or before the time and 1 for a patient who is followed
-    beyond it. The weight of the former is 1 / G just before the event, and that of the latter 1 / G
-    at the time. G is the Kaplan-Meier estimate of being uncensored, at least 1e-12. Patients who
-    are censored by then add 0, but count in the mean; the weights make up for them.
+    beyond it. A patient with the event has the weight 1 / G just before the event, and a patient
+    who is followed beyond the time has 1 / G at the time. G is the Kaplan-Meier estimate of being
+    uncensored, at least 1e-12. Patients who are censored by then add 0, but count in the mean; the
+    weights make up for them.
 
     Args:
         times: the time to the event or to censoring, (n,).

@@ -23,7 +23,7 @@ from fedsilo.models.methods.decentralised import MatchaSettings, Topology
 
 @dataclass(frozen=True)
 class CDLSettings(MatchaSettings):
-    """Settings of CDL; beta 0, where the support model would have no effect, is not allowed."""
+    """Settings of CDL; beta must be above 0, as the support model has no effect at 0."""
 
     title = "CDL"
     tasks = (CLASSIFICATION,)

@@ -21,8 +21,7 @@ from fedsilo.core.settings.common_settings import CommonSettings
 from fedsilo.core.settings.own_settings import OwnSettings
 from fedsilo.core.settings_schema import setting
 from fedsilo.core.tasks import SURVIVAL
-from fedsilo.models.maths.glm import Floats
-from fedsilo.models.privacy.fixed_point import grid_of, join_sums
+from fedsilo.models.privacy.fixed_point import Floats, grid_of, join_sums
 from fedsilo.models.privacy.secure_sum import SAMPLES, quantisation
 
 SUMS = ("sums/1", "sums/2", "sums/3")  # the three parts of the sums, (m,) float32 each
@@ -48,8 +47,8 @@ def part_norm(common: CommonSettings) -> float:
 def grid_over(common: CommonSettings, sites: int) -> float:
     """Return the step to which parts of numbers are rounded, in a secret sum over ``sites`` sites.
 
-    A regression's sums travel in three parts, of which the first two are multiples of this step,
-    the grid (``models.privacy.fixed_point``). The step is that of parts before they are scaled to
+    A regression's sums travel in three parts, and the first two are multiples of this step, the
+    grid (``models.privacy.fixed_point``). The step applies to parts before they are scaled to
     'secure.clip-norm'.
 
     Raises:

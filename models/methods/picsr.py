@@ -86,10 +86,10 @@ class PICSRSettings(OwnSettings):
         return finished + 1 == self.warmup + self.expert_rounds
 
     def stage(self, finished: int) -> str:
-        """Return the stage of the round after ``finished`` finished rounds.
+        """Return the stage of the round after ``finished`` rounds: warmup, experts or router.
 
-        The stage is ``WARMUP`` for the warm-up rounds, then ``EXPERTS`` for the expert rounds, then
-        ``ROUTING_STAGE``.
+        The FedAvg rounds of the warm-up come first, then 'picsr.expert-rounds' rounds in which each
+        site trains its expert. In all later rounds the router is trained.
         """
         if finished < self.warmup:
             return WARMUP

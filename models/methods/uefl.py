@@ -99,6 +99,10 @@ class UEFLSettings(OwnSettings):
     def sends_centroids(self, uncertain: bool, first: bool = False) -> bool:
         """Tell whether the settings make sites send centroids of their features after a round.
 
+        Centroids of uncertain sites start new codewords, which 'uefl.codeword-start' decides.
+        Centroids of certain sites refresh the first book ('uefl.refresh'), or start it before round
+        1 ('uefl.first-book'). Centroids are sent if the deciding setting is 'kmeans'.
+
         Args:
             uncertain: True asks about the uncertain sites, False about the certain sites.
             first: whether the time is before round 1, when all sites count as certain.

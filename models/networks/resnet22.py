@@ -46,7 +46,9 @@ class PreActivationBlock(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Map (batch, before, height, width) to (batch, after, height/stride, width/stride).
 
-        Odd sides are rounded up.
+        Batch norm, ReLU and a convolution are applied twice, and the shortcut is added: the input
+        itself, or a 1x1 convolution of the input after the first batch norm and ReLU. Odd sides are
+        rounded up.
         """
         active = torch.relu(self.bn1(x))
         shortcut = x

@@ -39,7 +39,10 @@ class Rows:
         return rows.reshape(len(self.sizes), -1, *rows.shape[1:])
 
     def counts_on(self, device: torch.device) -> Tensor:
-        """Return the rows of each site as a tensor (sites,) on ``device``."""
+        """Return the number of rows of each site as a tensor (sites,) on ``device``.
+
+        If ``counts`` is set, it is returned as it is, without a check of its device.
+        """
         if self.counts is None:
             return torch.tensor(self.sizes, device=device)
         return self.counts
@@ -197,12 +200,12 @@ class _Norm(_Layer):
     """Batch norm with mean and variance over the rows of a site without its padding."""
 
     def map_each_site(self, inputs: Tensor) -> Tensor:
-        """Normalise rows (sites, most, channels, ...), each site with its own statistics.
+        """Apply batch norm to rows (sites, most, channels, ...), with each site's own statistics.
 
-        Padded rows do not count in the statistics.
-
-        Running statistics are updated as by torch. Without padding, or in eval mode, torch's own
-        batch norm is computed under vmap.
+        Mean and variance are over the rows of one site, without the rows that pad it. In training
+        mode, running statistics are updated as torch does it. Without padding, in eval mode, or if
+        the layer has no momentum, torch's own batch norm is computed for each site under
+        ``torch.vmap``.
         """
         layer, arrays, rows = self._of_one[0], self.current_arrays(), self._rows
         assert isinstance(layer, _BatchNorm)
@@ -274,9 +277,10 @@ def default_generator(device: torch.device) -> torch.Generator:
 
 
 def _stack(layers: Sequence[nn.Module], rows: Rows) -> _Layer:
-    """Wrap the same layer of several networks: batch norm in ``_Norm``, linear in ``_Linear``.
+    """Wrap the same layer of several sites' networks as one layer for all these sites.
 
-    Other layers, and subclasses of ``nn.Linear``, are wrapped in ``_Layer``.
+    Batch norm becomes ``_Norm``, and a linear layer ``_Linear``. All other layers, and subclasses
+    of ``nn.Linear``, become ``_Layer``.
     """
     if isinstance(layers[0], _BatchNorm):
         return _Norm(layers, rows)

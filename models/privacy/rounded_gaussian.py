@@ -185,11 +185,12 @@ def _interval(number: int, bits: int) -> tuple[int, int, int]:
 def _from_intervals(
     deviation: int, u: tuple[int, int, int], v: tuple[int, int, int], bits: int
 ) -> list[int] | None:
-    """Compute two rounded Gaussian numbers from a point (u, v) of which only intervals are known.
+    """Compute two rounded Gaussian numbers from a point (u, v) that is known only roughly.
 
     By Marsaglia's polar method, u f and v f are standard normal if w = u^2 + v^2 is below 1 and f =
-    sqrt(-2 ln w / w). Decimal interval arithmetic bounds each step from below and above. A number
-    is certain if both of its bounds round to the same whole number.
+    sqrt(-2 ln w / w). Each coordinate is known to lie in an interval, so decimal interval
+    arithmetic bounds each step from below and above. A number is certain if both of its bounds
+    round to the same whole number.
 
     Args:
         deviation: the standard deviation of both numbers.

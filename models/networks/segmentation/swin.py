@@ -172,8 +172,8 @@ class PatchExpand(nn.Module):
 def _swin_blocks(channels: int, size: tuple[int, int], stage: int, heads: int) -> nn.Module:
     """Build a stage of Swin-Unet's decoder: two of timm's Swin Transformer blocks.
 
-    The stage maps (batch, rows, columns, channels) to the same shape. Its grid is that of the
-    encoder's ``stage``, with cells of 4 * 2^stage pixels a side. Its attention windows have the
+    The stage maps (batch, rows, columns, channels) to the same shape. It works on the grid of the
+    encoder's ``stage``, whose cells have 4 * 2^stage pixels a side. Its attention windows have the
     encoder's size (``swin_shape``).
 
     Args:
