@@ -60,11 +60,17 @@ class MoonSite(SiteMethod):
     def _contrastive_objective(
         self, network: TokenClassifier, stored: dict[str, Tensor]
     ) -> StackableLoss | None:
-        """Return a function: the network's loss plus mu times the model-contrastive loss (eq. 4).
+        """Build the loss: the network's own loss plus mu times the model-contrastive loss (eq. 4).
+
+        The contrastive loss compares the representations of the trained network with those of two
+        fixed networks, the global and the previous model. mu is 'moon.contrast-mu'.
 
         Args:
-            network: the network to train; a frozen copy of its present state is the global model.
-            stored: the arrays of the site's previous model; if it is empty, the result is None.
+            network: the network to train. A frozen copy of its present state is the global model.
+            stored: the arrays of the site's previous model; empty in the site's first round.
+
+        Returns:
+            The loss, or None if ``stored`` is empty.
         """
         if not stored:
             return None
