@@ -106,7 +106,7 @@ def test_a_line_with_a_made_up_time_is_an_error(tmp_path: Path) -> None:
 
 
 def _audit(**changes: Any) -> Audit:
-    usual: dict[str, Any] = dict(chosen=[], count=3, torn=0, unchained=0, first=1)
+    usual: dict[str, Any] = {"chosen": [], "count": 3, "torn": 0, "unchained": 0, "first": 1}
     usual |= {"last": Link(3, "ab" * 32), "has_head": True, "breaks": ()}
     return Audit(**(usual | changes))
 
