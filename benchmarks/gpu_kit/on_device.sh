@@ -46,7 +46,7 @@ limit() {
     timeout --signal INT --kill-after 15 "$most" "$@" >>"$log" 2>&1 </dev/null
     code=$?
     echo "== $name: exit code $code after $((SECONDS - began)) s" | tee -a "$log"
-    [ "$code" -eq 0 ] || tail -n 5 "$log" | cut -c1-250
+    [ "$code" -eq 0 ] || grep -av "^== " "$log" | tail -n 3 | cut -c1-250
     return "$code"
 }
 

@@ -56,17 +56,21 @@ mkdir -p .whl
 "$python" "$kit/packages.py" lacking
 packages
 git rev-parse HEAD >.whl/revision
-rm -rf "$folder" .whl/lite0.safetensors
+rm -rf "$folder" .whl/lite0.safetensors # weights travel with their own data only
 "$python" "$kit/cut_data.py" "$data_set" "$data" "$folder"
-if [ "$data_set" = signs ]; then # too much for one command: the packages travel with the first
-    weights
+chmod -R u+w "$folder" # copies of read-only folders could not be removed
+[ "$data_set" = signs ] && weights
+case $data_set in
+signs | fashion) # too much for one command
     "$python" "$kit/weigh.py" .whl
     "$python" "$kit/weigh.py" "$folder"
     echo "with the first command travels .whl, with the others $folder:"
-else
+    ;;
+*)
     "$python" "$kit/weigh.py" .whl "$folder"
     echo "with each command travel .whl and $folder:"
-fi
+    ;;
+esac
 # The commands of this set of data, as the page has them
 awk -v wanted="### .*\`$data_set\`" '
     /^##/ { here = $0 ~ wanted }
