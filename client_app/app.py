@@ -336,14 +336,16 @@ def _round_of(message: Message) -> int:
 def _log(
     answering: Answering, context: Context, reply: Message, error: Exception | None
 ) -> Message:
-    """Write the message's line to the audit log and return the reply.
+    """Write the line about a message to the audit log, and return the reply that may leave.
 
-    If the line cannot be written, an error reply is returned in place of the reply, because nothing
-    may leave unlogged. If the reply was an error reply, the new one has the same code, and the
-    log's fault after the old reason.
+    The line says whether the message was answered, refused (``error`` is a RefusedError) or failed.
+    If the line was written, ``reply`` is returned. If it cannot be written, an error reply is
+    returned instead, because nothing may leave unlogged. Its code and text are those of the log's
+    fault. If ``reply`` is an error reply itself, its code and text are kept, and the log's fault is
+    appended to the text, unless the text is that fault already.
 
     Args:
-        answering: the message; its ``opened.why`` is logged even if the reply gives no reason.
+        answering: the message. Its ``opened.why`` is logged even if the reply gives no reason.
         context: Flower's own context, without the limits of the site file.
         reply: the reply that is about to leave.
         error: the exception that caused an error reply; None if there was none.

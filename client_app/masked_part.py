@@ -114,12 +114,15 @@ class MaskedPart:
         self.secure_site().refuse_after_failure(self.received_arrays())
 
     def failed_part(self) -> ArrayRecord:
-        """Build the masked part of a site that could not answer: zeros, and 1 as a failure count.
+        """Build the part of a site that could not answer for a secret sum: masked zeros.
 
-        The part has the same arrays as a successful part, so the server cannot tell them apart.
+        The part also adds 1 to the masked count of failed sites, so the server learns how many
+        sites failed, but not which. It has the names and shapes of a successful site's part, so the
+        server cannot tell the two apart.
 
         Raises:
-            FedsiloError: the zeros cannot be masked, for example because the keys were used before.
+            FedsiloError: the zeros cannot be masked, for example because this round's keys were
+                used before. The error names site and round.
         """
         with self.prefix_round():
             return to_record(self._mask(None, {}))
@@ -268,10 +271,20 @@ class MaskedPart:
         return record
 
     def _sum_record(self, samples: int) -> SummedBefore | None:
-        """Return this hospital's record of secret sums in all runs.
+        """Open this hospital's record of the secret sums that it has taken part in, in any run.
 
-        Returns None at a simulated site, or if the node config has no 'state-dir'. ``samples`` is
-        'secure-samples', part of the settings that must not change between sums.
+        With this record the hospital refuses to contribute twice, in different ways, to sums over
+        the same received arrays, because the difference would reveal its own part. The record gets
+        two digests. One is over the settings that scale a part: the settings of the run,
+        'secure.clip-norm' and ``samples``. The other is empty unless the method proves its sums.
+        Then it is over the data set and the method's settings, because such a method may ask
+        different questions with the same arrays. No file is read here.
+
+        Args:
+            samples: 'secure-samples', the number of samples by which each site's part is scaled.
+
+        Returns:
+            The record. None at a simulated site, or if the node config has no 'state-dir'.
         """
         session = self.session
         if session.simulated or "state-dir" not in session.node_config:

@@ -229,9 +229,14 @@ def shown_metrics(dataset: str, task: str) -> tuple[str, ...]:
 
 
 def shown_of(summary: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the metrics of a finished run's result tables, from the content of summary.json.
+    """Return the metrics for the result tables of a finished run, the headline first.
 
-    A run of classification does not name its task there.
+    Args:
+        summary: the content of summary.json, with the data set's name and the task's. If it has no
+            task, the task is classification.
+
+    Raises:
+        SettingError: the data set or the task does not exist.
     """
     return shown_metrics(str(summary["dataset"]), str(summary.get("task", CLASSIFICATION)))
 
@@ -302,12 +307,17 @@ def load_silo(name: str, settings: CommonSettings, places: Places | None = None)
 
 
 def cut_of(settings: CommonSettings) -> dict[str, Any] | None:
-    """Return the ``cut_document`` of a random partition: its settings, and each silo's row indices.
+    """Record which samples a random partition gives to each silo, so that a run can be repeated.
 
-    Returns None for partitions 'own' and 'unseen', because nothing in them is random.
+    The data set's samples are cut with these settings, which may have to load the data.
+
+    Returns:
+        The result of ``cut_document``: the deciding settings, each silo's row indices and a digest.
+        None for the partitions 'own' and 'unseen', because nothing in them is random.
 
     Raises:
-        SettingError: the partition is impossible with the data set's labels.
+        SettingError: the partition is impossible with the data set's labels, or no data set has the
+            name in the settings.
         DataError: data are missing or unusable, or there are too few samples.
     """
     if not cuts.is_cut(settings) or settings.partition == "unseen":  # nothing in it is random

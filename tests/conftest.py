@@ -12,6 +12,7 @@ import torch
 
 from fedsilo.core.methods import settings_class
 from fedsilo.core.settings_schema import Value, key_of, keys_of
+from fedsilo.pictures import picture_files
 from fedsilo.server_app.config.settings import resolve
 from fedsilo.server_app.records.run_directory import RunDirectory
 from tests.support import golden
@@ -29,6 +30,10 @@ hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
 # tests by those
 if not golden.KERNELS.keys() & os.environ.keys():
     os.environ |= golden.KERNELS
+
+# To write a file anew waits for the disk, milliseconds each, and runs do it thousands of times
+_MEMORY = Path("/dev/shm")
+_ROOM = 8 * 2**30  # bytes; the whole suite leaves less than two
 
 # The longest files of `make test`, longest first: begun last, one would be all that is left to do
 _LONG = (
@@ -59,9 +64,23 @@ def pytest_collection() -> Generator[None, object, object]:
         gc.freeze()
 
 
-def pytest_unconfigure() -> None:
-    """Give all objects back to the garbage collector, as libraries expect at the exit."""
-    gc.unfreeze()
+def pytest_configure(config: pytest.Config) -> None:
+    """Put the tests' folders into memory, and give frozen objects back to the collector at the end.
+
+    Libraries expect them there at the exit. What is cleaned up is in reverse order, so this comes
+    after pytest's own search for errors in garbage, which looks through all of them five times.
+    """
+    config.add_cleanup(gc.unfreeze)
+    if _holds_folders(_MEMORY):
+        os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(_MEMORY))
+
+
+def _holds_folders(place: Path) -> bool:
+    """Return whether tests can have their folders there: with room, and programs can be run."""
+    if not os.access(place, os.W_OK):
+        return False
+    about = os.statvfs(place)
+    return about.f_bavail * about.f_frsize >= _ROOM and not about.f_flag & os.ST_NOEXEC
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -92,6 +111,14 @@ def _no_wait_for_the_disk() -> Iterator[None]:
     """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", lambda _: None)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _whole_fonts() -> Iterator[None]:
+    """Leave fonts as they are in PDF files: to cut them takes as long as to draw the picture."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(picture_files._OPTIONS, "pdf.fonttype", 3)
         yield
 
 

@@ -36,11 +36,13 @@ def _fedsilo(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
 
 
-# The third keeps an optimiser, an order and a discriminator at its sites from round to round
+# The first keeps a state at its sites from round to round; the fourth an optimiser, an order and a
+# discriminator
 @pytest.mark.parametrize(
     ("method", "changes"),
     [
-        ("fedavg", {}),
+        ("scaffold", {}),
+        pytest.param("fedavg", {}, marks=pytest.mark.soak),
         pytest.param("uefl", {}, marks=pytest.mark.soak),
         pytest.param("fedaligncl", {"rounds": 3, "epoch_steps": 4}, marks=pytest.mark.soak),
         pytest.param("fedavg", {"rounds": 3, "wire_precision": "bf16"}, marks=pytest.mark.soak),
@@ -54,11 +56,14 @@ def test_ray_and_inline_give_the_same_bytes(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    values = tiny(method, out=str(tmp_path / "ray"), **changes)
-    config = tmp_path / "config.toml"
-    config.write_text("".join(f"{key} = {json.dumps(value)}\n" for key, value in values.items()))
-    told = ("--config", str(config), "--name", "run", "--out", str(tmp_path / "ray"))
-    command = ("simulate", "fedavg-digits", "--engine", "ray", "--supernodes", "3")
+    values = tiny(method, **changes)
+    # On one core: Flower starts an actor for each, and to import torch takes an actor seconds
+    resources = {"num-supernodes": 3, "init-args-num-cpus": 1}
+    file = tmp_path / "simulation.yaml"
+    experiment = {"config": values, "resources": resources}
+    file.write_text(json.dumps({"experiments": {"tiny": experiment}}))  # JSON is YAML
+    told = ("--file", str(file), "--name", "run", "--out", str(tmp_path / "ray"))
+    command = ("simulate", "tiny", "--engine", "ray")
     code = main([*command, "--no-pictures", *told])
     printed = capsys.readouterr()
     assert code == 0, printed.out + printed.err
@@ -118,7 +123,9 @@ def _flwr_run(environment: dict[str, str], *arguments: str) -> str:
     return done.stdout + done.stderr
 
 
-# It keeps a state at its sites, which two messages to one SuperNode must not mix up
+# Above, `fedsilo simulate` calls it too; test_end_to_end.py has sites that share two SuperNodes.
+# Here, two messages to one SuperNode must not mix up what its sites keep
+@pytest.mark.soak
 def test_flwr_run_trains_all_sites_with_the_two_supernodes_that_flower_starts(
     tiny: Tiny, superlink: dict[str, str], inline_run: InlineRun, tmp_path: Path
 ) -> None:

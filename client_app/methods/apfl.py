@@ -7,8 +7,8 @@ from torch.func import functional_call
 
 from fedsilo.client_app.methods.base import Lab, Outgoing, SiteMethod, SiteNetwork, TokenClassifier
 from fedsilo.client_app.methods.moon import copy_network
-from fedsilo.client_app.training.loop import Objective
 from fedsilo.client_app.training.optimisers import open_optimiser
+from fedsilo.client_app.training.terms import Batch, StackableLoss
 from fedsilo.models.methods.apfl import APFLSettings, mixture
 from fedsilo.models.networks.site_network import exchanged_arrays, load_exchanged
 
@@ -17,6 +17,7 @@ class APFLSite(SiteMethod):
     """Stores v, receives and sends w; the model that is measured is alpha v + (1 - alpha) w."""
 
     settings: APFLSettings
+    trains_stacked = True
 
     def open(self, lab: Lab) -> SiteNetwork:
         """Build the network with the mixture's weights; at first v equals the received w."""
@@ -37,27 +38,32 @@ class APFLSite(SiteMethod):
         load_exchanged(own, lab.state() or lab.arrays())
         load_exchanged(network, lab.arrays())
         beside = open_optimiser(own, lab.sampling)
-        lab.fit(network, objective=self._joint_loss(network, own), beside=beside)
+        lab.fit(network, objective=StackableLoss(self._joint_loss, network, own), beside=beside)
         w, v = _copy_arrays(network), _copy_arrays(own)
         load_exchanged(network, mixture(v, w, self.settings.mixing_alpha))
         return Outgoing(network, send=w, keep=v)
 
-    def _joint_loss(self, w: TokenClassifier, v: TokenClassifier) -> Objective:
-        """Return a function of inputs and labels: w's own loss plus the mixture's loss for a batch.
+    def _joint_loss(self, batch: Batch, w: TokenClassifier, v: TokenClassifier) -> Tensor:
+        """Compute the global model w's loss plus the loss of a mixture of w and the own model v.
 
-        w gets gradients only from its own loss, because the mixture uses a detached copy of w. v
-        gets gradients only from the mixture's loss, scaled by its share in the mixture.
+        The mixture is alpha v + (1 - alpha) w, where alpha is 'apfl.mixing-alpha', and contains w
+        as a constant. So w is trained only by its own loss, and v only by the loss of the mixture.
+        Both losses use w's criterion.
+
+        Args:
+            batch: the inputs and labels, and the losses to use.
+            w: the global model.
+            v: the site's own model, with the same arrays.
+
+        Returns:
+            The loss of the batch: a scalar for one site, or (batch,) for a stack of sites.
         """
-
-        def loss(inputs: Tensor, labels: Tensor) -> Tensor:
-            # Detached, so that the mixture's loss trains v and leaves w to its own loss
-            fixed = {name: p.detach() for name, p in w.named_parameters()}
-            mixed = mixture(dict(v.named_parameters()), fixed, self.settings.mixing_alpha)
-            logits = functional_call(v, mixed, (inputs,))
-            # w's criterion is used for both, because its evidential KL weight follows the epochs
-            return w.loss(inputs, labels) + w.criterion(logits, labels)
-
-        return loss
+        # Detached, so that the mixture's loss trains v and leaves w to its own loss
+        fixed = {name: p.detach() for name, p in w.named_parameters()}
+        mixed = mixture(dict(v.named_parameters()), fixed, self.settings.mixing_alpha)
+        logits = functional_call(v, mixed, (batch.inputs,))
+        # w's criterion is used for both, because its evidential KL weight follows the epochs
+        return batch.loss(batch.inputs, batch.labels) + batch.criterion(logits, batch.labels)
 
 
 def _copy_arrays(network: TokenClassifier) -> dict[str, Tensor]:

@@ -57,9 +57,10 @@ class SiteMethod(ABC):
             metrics of such a model have no noise for other patients, so with a cap on epsilon they
             stay too.
         trains_stacked: whether simulated sites can be trained as one batch. Then ``train`` gives
-            ``lab.fit`` no objective, no second optimiser, only a ``Term`` as penalty, and only a
-            ``GradientSum`` to call after each step; and it trains the site's own model last. A
-            subclass does not inherit the value, because it may do more.
+            ``lab.fit`` only a ``StackableLoss`` as objective, only a ``Term`` as penalty, and only
+            a ``GradientSum`` to call after each step. A second optimiser has the run's settings.
+            The site's own model is trained last. A subclass does not inherit the value, because it
+            may do more.
     """
 
     phases: ClassVar[tuple[str, ...]] = ("train",)

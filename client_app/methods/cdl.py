@@ -13,8 +13,8 @@ from torch import Tensor
 from fedsilo.client_app.methods.base import Lab, Outgoing, TokenClassifier
 from fedsilo.client_app.methods.decentralised import DecentralisedSite, send_and_keep
 from fedsilo.client_app.methods.moon import copy_network
-from fedsilo.client_app.training.loop import Objective
 from fedsilo.client_app.training.optimisers import open_optimiser
+from fedsilo.client_app.training.terms import Batch, StackableLoss
 from fedsilo.core.array_names import with_prefix
 from fedsilo.models.methods.cdl import CDLSettings, contrastive_divergence
 from fedsilo.models.networks.site_network import exchanged_arrays, load_exchanged
@@ -26,6 +26,7 @@ class CDLSite(DecentralisedSite):
     """Mixes its model with the neighbours', trains it with a support model, and sends it."""
 
     settings: CDLSettings
+    trains_stacked = True
 
     def train(self, lab: Lab) -> Outgoing:
         """Train the main model and the support model together; send the main model and store both.
@@ -46,21 +47,27 @@ class CDLSite(DecentralisedSite):
         support = copy_network(network).train()
         load_exchanged(support, stored)
         beside = open_optimiser(support, lab.sampling)
-        lab.fit(network, objective=self._divergence_loss(network, support), beside=beside)
+        both = StackableLoss(self._divergence_loss, network, support)
+        lab.fit(network, objective=both, beside=beside)
         return send_and_keep(network, with_prefix(_SUPPORT, exchanged_arrays(support)))
 
-    def _divergence_loss(self, main: TokenClassifier, support: TokenClassifier) -> Objective:
-        """Build the loss function: the main model's loss plus the divergence of both models.
+    def _divergence_loss(
+        self, batch: Batch, main: TokenClassifier, support: TokenClassifier
+    ) -> Tensor:
+        """Compute the main model's loss plus the divergence between both models, for one batch.
 
-        The function maps inputs and labels to a scalar. It adds ``contrastive_divergence`` between
-        the outputs of both models, with 'cdl.divergence-beta'. One term of the divergence trains
-        only the main model, and the other term trains only the support model. The support model has
-        no other loss.
+        The divergence is ``contrastive_divergence`` between the outputs of both models, with
+        'cdl.divergence-beta'. One term of it trains only the main model, and the other term trains
+        only the support model. The support model has no other loss.
+
+        Args:
+            batch: the inputs and labels, and the losses to use.
+            main: the main model.
+            support: the support model, which stays at the silo.
+
+        Returns:
+            The loss of the batch: a scalar for one site, or (batch,) for a stack of sites.
         """
-
-        def loss(inputs: Tensor, labels: Tensor) -> Tensor:
-            logits = main(inputs)
-            apart = contrastive_divergence(logits, support(inputs), self.settings.divergence_beta)
-            return main.criterion(logits, labels) + apart
-
-        return loss
+        logits, beta = main(batch.inputs), self.settings.divergence_beta
+        apart = contrastive_divergence(logits, support(batch.inputs), beta, batch.mean)
+        return batch.criterion(logits, batch.labels) + apart

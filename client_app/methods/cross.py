@@ -17,6 +17,7 @@ from fedsilo.strategies.wire.records import unpack
 class CrossSite(EnsembleSite):
     """Trains alone like ``local``; at the end measures all sites' models on its own samples."""
 
+    trains_stacked = True
     open = LocalSite.open  # each received model is measured separately
 
     def measured(self, lab: Lab, network: SiteNetwork) -> Iterator[Measured]:

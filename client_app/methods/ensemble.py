@@ -8,6 +8,7 @@ from fedsilo.models.networks.mixture import Mixture, open_experts
 class EnsembleSite(LocalSite):
     """Trains alone like ``local``; measures the mean of all sites' models once it receives them."""
 
+    trains_stacked = True
     measures_what_stays = False  # the stored model is also sent, so it was trained with noise
 
     def open(self, lab: Lab) -> SiteNetwork:
@@ -24,7 +25,10 @@ class EnsembleSite(LocalSite):
         return super().open(lab)
 
     def train(self, lab: Lab) -> Outgoing:
-        """Train and store the site's own model. If the server asks for arrays, also send it."""
+        """Train the site's own model, and store it for the next round.
+
+        The trained model is also sent, but only if the server asks for arrays.
+        """
         network = lab.open()
         lab.measure(network)
         lab.fit(network)

@@ -7,6 +7,8 @@ from fedsilo.models.methods.decentralised import MODEL
 class FedCrossSite(SiteMethod):
     """Trains the received model, and keeps nothing."""
 
+    trains_stacked = True
+
     def train(self, lab: Lab) -> Outgoing:
         """Measure the mean of all models if it was sent, then train the drawn model and send it.
 

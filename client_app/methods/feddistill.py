@@ -10,8 +10,8 @@ from torch import Tensor
 
 from fedsilo.client_app.methods.base import Lab, Outgoing, TokenClassifier
 from fedsilo.client_app.methods.local import LocalSite, from_others, send_class_means
-from fedsilo.client_app.training.loop import Objective
-from fedsilo.models.maths.class_means import class_targets, matching_loss
+from fedsilo.client_app.training.terms import Batch, StackableLoss
+from fedsilo.models.maths.class_means import ClassTargets, class_targets, matching_loss
 from fedsilo.models.methods.feddistill import LOGITS, FedDistillSettings
 
 
@@ -19,26 +19,31 @@ class FedDistillSite(LocalSite):
     """Stores its network like ``local``; only the mean logits of each class leave."""
 
     settings: FedDistillSettings
+    trains_stacked = True
     # ``fit`` trains the stored network with noise, because the means that leave depend on it
     measures_what_stays = False
 
     def train(self, lab: Lab) -> Outgoing:
-        """Train near the others' mean logits, then send this site's own mean logits of each class.
+        """Train near the other sites' mean logits, then send this site's mean logits per class.
 
-        Mean logits have shape (classes,), and are computed by the trained network. A class with too
-        few training samples is not sent. The network is stored at the site.
+        The loss has a penalty on the distance from the received mean logits (``_logit_loss``). In
+        round 1 there are none, and no penalty. After the training, the network computes the mean
+        logits (classes,) of each class over this site's training samples. A class with too few
+        training samples is not sent. Only the means leave. The network itself is stored at the site
+        for the next round.
         """
         network = cast(TokenClassifier, lab.open())
         lab.measure(network)
         lab.fit(network, objective=self._logit_loss(lab, network))
         return send_class_means(lab, network, LOGITS, network, self.settings.class_min_count)
 
-    def _logit_loss(self, lab: Lab, network: TokenClassifier) -> Objective | None:
-        """Return a function: the network's own loss plus the weighted distance to the mean logits.
+    def _logit_loss(self, lab: Lab, network: TokenClassifier) -> StackableLoss | None:
+        """Build the loss: the network's own loss plus a distance from the others' mean logits.
 
-        Each sample's logits are compared with the other sites' mean logits for its label; a label
-        without received logits adds nothing. Returns None if no mean logits were received, as in
-        round 1; the network's own loss is then used.
+        The logits of each sample are compared with the received mean logits of its label. A label
+        without received mean logits adds nothing. The distance is weighted by
+        'feddistill.logit-weight'. If no mean logits were received, as in round 1, the result is
+        None, and the network's own loss is used.
 
         Raises:
             SiteError: a received array has an unknown class or another shape, or is not finite.
@@ -47,11 +52,11 @@ class FedDistillSite(LocalSite):
         mean_logits = class_targets(from_others(lab), LOGITS, classes, classes)
         if mean_logits is None:
             return None
-        weight, targets = self.settings.logit_weight, mean_logits.to(lab.compute.device)
+        weight = self.settings.logit_weight
 
-        def loss(inputs: Tensor, labels: Tensor) -> Tensor:
-            logits = network(inputs)
-            apart = matching_loss(logits, labels, targets)
-            return network.criterion(logits, labels) + weight * apart
+        def loss(batch: Batch, network: TokenClassifier, targets: ClassTargets) -> Tensor:
+            logits = network(batch.inputs)
+            apart = matching_loss(logits, batch.labels, targets, batch.mean)
+            return batch.criterion(logits, batch.labels) + weight * apart
 
-        return loss
+        return StackableLoss(loss, network, mean_logits.to(lab.compute.device))

@@ -26,6 +26,7 @@ class FedPACSite(FedRepSite):
     """Receives the shared arrays and its own mix of classifiers, and keeps nothing."""
 
     settings: FedPACSettings
+    trains_stacked = True
 
     def open(self, lab: Lab) -> SiteNetwork:
         """Build the network from the received arrays only; the server has all of them."""

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from fedsilo.client_app.methods.base import Lab, Measured, Outgoing, SiteNetwork, TokenClassifier
 from fedsilo.client_app.methods.local import LocalSite, from_others, send_class_means
-from fedsilo.client_app.training.loop import Objective
+from fedsilo.client_app.training.terms import Batch, StackableLoss
 from fedsilo.models.maths.class_means import ClassTargets, class_targets, matching_loss
 from fedsilo.models.methods.fedproto import PROTOTYPE, FedProtoSettings, NearestPrototype
 
@@ -21,6 +21,7 @@ class FedProtoSite(LocalSite):
     """
 
     settings: FedProtoSettings
+    trains_stacked = True
     # ``fit`` trains the stored network with noise, because the means that leave depend on it
     measures_what_stays = False
 
@@ -55,22 +56,36 @@ class FedProtoSite(LocalSite):
 
 def prototype_loss(
     lab: Lab, network: TokenClassifier, arrays: dict[str, Tensor], weight: float
-) -> Objective | None:
-    """Return a function: the loss plus the weighted distance to the label's prototype (eq. 7).
+) -> StackableLoss | None:
+    """Build the loss: the network's own loss plus a distance to the label's prototype (eq. 7).
 
-    Returns None if ``arrays``, the received prototypes, are empty, as in round 1; the network's own
-    loss is then used. The distance is a mean squared error, times ``weight``.
+    The distance is the mean squared error between a sample's flattened tokens and the prototype of
+    its label. A label without a prototype adds nothing.
+
+    Args:
+        lab: the lab of the message.
+        network: the network to train.
+        arrays: the received prototypes, by name.
+        weight: the factor of the distance.
+
+    Returns:
+        The loss. None if ``arrays`` has no prototypes, as in round 1, and the network's own loss is
+        then used.
+
+    Raises:
+        SiteError: a received prototype has an unknown class or another shape, or is not finite.
     """
     prototypes = _prototypes(lab, network, arrays)
     if prototypes is None:
         return None
 
-    def loss(inputs: Tensor, labels: Tensor) -> Tensor:
-        tokens = network.encode(inputs)
-        task = network.criterion(network.classify(network.features(tokens)), labels)
-        return task + weight * matching_loss(tokens.flatten(1), labels, prototypes)
+    def loss(batch: Batch, network: TokenClassifier, prototypes: ClassTargets) -> Tensor:
+        tokens = network.encode(batch.inputs)
+        task = batch.criterion(network.classify(network.features(tokens)), batch.labels)
+        apart = matching_loss(tokens.flatten(1), batch.labels, prototypes, batch.mean)
+        return task + weight * apart
 
-    return loss
+    return StackableLoss(loss, network, prototypes)
 
 
 def _prototypes(

@@ -136,12 +136,16 @@ class GLMSite(SiteMethod):
         return Outgoing(send=send)
 
     def _units(self, lab: Lab) -> tuple[Floats, Floats]:
-        """Return the server's units: centres and deviations of outcome and columns, (k,) each.
+        """Read the server's units of outcome and columns: centres and deviations, (k,) each.
+
+        A value in these units is the value minus its centre, divided by its deviation. The first
+        entry belongs to the outcome, the others to the columns. Only a linear model may have units
+        for its outcome. In any other model, scaling the outcome would change how the residuals are
+        spread over the patients.
 
         Raises:
-            SiteError: a deviation is not above 0, or a value is not finite; or the model is not
-                linear, but the outcome's centre is not 0 or its deviation not 1. Scaling the
-                outcome would change how the residuals are spread over the patients.
+            SiteError: a deviation is not above 0, a value is not finite, or the model is not linear
+                but the outcome's centre is not 0 or its deviation is not 1.
         """
         arrays = lab.arrays()
         centers = arrays[CENTERS].double().numpy()

@@ -40,7 +40,10 @@ class Patients:
     times: Floats | None = None
 
     def lacking(self) -> npt.NDArray[np.bool_]:
-        """Mark the missing values, (n, columns + 1 or 2): columns, outcome, then times."""
+        """Mark the missing values of the patients, (n, values) bool.
+
+        The values are the columns, in their order, then the outcome and, in Cox's model, the time.
+        """
         values = [self.columns, self.outcome]
         if self.times is not None:
             values.append(self.times)

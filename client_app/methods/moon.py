@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fedsilo.client_app.methods.base import Lab, Outgoing, SiteMethod, SiteNetwork, TokenClassifier
 from fedsilo.client_app.training.initial_network import initial_classifier
-from fedsilo.client_app.training.loop import Objective
+from fedsilo.client_app.training.terms import Batch, StackableLoss
 from fedsilo.core.array_names import arrays_below, with_prefix
 from fedsilo.core.messages import EVALUATE
 from fedsilo.models.methods.moon import PROJECTION, MoonSettings, build_projection, contrastive_loss
@@ -26,6 +26,7 @@ class MoonSite(SiteMethod):
     """Receives and returns the network and, for training, the projection head."""
 
     settings: MoonSettings
+    trains_stacked = True
 
     def open(self, lab: Lab) -> SiteNetwork:
         """Build the network with the received weights, on the compute device.
@@ -58,31 +59,42 @@ class MoonSite(SiteMethod):
 
     def _contrastive_objective(
         self, network: TokenClassifier, stored: dict[str, Tensor]
-    ) -> Objective | None:
-        """Return a function: the network's loss plus mu times the model-contrastive loss (eq. 4).
+    ) -> StackableLoss | None:
+        """Build the loss: the network's own loss plus mu times the model-contrastive loss (eq. 4).
+
+        The contrastive loss compares the representations of the trained network with those of two
+        fixed networks, the global and the previous model. mu is 'moon.contrast-mu'.
 
         Args:
-            network: the network to train; a frozen copy of its present state is the global model.
-            stored: the arrays of the site's previous model; if it is empty, the result is None.
+            network: the network to train. A frozen copy of its present state is the global model.
+            stored: the arrays of the site's previous model; empty in the site's first round.
+
+        Returns:
+            The loss, or None if ``stored`` is empty.
         """
         if not stored:
             return None
         incoming = copy_network(network).eval().requires_grad_(False)
         previous = copy_network(network).eval().requires_grad_(False)
         load_exchanged(previous, stored)
-        mu, temperature = self.settings.contrast_mu, self.settings.contrast_temperature
+        return StackableLoss(self._contrastive_loss, network, incoming, previous)
 
-        def loss(inputs: Tensor, labels: Tensor) -> Tensor:
-            tokens = network.encode(inputs)
-            task = network.criterion(network.classify(network.features(tokens)), labels)
-            # Both anchors are fixed networks, so only the trained one needs gradients
-            with torch.no_grad():
-                near = _represent(incoming, incoming.encode(inputs))
-                far = _represent(previous, previous.encode(inputs))
-            representations = _represent(network, tokens)
-            return task + mu * contrastive_loss(representations, near, far, temperature)
-
-        return loss
+    def _contrastive_loss(
+        self,
+        batch: Batch,
+        network: TokenClassifier,
+        incoming: TokenClassifier,
+        previous: TokenClassifier,
+    ) -> Tensor:
+        tokens = network.encode(batch.inputs)
+        task = batch.criterion(network.classify(network.features(tokens)), batch.labels)
+        # Both anchors are fixed networks, so only the trained one needs gradients
+        with torch.no_grad():
+            near = _represent(incoming, incoming.encode(batch.inputs))
+            far = _represent(previous, previous.encode(batch.inputs))
+        own, temperature = _represent(network, tokens), self.settings.contrast_temperature
+        contrast = contrastive_loss(own, near, far, temperature, batch.mean)
+        return task + self.settings.contrast_mu * contrast
 
 
 def copy_network(network: TokenClassifier) -> TokenClassifier:

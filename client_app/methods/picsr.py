@@ -38,6 +38,7 @@ class PICSRSite(SiteMethod):
     """Trains an expert and then a router over all experts; a prototype needs enough samples."""
 
     settings: PICSRSettings
+    trains_stacked = True
 
     def admit(self, session: SiteSession) -> None:
         """Check that the site has enough training samples for a prototype, by its reported counts.

@@ -10,5 +10,7 @@ from fedsilo.models.methods.decentralised import MODEL
 class StarSite(DecentralisedSite):
     """Starts each round from the received model."""
 
+    trains_stacked = True
+
     def _start(self, lab: Lab) -> dict[str, Tensor]:
         return lab.arrays(MODEL) or own_model(lab)

@@ -110,9 +110,10 @@ class UEFLSite(SiteMethod):
         return Outgoing(send={"centroids": centres, "counts": counts})
 
     def measured(self, lab: Lab, network: SiteNetwork) -> Iterable[Measured]:
-        """Return the network to measure, with a probe that measures its codeword use (eq. 11).
+        """Return the networks to measure, the first with a probe of its codeword use (eq. 11).
 
-        Evidence probes and further networks of ``SiteMethod.measured`` are kept.
+        The other probes and networks are those of ``SiteMethod.measured``, such as the vacuity of
+        an evidential network.
         """
         uefl = cast(UEFLNetwork, network)
         plain, *others = super().measured(lab, network)

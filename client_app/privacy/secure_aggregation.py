@@ -239,11 +239,13 @@ class SecureSite:
         return prove_sum(self.asked, seals, self.common, self.samples)
 
     def _request_digest(self, received: Mapping[str, Any], secrets: RoundSecrets) -> str:
-        """Return a digest of everything, except the data, that decides what this site masks.
+        """Return a digest of the values in a request that decide what this site masks.
 
-        The digest covers the instruction (without the run's folder), the arrays and metrics to sum,
-        the received arrays, and the number of sites, which decides the quantisation. At a site that
-        does not declare its data, the digest is empty.
+        Once a round's sum is unmasked, requests of this round with another digest are refused
+        (``UnmaskedSums.refuse_other_question``). The digest covers the instruction without the
+        run's folder, the names of the arrays and metrics to sum, the received arrays, and the
+        number of sites that have keys, which decides the quantisation. Only a hospital that
+        declares its data needs the digest. At any other site it is an empty string.
         """
         if self.instruction is None:
             return ""

@@ -103,17 +103,21 @@ class UnmaskedSums:
             )
 
     def refuse_other(self, weighed: str, answered: Sequence[str] = ()) -> None:
-        """Check that a sum equals the sum that was already unmasked in this round.
+        """Check that this site does not contribute to a second, different sum of the same round.
 
-        If no sum was unmasked in this round, the check passes.
+        The server may ask for a round again. If the round's sum was unmasked before, it may be
+        unmasked again only over the same sites and with the same numbers from this site. Otherwise
+        the difference between the two sums would reveal one site's part. If no sum of this round
+        was unmasked before, the check passes.
 
         Args:
-            weighed: the digest of the numbers that this site masks.
-            answered: the sites of the sum, whose order counts. Before the sites are known it is
-                empty, and only ``weighed`` is compared.
+            weighed: the digest of the numbers that this site masks now.
+            answered: the sites of the sum, sorted. Before the site masks, they are not known yet.
+                Then the argument is empty, and only ``weighed`` is compared.
 
         Raises:
             RefusedError: the sites, or this site's numbers, differ from those of the earlier sum.
+            CheckpointError: the record of the run's sums is damaged.
         """
         before = self._of_round()
         if before.sites and answered and list(answered) != before.sites:

@@ -330,10 +330,10 @@ class AnswerBuilder:
     def _count_left_out(self, rows: LeftOutRows) -> LeftOut:
         """Count the samples that are in no split, and per column those without a valid value.
 
-        The number of samples is None if it is below the floor. A column's count is None if it is
-        below the floor, or if fewer of these samples than the floor have a valid value, because the
-        difference from the number of samples would reveal them. With a floor of 1 or less all
-        counts are returned.
+        None takes the place of a count that must not leave. With the floor f, the number of
+        left-out samples is None if it is below f. A column's count is None if it is below f, or if
+        fewer than f left-out samples have a valid value, because subtraction would reveal that
+        number. A floor of 1 or less hides nothing.
         """
         missing = {}
         for name, count in rows.missing.items():

@@ -108,10 +108,10 @@ class Compute:
         return lambda rows: resident[rows.pin_memory().to(self.device, non_blocking=True)]
 
     def peak_memory(self) -> int:
-        """Return the peak memory in bytes: of PyTorch on a GPU, of this process on a CPU.
+        """Return the peak memory in bytes: PyTorch's on a GPU, or the whole process's on a CPU.
 
-        On a GPU the peak counts from the message's start, where ``Lab`` resets it; on a CPU it
-        covers all work of the process.
+        On a GPU the peak counts from the start of the message, when ``Lab`` resets it. On a CPU it
+        counts from the start of the process.
         """
         if self.device.type == "cuda":
             return int(torch.cuda.max_memory_allocated(self.device))

@@ -80,7 +80,10 @@ def schedule(
 
 
 def passes_of(count: int, settings: CommonSettings, smallest: int = 1) -> int:
-    """Count the passes over ``count`` samples in a round; a pass that is cut short counts too."""
+    """Count the passes over ``count`` samples in one round, as ``schedule`` makes them.
+
+    A last pass that is cut short counts as a pass.
+    """
     return sum(1 for _ in schedule(count, settings, torch.Generator().manual_seed(0), smallest))
 
 
@@ -149,7 +152,13 @@ def add_gradients(
 
 
 def steps_of(count: int, settings: CommonSettings, smallest: int = 1) -> int:
-    """Count the optimiser steps of a round over ``count`` samples; see ``schedule``."""
+    """Count the optimiser steps in one round over ``count`` samples, as ``schedule`` makes them.
+
+    Args:
+        count: the number of samples.
+        settings: the length of the training and the batch size.
+        smallest: the minimum number of samples in a batch, if the site has that many.
+    """
     rng = torch.Generator().manual_seed(0)
     return sum(map(len, schedule(count, settings, rng, smallest)))
 

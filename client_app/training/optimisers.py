@@ -216,10 +216,11 @@ def moments_of(optimiser: Optimizer, module: nn.Module) -> dict[str, Tensor]:
 
 
 def restore_moments(optimiser: Optimizer, module: nn.Module, stored: Mapping[str, Tensor]) -> None:
-    """Put the arrays of ``moments_of`` back into an optimiser, on the parameters' device.
+    """Put an optimiser's stored state back into it, so that it continues where it stopped.
 
-    A parameter begins with new moments if no arrays are stored for it, or if their shape differs
-    from its own. Arrays for unknown parameters are ignored.
+    The arrays are those of ``moments_of``, and are moved to the device of their parameters. A
+    parameter begins with new moments if no arrays are stored for it, or if their shape differs from
+    its own. Arrays for unknown parameters are ignored.
     """
     moments: dict[str, dict[str, Tensor]] = {}
     for key, value in stored.items():

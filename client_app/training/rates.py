@@ -82,7 +82,10 @@ def rate_setter(
 
 @lru_cache(maxsize=32)  # a simulation's sites need the same factors in each round
 def _factors(settings: CommonSettings, steps: int) -> Sequence[float]:
-    """Return each step's rate divided by 'train.learning-rate', for ``steps`` steps per round."""
+    """Return the learning rate of each step in all rounds, as a factor of 'train.learning-rate'.
+
+    ``steps`` is the number of steps in a round. The result is cached.
+    """
     return array("d", (rate / settings.learning_rate for rate in _rates(settings, steps)))
 
 

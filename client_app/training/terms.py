@@ -1,14 +1,86 @@
 """Additions of a method to its training that one site or a stack of sites can compute.
 
-A penalty or a hook that is a closure works for one site only. These classes name the tensors that
-they use, so simulated sites that train as one batch can put all sites' tensors in their place.
+A loss, a penalty or a hook that is a closure works for one site only. These classes name the
+networks and tensors that they use, so simulated sites that train as one batch can put those of all
+sites in their place.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+
+from fedsilo.models.networks.site_network import TokenClassifier, cross_entropies
+
+
+@dataclass(frozen=True)
+class Batch:
+    """A batch, and the losses that a method's own loss is made of.
+
+    For one site the losses are means over the batch, scalars. For a stack of sites they have one
+    value per sample, (batch,), because each site has a mean of its own.
+
+    Attributes:
+        inputs: (batch, *input_shape) float.
+        labels: (batch,).
+        loss: maps inputs and labels to the trained network's own loss.
+        criterion: maps logits (batch, classes) and labels to their loss.
+        mean: maps a value per sample, (batch,), to the form of the other losses.
+    """
+
+    inputs: Tensor
+    labels: Tensor
+    loss: Callable[[Tensor, Tensor], Tensor]
+    criterion: Callable[[Tensor, Tensor], Tensor]
+    mean: Callable[[Tensor], Tensor]
+
+
+class StackableLoss:
+    """A method's own loss of a batch, which one site or a stack of sites can compute.
+
+    ``Lab.fit`` takes it as ``objective``. Calling it with inputs (batch, *input_shape) and labels
+    (batch,) returns a scalar with gradient.
+
+    Args:
+        function: maps a ``Batch``, and then each part, to the batch's loss. It treats each sample
+            by itself, so it may add, scale and combine the losses of the batch, but not mix its
+            rows. It must not contain random numbers other than dropout, or branch on the values of
+            tensors.
+        network: the trained network, the first part.
+        further: what else the loss reads: networks, and modules whose buffers are constants.
+            Parameters without gradient stay as they are. Other parameters are trained by the
+            method's second optimiser, which must have the run's settings.
+
+    Attributes:
+        parts: ``network`` and ``further``.
+    """
+
+    def __init__(
+        self, function: Callable[..., Tensor], network: TokenClassifier, *further: nn.Module
+    ) -> None:
+        self._function, self._network = function, network
+        self.parts = nn.ModuleList([network, *further])
+
+    def __call__(self, inputs: Tensor, labels: Tensor) -> Tensor:
+        """Compute the loss of one site's batch, a scalar."""
+        network = self._network
+        batch = Batch(inputs, labels, network.loss, network.criterion, torch.mean)
+        loss: Tensor = self._function(batch, *self.parts)
+        return loss
+
+    def losses(self, inputs: Tensor, labels: Tensor) -> Tensor:
+        """Compute the loss of each sample (batch,), with the cross-entropy as criterion.
+
+        The samples may belong to several stacked sites.
+        """
+        each = Batch(inputs, labels, self._network.losses, cross_entropies, _keep_each)
+        losses: Tensor = self._function(each, *self.parts)
+        return losses
+
+
+def _keep_each(losses: Tensor) -> Tensor:
+    return losses
 
 
 @dataclass(frozen=True)

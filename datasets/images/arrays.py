@@ -70,7 +70,14 @@ class OwnArrays(DataSet):
         return names
 
     def image_reader(self, site: str, settings: CommonSettings, places: Places) -> ImageReader:
-        """Return a function that reads a ``.npy`` file as one sample, with the shape of ``x``."""
+        """Return a function that reads a ``.npy`` file as one sample, like those of ``x``.
+
+        The sample has the shape and type of the samples in the site's array ``x``. The function
+        raises ``BrokenImageError`` if the file cannot be used.
+
+        Raises:
+            DataError: the site's own arrays are missing or invalid.
+        """
         x = _read(self._file(site, places), task_of(settings))[0]
         return lambda path: _read_sample(path, x.shape[1:], x.dtype)
 
@@ -257,7 +264,11 @@ def _sample_fault(x: npt.NDArray[Any]) -> str:
 
 
 def _class_fault(classes: npt.NDArray[Any], fewest: int) -> str:
-    """Explain why an array is not a list of ``fewest`` or more distinct names; '' if it is."""
+    """Explain why an array is not a list of distinct names of classes; '' if it is.
+
+    It must be a one-dimensional array of strings with at least ``fewest`` entries. Names must
+    differ in their normalised form, and must not have characters that cannot be seen.
+    """
     are_names = classes.ndim == 1 and classes.dtype.kind == "U"
     names = set(map(normalise_name, map(str, classes.reshape(-1).tolist())))
     if not are_names or len(classes) < fewest or len(names) < len(classes):

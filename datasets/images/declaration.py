@@ -132,10 +132,10 @@ class Declaration(FileModel):
         return self
 
     def labels(self) -> Classes:
-        """Return class name -> its labels.
+        """Return the names of what is predicted: name -> the labels in manifests that mean it.
 
-        Of findings, a number and an event there are only the names, with no labels. A number's name
-        has its unit in brackets.
+        Only classes have labels. For findings the keys are their names, for a regression the
+        outcome with its unit in brackets, and for survival the event; their values are empty.
         """
         if self.outcome and self.unit:
             return {f"{self.outcome} ({self.unit})": ()}

@@ -91,15 +91,19 @@ def decode_image(path: Path, size: int, constancy: bool = False) -> Pixels:
 
 @contextmanager
 def opened_image(path: Path, formats: tuple[str, ...]) -> Iterator[Image]:
-    """Open an image file as a context; decoding inside the block is covered by the same errors.
+    """Open an image file as a context, and turn errors of reading into ``BrokenImageError``.
+
+    Pillow opens the file, but decodes its pixels only inside the block, so errors that the block
+    raises are converted too. The size in the header is checked before the block runs.
 
     Args:
         path: the file.
         formats: the only formats to accept, by Pillow's names.
 
     Raises:
-        BrokenImageError: the file is missing, truncated, not a regular file, in none of the
-            formats, or has more than 89 million pixels.
+        BrokenImageError: the file is missing, truncated, not a regular file or in none of the
+            formats, or has more than 89 million pixels. Any other error inside the block counts as
+            a damaged file.
         MemoryError: the image does not fit into memory.
     """
     from PIL import Image, UnidentifiedImageError
@@ -127,9 +131,11 @@ def opened_image(path: Path, formats: tuple[str, ...]) -> Iterator[Image]:
 
 
 def read_fault(error: Exception) -> str:
-    """Explain why a file cannot be read, from an error of the system or of a decoder.
+    """Explain why a file cannot be read, as a predicate, from the error that reading it raised.
 
-    An error that is not the system's counts as a truncated or damaged file.
+    A ``FileNotFoundError`` gives "is missing". Any other error of the operating system gives
+    "cannot be read" and the system's reason. All other errors come from a decoder, and give "is
+    truncated or damaged".
     """
     if isinstance(error, FileNotFoundError):
         return "is missing"
@@ -229,10 +235,14 @@ def _central_square(image: Image, size: int) -> Pixels:
 
 
 def shades_of_grey(pixels: Pixels) -> Pixels:
-    """Remove the colour of the light from RGB pixels (3, height, width), keeping the brightness.
+    """Remove the colour of the light from RGB pixels (3, height, width), and keep their brightness.
 
-    Each channel is scaled so that the power means (power 6) of all channels become equal. A black
-    channel stays black. Returns uint8, clipped to 0..255.
+    The light of a channel is the power mean of its pixels, with power 6. Each channel is scaled so
+    that its light becomes the root mean square of the three lights, so pixels under grey light do
+    not change. A black channel stays black.
+
+    Returns:
+        The pixels, uint8, rounded and clipped to 0..255.
     """
     channels = pixels.astype(np.float64)
     light = (channels**_GREY_POWER).mean(axis=(1, 2)) ** (1 / _GREY_POWER)

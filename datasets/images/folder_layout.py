@@ -138,12 +138,15 @@ def check_class_names(place: Path, names: Sequence[str]) -> None:
 
 
 def check_no_class_folders(folders: Sequence[Path]) -> None:
-    """Check that folders with images in them are classes, and not sites that also hold images.
+    """Check that folders which may be classes do not look like sites.
 
-    A single folder passes. At least one of the folders must have images directly in it.
+    At least one of the folders must have images directly in it, which is why they are taken for
+    classes. Classes hardly ever contain the same folders of images, but sites do. A single folder
+    passes.
 
     Raises:
-        DataError: all folders contain the same two or more folders of images, as sites would.
+        DataError: there are several folders, and all contain the same two or more folders with
+            images.
     """
     below = []
     for folder in folders:

@@ -114,8 +114,13 @@ def _pick(texts: tuple[str, ...], rows: Rows) -> tuple[str, ...]:
 def join_indices(where: str, parts: Sequence[ImageIndex]) -> ImageIndex:
     """Concatenate the indices of several sites whose images are in one folder.
 
-    The parts (train, val, test) and the masks are dropped. If safe names differ from file names,
-    they also name the site. Without indices the result is empty.
+    The result has no parts (train, val, test) and no masks. If a site's safe names differ from its
+    file names, the site's name is added to them, because each manifest counts its lines from 1.
+    Without indices the result is empty.
+
+    Args:
+        where: the name of the result in errors.
+        parts: the indices, all with the same folder.
     """
     names: list[str] = []
     groups: list[str] = []

@@ -272,7 +272,14 @@ class Manifest:
         return value
 
     def _finding(self, number: int, column: str, text: str) -> float:
-        """Parse a cell of line ``number`` as 0 (absent) or 1 (present). Raises DataError if not."""
+        """Parse a cell as a finding, 1.0 if it is present and 0.0 if it is absent.
+
+        ``number`` and ``column`` are the cell's line and column, and ``text`` is its text. '1.0'
+        counts as '1'.
+
+        Raises:
+            DataError: the cell is neither 0 nor 1.
+        """
         value = same_text(text)
         if value not in ("0", "1"):
             raise DataError(

@@ -175,9 +175,10 @@ def _refuse_table(data: DataSet, settings: CommonSettings) -> None:
 
 
 def _known_classes(data: DataSet, settings: CommonSettings) -> int | None:
-    """Return the number of labels of an image data set.
+    """Return the number of labels of an image data set, or None if it cannot be known here.
 
-    None for other data sets, or if the number is only in data files that are not on this machine.
+    It cannot be known for any other data set, or if it is only in data files that are not on this
+    machine.
     """
     if isinstance(data, ShiftedImages):
         return data.source.classes
@@ -241,11 +242,11 @@ def load_cut(data: DataSet, name: str, settings: CommonSettings, places: Places)
 
 
 def cut_document(data: DataSet, settings: CommonSettings, places: Places) -> dict[str, Any]:
-    """Record a cut so that it can be compared or repeated.
+    """Record which samples a cut gives to each silo, so that the cut can be compared or repeated.
 
     Returns:
-        'decided-by': the settings that decide the cut; 'silos': name -> split -> row indices in the
-        pool; 'sha256': a digest of 'silos'.
+        'decided-by': the settings that decide the cut; 'silos': silo -> split -> row indices among
+        all samples of the data set (its pool); 'sha256': a digest of 'silos'.
 
     Raises:
         SettingError: the partition is impossible with the data set's labels.
@@ -323,14 +324,21 @@ def _cut_unseen(
 def _cut_at_random(
     dataset: str, pool: CutPool, settings: CommonSettings, names: list[str]
 ) -> list[dict[str, Rows]]:
-    """Compute the rows of every silo for a random partition, limited to the sizes in the settings.
+    """Choose the rows of every silo for a random partition: 'dirichlet', 'labels' or a plugin's.
 
-    If the pool has no validation part, a tenth of a silo's training rows (rounded down) becomes its
-    validation rows. If 'split.use-test' is false, test rows are empty. ``dataset`` is the data
-    set's name, for errors, and ``names`` are the silos' names.
+    The random numbers are seeded by 'split.fold-seed'. A silo with more rows than
+    'split.silo-train-size' or 'split.silo-test-size' keeps that many at random; a size of 0 keeps
+    all. If the pool has no validation part, a random tenth of a silo's training rows, rounded down,
+    becomes its validation rows. If 'split.use-test' is false, test rows are empty.
+
+    Args:
+        dataset: the data set's name, for errors.
+        pool: all samples of the data set.
+        settings: the partition, its settings and the sizes.
+        names: the silos' names.
 
     Returns:
-        One dictionary per silo: part -> rows.
+        For each silo, part -> rows, ascending.
 
     Raises:
         SettingError: the number of labels per silo is impossible, or the plugin fails.

@@ -47,9 +47,11 @@ class _Plan:
     common: tuple[int, int]
 
     def error(self, share: float) -> float:
-        """Return the largest distance between ``share`` and a silo's share of private labels.
+        """Compute the largest difference between ``share`` and a silo's share of private labels.
 
-        The distance is rounded to 9 digits, so that equally good plans compare as equal.
+        A silo's share is its number of private labels divided by the number of all its labels. The
+        difference is absolute, and is rounded to 9 digits so that equally good plans compare as
+        equal.
         """
         largest = 0.0
         for silos, private, common in zip(self.silos, self.private, self.common, strict=True):
@@ -59,7 +61,7 @@ class _Plan:
         return round(largest, 9)
 
     def slots(self) -> int:
-        """Count shared labels over all silos: a label that three silos hold counts three times."""
+        """Count the shared labels of all silos: a label that three silos hold counts thrice."""
         (more, fewer), (common_more, common_fewer) = self.silos, self.common
         return more * common_more + fewer * common_fewer
 
@@ -115,12 +117,15 @@ def _list_plans(classes: int, silos: int, share: float) -> Iterator[_Plan]:
 
 
 def _near_counts(private: int, shared: int, share: float) -> list[int]:
-    """List the numbers of shared labels that keep a silo's share within the tolerance.
+    """List the numbers of shared labels with which a silo's share of private labels is near enough.
+
+    The silo's share is the number of its private labels divided by the number of all its labels. It
+    may differ from ``share`` by at most 0.05.
 
     Args:
-        private: the silo's number of private labels. If it is 0, only all shared labels are
-            possible, and only for a share near 0.
-        shared: number of shared labels, the most that a silo can hold.
+        private: the silo's number of private labels. If it is 0, the result has only ``shared``,
+            and is empty if ``shared`` is 0 or ``share`` is above 0.05.
+        shared: number of shared labels, the most that a silo can have.
         share: wanted share of private labels.
     """
     if not private:
@@ -298,12 +303,15 @@ class LabelCut:
         return silos
 
     def _deal_all_labels(self, rows: Sequence[Rows], counts: Sequence[int]) -> list[Rows]:
-        """Give every silo the same number of rows of each label, as consecutive slices of the rows.
+        """Give every silo the same number of rows of each label, from the rows in order.
+
+        Of a label with count c, the first silo gets the first c rows, the second silo the next c,
+        and so on. Rows that remain are not used.
 
         Args:
-            rows: for each label, the rows of the pool.
-            counts: for each label, the number of rows per silo. ``rows`` must have enough for all
-                silos.
+            rows: for each label, its rows in the pool. There must be at least c rows per silo,
+                which is not checked here.
+            counts: for each label, c, the number of rows per silo.
 
         Returns:
             The rows of each silo, ascending.
@@ -331,11 +339,11 @@ class LabelCut:
 
         If the pool has a validation part, no validation samples are taken here. Otherwise a tenth
         of ``size``, rounded down, are validation samples. Their number is divided as evenly as
-        possible among all K labels, alike at every silo, and all silos together take at most half
-        of a label's samples. The samples that remain of a label are offered to the silos that have
-        the label; a silo with fewer labels is offered more of each. A silo divides its training
-        samples among its labels as evenly as these offers allow. If labels are rare, the numbers
-        add up to less than ``size``.
+        possible among all K labels, in the same way at every silo. All silos together take at most
+        half of a label's samples. The samples that remain of a label are offered to the silos that
+        have the label; a silo with fewer labels is offered more of each. A silo divides its
+        training samples among its labels as evenly as these offers allow. If labels are rare, the
+        numbers add up to less than ``size``.
 
         Returns:
             For each of the K labels, the number of validation samples of a silo; and for each silo,

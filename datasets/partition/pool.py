@@ -72,11 +72,12 @@ def open_cut_pool(data: DataSet, settings: CommonSettings, places: Places) -> Cu
 
 
 def _pool_of_source(data: ShiftedImages, settings: CommonSettings, places: Places) -> CutPool:
-    """Open a UEFL image set as a pool, with unrotated images (distribution D1).
+    """Open the images of a UEFL data set as one pool, not rotated (distribution D1).
 
-    If the set has its own validation part, the pool has it too. If the set has tracks (images of
-    one object in a row), whole tracks are held out from training instead. Otherwise the validation
-    part is empty.
+    The validation part is the data set's own, if there is one. Otherwise it is empty, unless the
+    images have tracks (frames of one object): then a tenth of each label's tracks is held out from
+    training (``hold_out_tracks``). Test images are those of the data set. The sizes are the
+    source's.
 
     Raises:
         DataError: files are missing or unusable.
@@ -194,9 +195,10 @@ class _Mixed:
 
 
 def _relative_places(labels: Labels) -> Labels:
-    """Return each sample's relative position among the samples of its label, (n,), in 0..1.
+    """Return each sample's relative position among the samples of its label, (n,), between 0 and 1.
 
-    Sorting the samples of several silos by this position mixes silos in proportion to their sizes.
+    The k-th of m samples of a label, from 0, has the position (k + 0.5) / m. Sorting the samples of
+    several silos by this position mixes the silos in proportion to their sizes.
     """
     place = np.empty(len(labels))
     for label in np.unique(labels):

@@ -62,7 +62,11 @@ def is_dicom(path: Path) -> bool:
 
 
 def read_radiograph(path: Path, bits: int) -> Grey:
-    """Decode a DICOM by ``read_dicom``, and any other file by ``read_grey``.
+    """Read a grey radiograph: a DICOM file by ``read_dicom``, any other by ``read_grey``.
+
+    Args:
+        path: the file.
+        bits: the declared bits per pixel, 8 to 16.
 
     Raises:
         BrokenImageError: the file is missing or damaged, is not grey, or has another depth.
@@ -331,10 +335,15 @@ def _jpeg_shape(content: bytes) -> tuple[int, int] | None:
 
 
 def _apply_display(dataset: FileDataset, raw: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Convert stored values to displayed brightness 0..1: modality step first, then VOI step.
+    """Convert a DICOM's stored values to the brightness that a viewer shows, from 0 to 1.
 
-    Without VOI table and window, the smallest possible value becomes 0, and the largest 1. ``raw``
-    are the stored values (height, width); the header of ``dataset`` may be adapted for pydicom.
+    The modality step comes first: a lookup table, or a slope and an intercept. The second step
+    spreads the values of interest (VOI) over the whole brightness, by a lookup table or the first
+    window. Without either, the smallest possible value becomes 0, and the largest 1.
+
+    Args:
+        dataset: the DICOM; its header may be adapted for pydicom.
+        raw: the stored values, (height, width).
 
     Raises:
         ValueError: the rescale slope is not above 0. A damaged table may raise any other error.
@@ -359,10 +368,16 @@ def _apply_display(dataset: FileDataset, raw: npt.NDArray[Any]) -> npt.NDArray[A
 
 
 def _modality_range(dataset: FileDataset) -> tuple[float, float]:
-    """Return the smallest and the largest value that are possible after the modality step.
+    """Compute the smallest and the largest value that a DICOM may have after the modality step.
 
-    Both values follow from the header and not from the pixels. If the header has a lookup table,
-    the table decides them; otherwise the stored bits, the sign and the rescaling do.
+    The modality step converts stored values to the machine's unit, by a lookup table or by a slope
+    and an intercept. Only the header is read, not the pixels:
+
+    - With a modality lookup table, the range is 0 to 2^d - 1, where d is the table's bits per
+      entry.
+    - Without a table, the range follows from the stored bits b: 0 to 2^b - 1, or -2^(b-1) to
+      2^(b-1) - 1 if the values are signed. If the header has both a slope and an intercept, both
+      ends are multiplied by the slope, and the intercept is added.
 
     Raises:
         ValueError: the rescale slope is not above 0.

@@ -73,11 +73,12 @@ class MiniMias(RadiographDataSet):
         return take_share(every, settings.sample_share)
 
     def reader(self, index: ImageIndex, size: int, settings: CommonSettings) -> Reader:
-        """Return a function that decodes an image by name to int16 (1, size, size).
+        """Return a function that decodes an image of ``index`` by name to int16 (1, size, size).
 
-        If 'data.intensity-profiles' is set, the image is rendered with its tissue's profile, with
-        noise that is the same in every run. The function raises ``BrokenImageError`` if the file is
-        unusable.
+        The function decodes the 8-bit grey file, crops its empty edges and fits the rest into the
+        square (``fit_square``). If 'data.intensity-profiles' is set, it then renders the image with
+        the profile of its tissue, with noise that is the same in every run. It raises
+        ``BrokenImageError`` if the file is unusable.
 
         Raises:
             DataError: the listing is missing or invalid.

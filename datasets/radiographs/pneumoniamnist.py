@@ -54,11 +54,13 @@ class PneumoniaMnist(DataSet):
         return list(_PROFILES)
 
     def image_reader(self, site: str, settings: CommonSettings, places: Places) -> ImageReader:
-        """Return a function that decodes a new 8-bit grey file or DICOM like the site's own images.
+        """Return a function that decodes a new image like the site's own images, for predictions.
 
-        The function returns int16 (1, size, size). If 'data.intensity-profiles' is set and ``site``
-        is a vendor's name, the image is rendered with that vendor's profile. For any other
-        ``site``, such as '', the image is not rendered.
+        The function takes the path of an 8-bit grey PNG or TIFF or of a DICOM, resizes the whole
+        image and returns int16 (1, size, size). If 'data.intensity-profiles' is set and ``site`` is
+        a vendor's name, it also renders the image with that vendor's profile, with noise that
+        depends on the site and the file's name. For any other ``site``, such as '', the image is
+        not rendered. The function raises ``BrokenImageError`` for an unusable file.
         """
         size = settings.image_size or SIDE
         profile = None

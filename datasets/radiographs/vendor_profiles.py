@@ -31,10 +31,18 @@ class Profile:
     blur: float
 
     def render(self, picture: Grey, rng: np.random.Generator) -> Grey:
-        """Blur ``picture`` (height, width), add noise from ``rng``, and apply the curve; 0..1.
+        """Render a picture as the vendor's machine would, with its blur, noise and tone curve.
 
-        The noise grows with the square root of the brightness. ``rng`` draws it even if ``noise``
-        is 0.
+        The blur is the same along both axes. The noise is Gaussian, with the standard deviation
+        ``noise`` times the square root of the blurred brightness. Values are clipped to 0..1 before
+        and after the curve.
+
+        Args:
+            picture: brightness from 0 to 1, (height, width).
+            rng: draws the noise, also if ``noise`` is 0.
+
+        Returns:
+            The rendered picture, of the same shape, 0..1.
         """
         # The blur is separable: down the columns, then, on the transposed picture, along the rows
         soft = _blur(_blur(picture, self.blur).T, self.blur).T

@@ -90,13 +90,15 @@ def facts_of(folder: Path, names: Iterable[str]) -> Facts:
 
 
 def locate(source: Source, places: Places) -> tuple[Path, Facts]:
-    """Find the folder to decode a source from, and list the facts of its files.
+    """Find the folder with a public data set's files, and list size and time of each file.
 
-    If the same images are in several folders, the folder with the most files is chosen; on a tie,
-    the first.
+    If all files of the source are needed, they must be in its own folder (a source without files
+    has ``Path()`` and an empty list). If some are enough, its own folder and the folders of
+    ``forms``, which may hold the same images in another form, are searched. The folder with the
+    most files is then chosen; on a tie, the first.
 
     Returns:
-        The folder, and name, size and modification time of each file.
+        The folder, and the name, size and modification time of each file.
 
     Raises:
         DataError: no data directory is named, or files are missing. The error tells how to get

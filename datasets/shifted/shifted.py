@@ -146,7 +146,11 @@ def _too_few(name: str, silos: int, need: Mapping[str, int], have: Mapping[str, 
 
 
 def shift(images: npt.NDArray[Any], distribution: str, noise: bool, key: str) -> Tensor:
-    """Rotate images by the angle of ``distribution``, and add noise to D3.
+    """Apply the shift of a UEFL distribution to images: a rotation and, for D3, noise.
+
+    D1 leaves the images as they are, D2 rotates them by 50 degrees clockwise, and D3 by 120 degrees
+    counter-clockwise. The noise is Gaussian with standard deviation 10, independent for each pixel
+    and channel.
 
     Args:
         images: (n, height, width) or (n, height, width, 3), 0..255.
@@ -208,7 +212,11 @@ def scale_pixels(pixels: Tensor, source: Source, settings: CommonSettings) -> Te
 
 
 def unscale_pixels(pixels: Tensor, source: Source, settings: CommonSettings) -> Tensor:
-    """Undo ``scale_pixels``, and map the pixels to 0..1; noise may go beyond that range."""
+    """Undo ``scale_pixels``: map scaled pixels to float64 brightness from 0 to 1.
+
+    With 'data.pixel-scale' 'raw', pixels are only divided by 255. Noise may lead to values outside
+    0..1, which are not clipped.
+    """
     if settings.pixel_scale == "raw":
         return pixels.double() / 255
     mean, std = _mean_and_std(source)
@@ -239,11 +247,13 @@ class ShiftedImages(DataSet):
         return self.source.name
 
     def found(self, places: Places) -> str:
-        """Describe the data set's files in the data directory; '' if no files are there.
+        """Describe in a few words which of the data set's files are in the data directory.
 
-        A data set without files gives 'comes with scikit-learn'. If the source has several forms of
-        its files, the text is 'N files in FOLDER' for the form that is present. For any other
-        source it is 'K of N files in FOLDER'.
+        Returns:
+            'comes with scikit-learn' for the digits, which need no files. 'N files in FOLDER' for a
+            data set that can be read from some of its files (CIFAR, GTSRB); if its images are there
+            in two forms, only the form with more files counts. 'K of N files in FOLDER' for all
+            others. '' if there are no files or no data directory.
         """
         if not self.files:
             return "comes with scikit-learn"
@@ -266,13 +276,16 @@ class ShiftedImages(DataSet):
         return silo_names(settings.silos)
 
     def image_reader(self, site: str, settings: CommonSettings, places: Places) -> ImageReader:
-        """Return a function that reads a file as an image of the pool, shifted as at ``site``.
+        """Return a function that reads a new file like an image of ``site``, for predictions.
 
-        The image is resized to the pool's size. If ``site`` is not the name of a UEFL silo (for
-        example '', or a silo of partition 'unseen'), the image is not rotated, as in D1.
+        The function resizes the image to the pool's size, rotates it as the site's images are
+        rotated, adds noise if the site's images have it, and scales the pixels. It returns
+        (channels, height, width), and raises ``BrokenImageError`` for an unusable file. If ``site``
+        is not the name of a UEFL silo (for example '', or a silo of partition 'unseen'), the image
+        is not rotated, as in D1.
 
         Raises:
-            DataError: the public files are missing.
+            DataError: the public files are missing or unusable.
         """
         distribution = "D1"
         names = silo_names(settings.silos)

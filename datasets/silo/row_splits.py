@@ -111,6 +111,10 @@ def cut_fold(
 ) -> tuple[Indices, Indices]:
     """Cut one stratified fold out of some rows, by 'split.test-folds' or 'split.val-folds'.
 
+    scikit-learn shuffles and cuts the folds: ``StratifiedKFold`` or, with groups,
+    ``StratifiedGroupKFold``. Test and validation folds have different seeds, which follow from the
+    fold seed.
+
     Args:
         kind: 'test' or 'val', the settings to read.
         rows: the row indices to divide, (k,).
@@ -124,7 +128,8 @@ def cut_fold(
         The remaining rows and the fold's rows, both ascending. With 0 folds the second is empty.
 
     Raises:
-        DataError: there are too few rows or groups for the number of folds.
+        DataError: there are fewer rows or groups than folds, or every class has fewer rows than
+            folds.
     """
     folds = getattr(settings, f"{kind}_folds")
     fold = getattr(settings, f"{kind}_fold")

@@ -314,6 +314,9 @@ class DataSet(ABC):
 def strata_of(labels: npt.NDArray[Any], task: str) -> npt.NDArray[np.int64]:
     """Return the stratum of each label, (n,), so that splits keep the strata's shares.
 
+    A stratum is a group of samples that the task counts by itself, such as a class
+    (``Task.strata``).
+
     Args:
         labels: labels (n, ...) in the form of the task.
         task: the task's name.
@@ -383,7 +386,7 @@ def _constant_outcomes(facts: Mapping[str, Any], splits: Mapping[str, Split]) ->
     """Return a sentence for each split whose numeric outcomes are all equal.
 
     An empty split gets no sentence. If the task has no numeric outcome, the result is []. ``facts``
-    are those of ``save_silo``.
+    is the argument of ``save_silo``.
     """
     sentences = []
     if TASKS[facts.get("task", CLASSIFICATION)].numeric:
@@ -421,11 +424,16 @@ def cached_silo(
 
 
 def open_silo(folder: Path, classes: int) -> Silo:
-    """Open a silo that ``save_silo`` wrote, and log its notes once per process.
+    """Open a silo that ``save_silo`` wrote: its arrays, and the facts in ``silo.json``.
 
-    Arrays above 64 KiB are memory-mapped copy-on-write, so changes in memory do not change the
-    files. Fingerprints are not verified here. ``classes`` is the number of classes, which the files
-    do not have.
+    The silo's notes are logged, each only once per process. Array files above 64 KiB are
+    memory-mapped copy-on-write, so changes in memory do not change the files; smaller files are
+    read. Whether the arrays still have their fingerprints is not checked here.
+
+    Args:
+        folder: the silo's folder.
+        classes: the number of outputs that a network for the labels has, which the files do not
+            tell.
     """
     facts = json.loads((folder / "silo.json").read_text())
     for note in facts.get("notes", ()):

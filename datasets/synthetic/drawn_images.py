@@ -59,7 +59,14 @@ class DrawnImages(DataSet):
         return lambda path: read_square(path, 8, SIZE)[None]
 
     def _load(self, name: str, settings: CommonSettings, places: Places) -> Silo:
-        """Draw and split a site's images, or open them in the cache."""
+        """Open a site's silo in the cache; if it is missing, draw and split the images first.
+
+        Without test folds a quarter of the images are test images. Splits keep the shares of the
+        task's strata, such as patients with an event.
+
+        Raises:
+            DataError: there are too few images for the folds.
+        """
         facts: list[Any] = [_MAKER, name, split_values(settings)]
         # Splits keep the shares of the task's strata, such as patients with an event
         (task,) = self.tasks

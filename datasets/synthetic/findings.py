@@ -44,7 +44,15 @@ class ChestPhantom(DrawnImages):
     sites, names = tuple(_CLINICS), FINDINGS
 
     def draw(self, site: str) -> Drawn:
-        """Draw a site's images, and whether each has each of ``FINDINGS``, (n, 3) of 0 and 1."""
+        """Draw a site's chest images, the same in every run, and the findings in each image.
+
+        Each finding is drawn independently with the site's own frequency. The image is multiplied
+        by the site's brightness, and noise is added.
+
+        Returns:
+            Images (n, 1, 32, 32) uint8, and labels (n, 3) float32: 1 if the image has the finding,
+            otherwise 0, in the order of ``FINDINGS``.
+        """
         clinic = _CLINICS[site]
         images, labels = [], []
         for number in range(clinic.images):

@@ -262,12 +262,19 @@ class _WithMasks(AngiogramPhantom):
 
 
 def phantom_frame(site: str, number: int, size: int) -> tuple[Pixels, Pixels]:
-    """Draw frame ``number`` of a source, 0..255, and its catheter mask, 0 or 1.
+    """Draw an angiogram of a source, which in most frames has a catheter, and its mask.
 
-    About one frame in eight has no catheter and therefore an empty mask.
+    The mask covers the catheter. Frames of one sequence show the same vessels. A catheter is drawn
+    with probability 0.88, in the anatomy's first vessel; otherwise the mask is empty. If the source
+    has a round field of view, the frame is black outside it, and the mask is empty there.
+
+    Args:
+        site: the source.
+        number: the number of the frame.
+        size: pixels per side.
 
     Returns:
-        Frame and mask, both uint8 (size, size).
+        The frame, 0..255, and the mask, 0 or 1, both uint8 (size, size).
     """
     anatomy, sequence, frame = ANGIOGRAM_PHANTOM.generators(site, number)
     vessels = _draw_vessels(sequence, ANATOMIES[anatomy])
@@ -286,10 +293,19 @@ def phantom_frame(site: str, number: int, size: int) -> tuple[Pixels, Pixels]:
 
 
 def _draw_vessels(rng: np.random.Generator, anatomy: str) -> list[tuple[Points, float]]:
-    """Draw the vessels of an anatomy: a (25, 2) polyline and a radius for each.
+    """Draw the vessels of an anatomy at a random position: a smooth line and a radius for each.
 
-    ``rng`` draws one rotation, scale and shift for all vessels. It also draws a small movement of
-    each corner but the first.
+    Each vessel has fixed corners and a fixed radius (``_VESSELS``). All vessels are rotated, scaled
+    and shifted alike, by random amounts. Then every corner of a vessel except its first is moved a
+    little, independently of the others. A cubic spline through the corners gives the line.
+
+    Args:
+        rng: draws all random amounts.
+        anatomy: a key of ``_VESSELS``, such as 'arch'.
+
+    Returns:
+        For each vessel 25 points (x, y) on its line, (25, 2), and its scaled radius, in units of
+        half a side of the picture.
     """
     turn, zoom = rng.normal(0, 0.12), rng.lognormal(0, 0.08)
     pose = zoom * np.array([[np.cos(turn), np.sin(turn)], [-np.sin(turn), np.cos(turn)]])
@@ -303,9 +319,11 @@ def _draw_vessels(rng: np.random.Generator, anatomy: str) -> list[tuple[Points, 
 
 
 def _draw_catheter(rng: np.random.Generator, line: Points, radius: float) -> Points:
-    """Draw a catheter along the vessel ``line``, from its start to a random point past the middle.
+    """Draw a catheter in a vessel, from the vessel's start to a random point past its middle.
 
-    The catheter stays within half the vessel's ``radius`` of the line.
+    The catheter follows ``line``, the vessel's points (k, 2), but is moved aside by the same random
+    amount in x and in y: 0 at both ends, and between them at most half the vessel's ``radius``. The
+    result has the catheter's points, (m, 2).
     """
     tip = rng.integers(len(line) // 2, len(line))
     # The sine is 0 at both ends, so the catheter begins and ends in the middle of the vessel

@@ -56,7 +56,13 @@ class _Patients:
 
 
 def _draw_patients(site: str) -> _Patients:
-    """Draw the patients of a site, the same in every run."""
+    """Draw a site's patients, each with a tumour's image and a time, the same in every run.
+
+    A tumour has a random diameter of 15 to 50 mm and a round or lobed outline. The time to regrowth
+    is exponential, and its hazard is higher for large and for lobed tumours. Follow-up ends at a
+    uniform time between 6 months and the site's longest follow-up. A patient's time is the earlier
+    of the two, rounded up to whole months, and the event counts if regrowth came first.
+    """
     clinic, patients = _CLINICS[site], _Patients([], [], [], [])
     for number in range(clinic.images):
         rng = np.random.default_rng(derive_seed(0, "tumours-synthetic", site, number))
@@ -85,7 +91,7 @@ class Tumours(DrawnImages):
     sites, names = tuple(_CLINICS), ("regrowth",)
 
     def draw(self, site: str) -> Drawn:
-        """Draw a site's images, with times in months and events, (n, 2)."""
+        """Draw a site's images, with labels (n, 2) float32: time in months, and event (0 or 1)."""
         patients = _draw_patients(site)
         labels = np.array([patients.times, patients.events], dtype=np.float32).T
         return np.stack(patients.images), labels

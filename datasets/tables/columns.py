@@ -72,9 +72,13 @@ class Column(FileModel):
         return self
 
     def _find_fault(self) -> str:
-        """Describe how the column's keys contradict each other and what to do; '' if they do not.
+        """Describe how the column's keys contradict each other, and what to do; '' if they do not.
 
-        Only the first contradiction is described.
+        Only the first contradiction is described, in this order: a categorical column, and no
+        other, has distinct levels; the name of a column that is used has no '='; there are at least
+        two levels; 'mean' and 'std' go together; 'edges' are at most 64 rising numbers, and 'range'
+        two, of a numeric column; only numeric columns have 'unmeasured', 'indicator' or 'unit';
+        'level-names' name only declared levels.
         """
         is_numeric = self.kind == "numeric"
         different = len(set(self.levels))

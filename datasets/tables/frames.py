@@ -129,15 +129,19 @@ def _common_columns(columns: Mapping[str, list[str]], label: str) -> list[str]:
 
 
 def _column(name: str, sites: Mapping[str, Series[Any]]) -> dict[str, Any]:
-    """Infer the schema's entry for a column from its values at all sites.
+    """Infer how the schema describes one column, from the column's values at all sites.
 
-    A site without any value is skipped.
+    A site where all values of the column are missing is skipped.
 
     Returns:
-        The keys and values of a ``Column``. For a column of numbers, or without any value, only the
-        name is given, which means numeric. For a column of strings, the kind 'categorical' and the
-        sorted levels are given. If there are fewer than two distinct strings, the kind is 'ignored'
-        and there are no levels.
+        The keys and values of a ``Column``:
+
+        - For numbers, or a column without values, only 'name'. The kind is then numeric, the
+          default.
+        - For at least two distinct strings, 'name', the 'kind' 'categorical', and the sorted
+          'levels', which are the strings.
+        - For a single string at all sites, or only marks of a missing value, 'name' and the 'kind'
+          'ignored'.
 
     Raises:
         DataError: one site has numbers and another has strings, the type is neither (such as
@@ -221,11 +225,19 @@ def _are_numbers(texts: Iterable[str]) -> bool:
 
 
 def _mention_odd_texts(name: str, texts: Collection[str]) -> None:
-    """Log a warning if some of a column's texts are probably not levels of their own.
+    """Log one warning if strings of a column look as if they should not be levels of their own.
 
-    The warning names strings that differ only by case, and words for a missing value. It also says
-    if there are more than 10 strings and all are numbers. If there is nothing of this kind, nothing
-    is logged.
+    A level is a value of a categorical column. The warning has a remark for each of these findings:
+
+    - A string equals another one if case is ignored.
+    - A string is a word for a missing value, such as 'nan' or 'n/a', in any case.
+    - There are more than 10 strings, and all are numbers.
+
+    The remarks together are cut to 300 characters. Without a finding nothing is logged.
+
+    Args:
+        name: the column's name.
+        texts: the distinct strings of the column.
     """
     remarks = []
     by_case: dict[str, str] = {}

@@ -44,7 +44,12 @@ class Label(FileModel):
         return self
 
     def _find_fault(self) -> str:
-        """Describe how the label's keys contradict each other and what to do; '' if they do not."""
+        """Describe how the label's keys contradict each other, and what to do; '' if they do not.
+
+        Only the first contradiction is described, in this order: a number has no 'classes', and any
+        other label needs them; only a number has 'unit', 'mean' or 'std'; 'mean' and 'std' go
+        together; 'time' is needed for survival and only there; survival has two classes.
+        """
         is_number = TASKS[self.task].numeric
         if is_number and self.classes:
             return "has 'classes', but task 'regression' predicts a number: remove one"

@@ -366,7 +366,11 @@ class RowReader:
         )
 
     def _outcome(self, number: int, token: str) -> float:
-        """Parse the numeric outcome of line ``number``. Raises DataError if it is not a number."""
+        """Parse the numeric outcome in line ``number``, whose cell has the text ``token``.
+
+        Raises:
+            DataError: the text is not a finite number.
+        """
         value = _as_number(token)
         if value is None:
             raise self._error(

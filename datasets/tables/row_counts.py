@@ -24,14 +24,19 @@ class RowCounts:
         self.imputed: Counter[str] = Counter()
 
     def is_kept(self, lacking: Sequence[str], outside: Sequence[str]) -> bool:
-        """Decide whether a row is kept, and count it if not.
+        """Decide by the schema whether a row of the table is kept, and update the counters.
 
-        A missing value counts under 'policy', a value out of range under 'out-of-range'.
+        A row that lacks a value is left out if the schema's 'policy' is 'drop'. A row with a value
+        out of range is left out if 'out-of-range' is 'drop'. A row that is left out is counted and,
+        if it lacks values, so is each of the columns without a value.
 
         Args:
             lacking: the row's columns without a value.
             outside: the row's columns with a value out of range; they are counted whether or not
                 the row is kept.
+
+        Returns:
+            True if the row is kept.
         """
         self.outside.update(outside)
         if lacking and self._schema.policy == "drop":

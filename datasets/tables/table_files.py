@@ -61,24 +61,26 @@ _LETTERS = re.compile(r"[A-Za-z]{1,9}")
 
 
 def read_table(path: Path, delimiter: str = ",", guess_delimiter: bool = False) -> Lines:
-    """Read a table file as lines of cells: CSV, the first sheet of an Excel workbook, or Parquet.
+    """Read a table file as lines of text cells: CSV, gzipped CSV, Excel (first sheet) or Parquet.
 
-    A file with another ending is recognised by its first bytes. Spaces at the ends of cells are
-    removed, and a missing value is ''. A cell whose formula has no stored value is
-    ``OPEN_FORMULA``. Empty lines are left out, except in Parquet.
+    The endings .xlsx, .xlsm, .parquet and .pq decide the format. For any other ending the file's
+    first bytes decide, and unknown bytes mean CSV. Spaces at both ends of a cell are removed, and a
+    missing value becomes ''. A formula without a stored value becomes ``OPEN_FORMULA``. Empty lines
+    are left out, except in Parquet.
 
     Args:
         path: the file.
         delimiter: the character between the values of a CSV file.
-        guess_delimiter: whether to use ',', ';' or tab instead if it is more frequent in the first
-            line.
+        guess_delimiter: whether to use the most frequent character in the first line of a CSV file:
+            ``delimiter``, ',', ';' or tab. On a tie the first of these is used.
 
     Returns:
-        (line number, cells) per line. The column names of a Parquet file are line ``NAMES_LINE``.
+        (line number, cells) for each line. In Parquet, the column names come first, with the number
+        ``NAMES_LINE``.
 
     Raises:
-        DataError: the file is missing, damaged, a workbook from before 2007, or larger than allowed
-            when unpacked (by default 1 GiB).
+        DataError: the file is missing or damaged, is an Excel workbook from before 2007 or with a
+            password, or is larger than allowed when unpacked (by default 1 GiB).
         SettingError: the package that reads this format is not installed.
     """
     kind = _kind_of(path)
@@ -135,15 +137,15 @@ def _kind_of(path: Path) -> str:
 
 
 def _read_packed(path: Path, kind: str, read: Callable[[Path], _Read]) -> _Read:
-    """Call ``read`` on a packed table, and turn any error of its package into one line.
+    """Call the reader of a packed table, and turn the errors of its package into one line.
 
     Args:
         path: the file.
         kind: the format's ending, for errors.
-        read: the function that reads the file.
+        read: the function that reads the file; its result is returned.
 
     Raises:
-        DataError: the file is damaged.
+        DataError: the file is damaged; also the reader's own errors.
         SettingError: the package is not installed.
     """
     try:
@@ -244,7 +246,10 @@ def _rows_of(frame: DataFrame) -> Iterator[Sequence[Any]]:
 
 
 def _objects(column: Series) -> npt.NDArray[Any]:
-    """Return a column's values as objects; equal values of a category share one object."""
+    """Return a column's values as an array of objects, without a new string for each row.
+
+    In a categorical column, all rows of a category share one string, and a missing value is None.
+    """
     import pandas as pd
 
     if not isinstance(column.dtype, pd.CategoricalDtype):
@@ -360,14 +365,16 @@ def check_parquet(path: Path) -> list[str]:
 
 
 def check_workbook(path: Path) -> set[Place]:
-    """Check the memory that an Excel workbook needs, and find the formulas without a value.
+    """Check how much memory an Excel workbook needs before it is read, and find open formulas.
 
-    All sizes are counted while the zip is inflated. Each part is parsed for the places of cells,
-    because every row is as wide as the widest: one cell in the last row and column makes 17 billion
-    cells.
+    A small file may need any amount of memory, for two reasons: it is a zip archive, and a reader
+    pads every row to the widest. So each file in the archive is inflated step by step. Its bytes
+    are counted, and it is parsed as XML to count its cells, including the empty ones: each row's
+    number times the largest column number so far.
 
     Returns:
-        (row, column) of each formula without a stored value, on any sheet.
+        (row, column), from 1, of each open formula: a formula whose value no program has stored.
+        The formulas of all sheets are in one set.
 
     Raises:
         DataError: the workbook needs more memory than allowed (by default 1 GiB).
@@ -404,10 +411,16 @@ class _WorkbookPart:
         self.parser.StartElementHandler = self._begin
 
     def count(self, archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> None:
-        """Parse a part of the workbook as XML; reading stops silently at an XML error.
+        """Inflate and parse a file in the workbook as XML, to count cells and find open formulas.
+
+        At an XML error, as in a picture, reading stops without an error.
+
+        Args:
+            archive: the workbook's zip archive.
+            entry: the file within it.
 
         Raises:
-            DataError: the part has more bytes or cells than allowed (by default 1 GiB).
+            DataError: the file has more bytes or cells than allowed (by default 1 GiB).
         """
         size = 0
         with archive.open(entry) as sheet:
@@ -450,10 +463,11 @@ class _WorkbookPart:
             check_unpacked(self.path, CELL_BYTES * cells)
 
     def _begin_formula(self) -> None:
-        """Start watching the rest of a cell with a formula, to see whether a value follows.
+        """Start watching a cell that has a formula, to see whether a stored value follows.
 
-        Other cells are not watched this closely, because handling every end tag and text would
-        double the time.
+        The formula's own text is skipped; text after it counts as a value (``_take_text``). Cells
+        without a formula are not watched, because handling every end tag and text would double the
+        time.
         """
         self.has_value = False
         self.parser.EndElementHandler = self._end
@@ -481,9 +495,11 @@ class _WorkbookPart:
 
 
 def _row_number(text: str, usual: int) -> int:
-    """Parse a row's number as openpyxl does ('3e7' too).
+    """Parse a row's number from the text in a workbook, in the way that openpyxl does.
 
-    If the string is not such a number, ``usual`` is returned.
+    The text may be a float, such as '3e7', whose fraction is cut off. If it is not a finite number,
+    for example because it is empty, the result is ``usual``, the number that follows the row
+    before.
     """
     try:
         return int(float(text))

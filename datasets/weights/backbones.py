@@ -245,16 +245,20 @@ def _sum_colours(given: dict[str, Any], wanted: dict[str, Any]) -> None:
 
 
 def _fill(vit: VisionTransformer, state: dict[str, Any], where: str) -> None:
-    """Load weights into ``vit``; timm resamples position and patch embeddings to its sizes.
+    """Load pretrained weights into a ViT, after resampling and checking them.
+
+    timm's ``checkpoint_filter_fn`` first converts the names, and resamples the position and patch
+    embeddings to the sizes of ``vit``. The arrays are loaded as float32, all of them or none.
 
     Args:
-        vit: the network; its arrays are replaced.
-        state: array name -> array, of a ViT with the same width and depth.
+        vit: the network; its arrays are replaced, and its parameters stay frozen or trainable.
+        state: array name -> array, of a ViT with the same width and depth. Arrays of a head are
+            ignored.
         where: the origin of the weights for errors.
 
     Raises:
-        SettingError: an array is missing, surplus (a head does not count), of another shape or not
-            finite.
+        SettingError: timm cannot convert the weights; or an array is missing, surplus, of another
+            shape or not finite.
     """
     from timm.models.vision_transformer import checkpoint_filter_fn
 
@@ -276,10 +280,19 @@ def _fill(vit: VisionTransformer, state: dict[str, Any], where: str) -> None:
 
 
 def _architecture_fault(given: dict[str, Any], wanted: dict[str, Any]) -> str:
-    """Describe how the ``given`` arrays differ from the ``wanted`` shapes; '' if they match.
+    """Explain in a clause why weights do not fit the run's ViT; '' if they fit.
 
-    Surplus arrays of a head are ignored. If a grey patch embedding is wanted and a colour patch
-    embedding is given, the colours in ``given`` are first summed in place.
+    Names are compared first. If arrays are missing or surplus, the text has their numbers and up to
+    three names of each. Surplus arrays whose names begin with 'head' do not count, because a head
+    belongs to the classes of other data. If the names fit, the text describes the first array of
+    another shape.
+
+    If the run's images are grey and the weights are for colour images, the three colours of the
+    patch embedding in ``given`` are summed in place before shapes are compared.
+
+    Args:
+        given: array name -> array of the weights.
+        wanted: array name -> shape in the run's ViT.
     """
     missing = sorted(wanted.keys() - given.keys())
     surplus = sorted(given.keys() - wanted.keys())

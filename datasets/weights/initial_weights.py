@@ -39,11 +39,15 @@ _PREFIXES = ("image_encoder.", "visual.", "encoder.vit.", "")
 def load_initial_weights(network: nn.Module, settings: CommonSettings) -> None:
     """Load the weights that 'train.initial-weights' names into ``network``; '' changes nothing.
 
-    The value is 'timm:MODEL', 'encoder:FILE' or a file.
+    - 'timm:MODEL' loads timm's published weights.
+    - 'encoder:FILE' loads only the encoder of a run's model.
+    - 'FILE' loads a run's whole model if the file has at least one of the network's arrays, and
+      otherwise published weights of VGG16, a ViT or a plugin's network.
 
     Raises:
-        SettingError: the weights do not exist, cannot be read, do not fit the network, or were
-            trained with another split of this data set.
+        SettingError: the weights do not exist, cannot be read or do not fit the network; or a run
+            that trained them had another split of this data set, so it may have trained on test
+            images.
     """
     named = settings.initial_weights
     if not named:
@@ -232,9 +236,10 @@ def _resample(state: Mapping[str, Any], vit: VisionTransformer) -> Mapping[str, 
 
 
 def _rename_arrays(state: Mapping[str, Any]) -> dict[str, Any]:
-    """Return SAM's arrays under timm's names, without the prefix before 'blocks.'.
+    """Rename the arrays of published ViTs, such as SAM's or CLIP's, to timm's names.
 
-    Other names do not change.
+    The prefix that stands before 'blocks.' is removed from every name that has it, and SAM's names
+    for the layers of an MLP are replaced. Other names do not change.
     """
     prefix = _find_prefix(state)
     renamed = {}

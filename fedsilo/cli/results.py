@@ -60,12 +60,15 @@ def watch(
         str | None, "with --port: the address of this machine (default: 127.0.0.1)"
     ] = None,
 ) -> None:
-    """Print one line, serve pages on ``port``, or redraw the terminal until the run ends.
+    """Show the progress of runs: print one line, serve web pages, or redraw the terminal.
 
-    Ctrl-C ends the pages or the drawing, but not the run.
+    With ``once``, the line is printed and the function ends. With ``port``, pages are served until
+    Ctrl-C. Otherwise the terminal is redrawn until the run ends or the user presses Ctrl-C. Ctrl-C
+    does not end the run itself.
 
     Raises:
         SettingError: both ``once`` and ``port`` are given, or ``address`` without ``port``.
+        FedsiloError: the progress cannot be read.
     """
     if once and port is not None:
         raise SettingError(
@@ -261,10 +264,12 @@ def deploy_status(
 
 
 def _print_findings(target: str) -> Callable[..., None]:
-    """Make the function that prints the findings of ``doctor <target>`` and a summary.
+    """Make the function that shows the results of ``fedsilo doctor <target>``.
 
-    With ``as_json`` the function prints one JSON document instead. In both cases it ends with a
-    ``typer.Exit`` if the findings' exit code is not 0.
+    The function takes the findings of the checks, and prints each one as soon as its check ends,
+    then a summary such as "3 passed, 0 failed, 1 skipped". With ``as_json`` it prints a single JSON
+    document after the last check instead. It raises ``typer.Exit`` with code 1 if a check failed,
+    or with code 3 if no check passed.
     """
 
     def show(findings: Iterable[Finding], *, as_json: AsJson = False) -> None:
@@ -302,13 +307,14 @@ def audit(
     csv: Annotated[MaybePath, "also write the chosen messages as CSV"] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Print the chosen messages and the state of the chain, or JSON.
+    """Print what left a hospital by its audit log, as text or as JSON.
 
-    If ``csv`` is given, the chosen messages are written to that file.
+    The text has the chosen messages and the state of the chain, the check values that link the
+    lines of the log. If ``csv`` is given, the chosen messages are also written to that file.
 
     Raises:
-        typer.Exit: the chain is broken. The exit code is 1. Everything is printed and written
-            first.
+        typer.Exit: the chain is broken, so lines were altered, removed or inserted. The exit code
+        is 1. Everything is printed and written first.
     """
     if as_json:
         print_json(found.document())

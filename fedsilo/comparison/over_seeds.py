@@ -270,10 +270,11 @@ def _nothing_to_compare(split: str, *, too_few: bool) -> SettingError:
 
 
 def _explain_hidden(runs: Sequence[FinishedRun], split: str, metrics: Sequence[str]) -> list[str]:
-    """Build a sentence for each group of ``metrics`` that some run hides at the same sites.
+    """Build sentences on the metrics that are hidden at some sites because they cover few samples.
 
-    A last sentence names the option that shows all values. If ``runs`` are not views from
-    ``shown``, or if they hide nothing, the list is empty.
+    Metrics that are hidden at the same sites share a sentence. A last sentence names the option
+    that shows all values. If ``runs`` have all their metrics, or if they hide none of ``metrics``,
+    the list is empty.
     """
     sites_of: dict[str, dict[str, None]] = {}
     for run in runs:
@@ -289,9 +290,10 @@ def _explain_hidden(runs: Sequence[FinishedRun], split: str, metrics: Sequence[s
 
 
 def _left_out(runs: Sequence[FinishedRun], split: str) -> list[str]:
-    """Build a sentence that names the sites where means leave out a metric that some run lacks.
+    """Build a sentence with the sites at which means leave out a metric that some run lacks.
 
-    The list is empty if no metric is left out.
+    Means of all runs must cover the same sites, so a metric that one run lacks at a site is not
+    used there for any run. If no metric is left out, the list is empty.
     """
     ends = [run.last_metrics(split) for run in runs]
     sites: set[str] = set()

@@ -130,7 +130,9 @@ class Tested:
 def significance(metric: str, samples: Samples, paired: bool) -> Tested:
     """Test whether the values of a metric differ between two or more experiments.
 
-    The p values of pairs are multiplied by the number of pairs (Bonferroni), up to 1.
+    A one-way ANOVA compares all experiments. Two-sided t-tests compare each pair, and their p
+    values are multiplied by the number of pairs (Bonferroni), up to 1. A test that is impossible
+    has the reason in place of a p value.
 
     Args:
         metric: the name of the metric.
@@ -138,7 +140,7 @@ def significance(metric: str, samples: Samples, paired: bool) -> Tested:
         paired: whether the t-tests compare the values seed by seed.
 
     Raises:
-        SettingError: tests are paired, but the experiments have values for different seeds.
+        SettingError: ``paired`` is set, but the experiments have values for different seeds.
     """
     names = tuple(samples)
     if paired:
@@ -220,7 +222,11 @@ def _outcome(test: Callable[[], Any], freedom: tuple[int, int] = (0, 0)) -> Outc
 
 
 def _too_few(samples: Mapping[str, Sequence[float]]) -> str | None:
-    """Name the experiments with fewer than two values, as a reason; None if there are none."""
+    """Explain why experiments cannot be tested; None if each has at least two values.
+
+    ``samples`` maps each experiment to its values, one per seed. The text names the experiments
+    with fewer than two values.
+    """
     few = []
     for name, values in samples.items():
         if len(values) < 2:

@@ -75,9 +75,11 @@ class Spread(NamedTuple):
 
 
 def over_seeds(results: pd.DataFrame) -> pd.DataFrame:
-    """Reduce tidy results to a row per experiment, group and metric, with columns ``COMPARISON``.
+    """Summarise tidy results over seeds: a row for each experiment, group and metric.
 
-    The order is that of the first row of each experiment, group and metric.
+    A tidy table has a row for each value. The result has the columns ``COMPARISON``, with the
+    statistics of ``Spread``, the method and the published numbers. Rows keep the order in which
+    their experiment, group and metric first appear.
     """
     rows = []
     for key, values in results.groupby(KEY, sort=False)["value"]:
@@ -104,9 +106,10 @@ def p_equation(p: float) -> str:
 
 
 def spread_cell(spread: Any, median: bool = False) -> str:
-    """Format mean ± sample standard deviation. With ``median``, format median and range.
+    """Format a metric's values over seeds as "mean ± sample standard deviation".
 
-    For a single seed, only the value is formatted. ``spread`` is a ``Spread``, or a row of
+    Numbers have three decimals. With ``median``, the format is "median (min to max)". If there is
+    only one seed, only its value is formatted. ``spread`` is a ``Spread``, or a row of
     ``over_seeds``.
     """
     if spread.seeds == 1:

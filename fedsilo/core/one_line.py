@@ -4,6 +4,7 @@ The templates of ``fedsilo.pages.page`` escape HTML. Text is escaped once, where
 ``cli.printing.line``, in ``run.terminal.make_console`` and where Markdown is written.
 """
 
+import math
 import re
 import shlex
 from collections.abc import Callable, Iterable, Mapping
@@ -103,6 +104,20 @@ def join_names(names: Iterable[object], most: int = 30) -> str:
     if len(all_names) > most:
         joined += f" and {len(all_names) - most} more"
     return joined
+
+
+def format_measure(value: float) -> str:
+    """Format a measured number with at least three significant digits, such as "24.0" or "1,523".
+
+    Trailing zeros are kept, so that numbers below each other have the same precision. Only a number
+    below 0.001 or from 10 million on has an exponent.
+    """
+    if value == 0:
+        return "0"
+    if not math.isfinite(value) or not 1e-3 <= abs(value) < 1e7:
+        return f"{value:.3g}"
+    decimals = max(2 - math.floor(math.log10(abs(value))), 0)
+    return f"{value:,.{decimals}f}"
 
 
 def format_count(number: int, noun: str) -> str:

@@ -120,7 +120,8 @@ def _types_of(cls: type) -> dict[str, Any]:
 
 
 @cache
-def _adapter_of(cls: type) -> TypeAdapter[Any]:
+def adapter_of(cls: type) -> TypeAdapter[Any]:
+    """Build pydantic's validator of a class, once per process, because that takes milliseconds."""
     return TypeAdapter(cls)
 
 
@@ -346,7 +347,7 @@ def build(cls: type[S], values: Mapping[str, Value]) -> S:
             raise unknown_key(key, rules)
         chosen[names[key]] = _prepare_value(key, value, rules[key])
     try:
-        built: S = _adapter_of(plain).validate_python(chosen)
+        built: S = adapter_of(plain).validate_python(chosen)
     except ValidationError as error:
         fault = error.errors(include_url=False)[0]
         if not fault["loc"]:

@@ -56,7 +56,8 @@ class InlineGrid(Grid):
         self._waiting: dict[str, Message] = {}
         self._together = together
         self._trained: set[str] = set()  # messages whose sites have been trained as one batch
-        self._train_together: Callable[[list[tuple[Message, Context]]], None] | None = None
+        self._train_together: Callable[[list[tuple[Message, Context]]], bool] | None = None
+        self._said_alone = False  # whether a line said that sites do not train as one
         self._numbers = count(1)
 
     def set_run(self, run: Run) -> None:
@@ -96,11 +97,11 @@ class InlineGrid(Grid):
         return ids
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        """Compute and return the reply to the oldest waiting message among ``message_ids``.
+        """Compute and return one reply: to the oldest waiting message among ``message_ids``.
 
-        Returns a list with one reply, or an empty list if none of these messages is waiting. If
-        sites are trained as one, the site is first trained in one batch with the sites of the next
-        training messages.
+        The result is a list with one reply, or an empty list if none of these messages is waiting.
+        If several sites are trained as one batch, and the message's site has not been trained yet,
+        the next sites are first trained together.
         """
         wanted = set(message_ids)
         # One reply per call, so that the caller can show progress between two sites
@@ -112,15 +113,18 @@ class InlineGrid(Grid):
         return []
 
     def _train_next(self) -> None:
-        """Train the sites of the oldest training messages as one batch.
+        """Train the sites of the oldest training messages as one batch, before they answer.
 
-        The ids of these messages are noted in ``_trained``. Each site uses its result when it
-        answers. If memory is short, and the user did not choose the number of sites, a line says so
-        and sites train one after another from now on.
+        The batch has up to ``_together`` sites, and the ids of their messages are noted in
+        ``_trained``. Each site uses its result when it answers its message. If the batch needs more
+        memory than there is, and the number of sites was chosen automatically, a line says so, and
+        sites train one after another from then on. A line also says so the first time that a method
+        has training steps that several sites cannot take as one.
 
         Raises:
-            MemoryShortageError: the GPU, or the machine, has no memory for the number of sites that
+            MemoryShortageError: the GPU or the machine lacks memory for the number of sites that
                 the user chose.
+            RuntimeError: the training failed for another reason than a lack of memory.
         """
         if self._train_together is None:
             from fedsilo.engines import stacked_steps, together
@@ -133,17 +137,33 @@ class InlineGrid(Grid):
             if message.metadata.message_type == TRAIN and len(batch) < self._together:
                 batch.append((message, self._contexts[message.metadata.dst_node_id]))
                 self._trained.add(message_id)
+        all_stack = True
         try:
-            self._train_together(batch)
+            all_stack = self._train_together(batch)
         except (MemoryError, RuntimeError) as error:
             self._go_on_alone(error, batch)
+        if not all_stack and not self._said_alone:
+            self._said_alone = True
+            message, context = batch[0]
+            print(
+                f"fedsilo: from round {message.metadata.group_id}, sites train one after another "
+                f"at times, because method '{context.run_config['method']}' has training steps "
+                "that sites cannot take as one"
+            )
 
     def _go_on_alone(self, error: Exception, batch: list[tuple[Message, Context]]) -> None:
-        """Let sites train one after another if ``error`` says that a batch of them is too large.
+        """Train sites one after another from now on, because a batch exceeded the memory.
+
+        A line of output says so. The batch's stored samples are released.
+
+        Args:
+            error: the error that the training of the batch raised.
+            batch: the messages of the batch, each with the context of its site.
 
         Raises:
-            Exception: ``error`` itself, if it has another cause; or a MemoryShortageError, if the
-                user chose the number of sites.
+            MemoryShortageError: memory is short, but the user chose the number of sites
+                ('machine.vectorised').
+            Exception: ``error`` itself, if it is not about a lack of memory.
         """
         from fedsilo.client_app.training.memory import raise_memory_shortage
 
@@ -199,11 +219,12 @@ def flower_identity() -> Iterator[None]:
 
 
 def choose_together(common: CommonSettings, sites: int) -> int:
-    """Choose the number of sites to train as one batch, at least 1.
+    """Choose how many simulated sites are trained as one batch, at least 1.
 
-    The number is 'machine.vectorised'. If that is 0, it is all sites on a GPU if the method and the
-    settings allow it, and otherwise 1. On a machine with a GPU that choice is printed with its
-    reason.
+    If 'machine.vectorised' is above 0, it is the number. Otherwise the number is ``sites`` if there
+    is a GPU, the device is not "cpu", and the method and the settings allow common training. In all
+    other cases it is 1. If there is a GPU to use and at least two sites, the automatic choice is
+    printed, with the reason if it is 1.
 
     Args:
         common: the run's common settings.

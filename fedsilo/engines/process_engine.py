@@ -54,10 +54,13 @@ class SiteProcess:
         self.start()
 
     def start(self) -> None:
-        """Start the process, in place of an earlier one that has died.
+        """Start the worker process. It replaces an earlier process that has died.
+
+        If the fork server was just killed, the start is tried again, three times in all, with a
+        pause before each further try.
 
         Raises:
-            ProcessError: the machine does not start a process in three tries.
+            ProcessError: all tries failed.
         """
         for pause in _PAUSES:
             time.sleep(pause)
@@ -116,9 +119,10 @@ class ProcessGrid(InlineGrid):
         self._deaths = Counter[str]()
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        """Drop what is left of earlier messages, then queue ``messages`` and return their ids.
+        """Start a new phase: forget the messages of the phase before, and queue ``messages``.
 
-        Dropped are messages that wait for a worker, and replies that were not pulled.
+        Messages that still wait for a worker, and replies that were not pulled, are dropped,
+        because nobody waits for them any more. The ids of the queued messages are returned.
         """
         # A new phase begins only when nobody waits for the replies of the phase before
         self._waiting.clear()
@@ -127,12 +131,13 @@ class ProcessGrid(InlineGrid):
         return super().push_messages(messages)
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        """Wait for a reply to any of ``message_ids``, and return all of their replies so far.
+        """Wait for a reply to any of the messages, and return all replies that have arrived.
 
-        The result is empty if no reply to any message arrives within 30 seconds.
+        The replies are in the order of ``message_ids``, and are returned only once. The result is
+        empty if no running message is answered within 30 seconds.
 
         Raises:
-            ProcessError: shared memory has no room.
+            ProcessError: shared memory has no room for a message.
         """
         wanted = list(message_ids)
         while self._replies.keys().isdisjoint(wanted):
@@ -212,9 +217,15 @@ def _begin_worker(
     run_config: dict[str, Value],
     node_configs: list[dict[str, Value]],
 ) -> None:
-    """Initialise a worker process: its environment, and a grid of all sites in ``_site``.
+    """Initialise a worker process, so that it can answer messages for any simulated site.
 
-    The process ignores Ctrl-C, and ends when the command's process ends.
+    The worker gets a new environment, and a grid of all sites in the global ``_site``. It ignores
+    Ctrl-C, which the command's process handles, and ends when that process ends.
+
+    Args:
+        environment: all environment variables of the worker. Others are removed.
+        run_config: the settings of the run.
+        node_configs: the configuration of each site's node.
     """
     global _site
     # Without this, the garbage collector would touch, and so copy, all pages shared with the server
@@ -262,7 +273,12 @@ def start_fork_server() -> None:
 
 @contextmanager
 def process_grid(settings: RunSettings, resources: Mapping[str, Value]) -> Iterator[ProcessGrid]:
-    """Yield a grid that runs simulated sites in worker processes. They are killed after the block.
+    """Yield a grid that runs simulated sites in worker processes; kill them after the block.
+
+    Args:
+        settings: the settings of the run.
+        resources: as ``check_resources`` returns them, with the number of sites and each worker's
+            share of cores and GPUs.
 
     Raises:
         SettingError: the workers would not see the GPU that 'machine.device' asks for.

@@ -17,7 +17,7 @@ from fedsilo.client_app.training.compute import Compute
 from fedsilo.client_app.training.loop import LocalTraining
 from fedsilo.client_app.training.optimisers import open_optimiser
 from fedsilo.client_app.training.rates import rate_setter
-from fedsilo.client_app.training.terms import GradientSum, Term
+from fedsilo.client_app.training.terms import GradientSum, StackableLoss, Term
 from fedsilo.core.seeding import derive_seed
 from fedsilo.core.settings.common_settings import CommonSettings
 from fedsilo.models.networks.encoders import float_inputs
@@ -51,10 +51,15 @@ class HeldSamples:
         self._picks: dict[Hashable, tuple[Sequence[Tensor], Pick]] = {}
 
     def pick(self, inputs: Sequence[Tensor], compute: Compute) -> Pick:
-        """Return a function that picks samples by their numbers (n,), as ``Compute.hold`` does.
+        """Return a function that picks samples of several sites on the device.
+
+        The function takes the numbers (n,) of the samples. The joined samples stay on the device. A
+        later call with the same tensors returns the same function. Only the four most recently used
+        groups of sites are kept.
 
         Args:
-            inputs: the samples of each site. Sample numbers count through them one after another.
+            inputs: the samples of each site. Numbers count through all sites, one site after
+                another.
             compute: the device.
         """
         # Sessions keep a site's samples as the same tensors. They are kept here as well, so their
@@ -88,9 +93,13 @@ class StackedSteps:
         self._compute, settings = first.compute, first.settings
         torch.set_num_threads(settings.threads)
         self._rows = Rows(states=[_dropout_state(site.training) for site in sites])
-        networks = [site.training.network.train() for site in sites]
-        self.stack = StackedNetwork(networks, self._rows)
-        self._losses = cast(Callable[[Tensor, Tensor], Tensor], self.stack.network.losses)
+        for site in sites:
+            site.training.network.train()
+        self.stack = StackedNetwork([trained_module(site.training) for site in sites], self._rows)
+        # The first site's loss reads the first site's networks, which are the stack now
+        self._losses = cast(Callable[[Tensor, Tensor], Tensor], first.network.losses)
+        if isinstance(first.objective, StackableLoss):
+            self._losses = first.objective.losses
         self._optimiser = _open_optimiser(self.stack, settings)
         self._set_rates = None
         if first.counted:
@@ -100,7 +109,7 @@ class StackedSteps:
         self._adder: GradientSum | None = None
         self.gradient_sums: dict[str, Tensor] = {}
         if isinstance(first.after_step, GradientSum):
-            trained = self.stack.parameters()
+            trained = self.stack.trained
             self._adder = GradientSum({name: trained[name] for name in first.after_step.weights})
             self.gradient_sums = dict(self._adder.sums)
         self._pick = held.pick([site.training.split.inputs for site in sites], self._compute)
@@ -127,7 +136,11 @@ class StackedSteps:
         return losses.cpu()
 
     def _take(self, step: int) -> Tensor:
-        """Take one step of the sites that have one left; return their mean losses (sites,)."""
+        """Take step number ``step`` of all sites that still train, with one backward pass for all.
+
+        Returns:
+            Each site's mean loss with its penalty, before the step, (sites,) on the device.
+        """
         sizes = self._rows.sizes
         now = slice(len(sizes)), step, slice(max(sizes))
         counts = self._rows.counts = self._lengths[: len(sizes), step]
@@ -140,8 +153,7 @@ class StackedSteps:
             each = self._rows.split(self._losses(inputs, self._labels[now].flatten()))
         means = (each * self._real[now]).sum(1) / counts
         if self._term:
-            trained = self.stack.parameters()
-            weights = [trained[name] for name in self._term.weights]
+            weights = [self.stack.trained[name] for name in self._term.weights]
             means = means + torch.vmap(self._term.function)(weights, *self._constants)
         # The sum of losses gives each site its own gradient, because sites share no parameters
         means.sum().backward()  # type: ignore[no-untyped-call]  # torch's own is untyped
@@ -152,15 +164,25 @@ class StackedSteps:
         return means.detach()
 
     def _keep(self, sites: int) -> None:
-        """Continue with the first ``sites`` sites; the others have finished."""
+        """Drop all sites except the first ``sites`` from the stack.
+
+        Sites are sorted by their number of steps, so the dropped ones have taken all their steps.
+        """
         self.stack.keep(sites, self._optimiser)
         self._constants = [[one[:sites] for one in constants] for constants in self._constants]
         if self._adder:
             # Views: what is added to them is added to ``gradient_sums``
-            trained = self.stack.parameters()
+            trained = self.stack.trained
             self._adder.weights = {name: trained[name] for name in self._adder.weights}
             for name, total in self._adder.sums.items():
                 self._adder.sums[name] = total[:sites]
+
+
+def trained_module(training: LocalTraining) -> nn.Module:
+    """Return all that a training's loss reads: its network or, with a method's loss, its parts."""
+    if isinstance(training.objective, StackableLoss):
+        return training.objective.parts
+    return training.network
 
 
 def _dropout_state(training: LocalTraining) -> Tensor:
@@ -170,9 +192,12 @@ def _dropout_state(training: LocalTraining) -> Tensor:
 
 
 def _stack_terms(sites: Sequence[Planned]) -> tuple[Term | None, list[list[Tensor]]]:
-    """Return the first site's penalty, and the constants of all sites stacked, (sites, ...) each.
+    """Join the penalty terms of several sites, so that one call computes all of them.
 
-    Without a penalty the result is None and an empty list.
+    Returns:
+        The first site's penalty term, whose function all sites share, and its constants. For each
+        group of constants there is a list of arrays, stacked over the sites, (sites, ...). Without
+        a penalty the result is None and an empty list.
     """
     terms = [site.training.penalty for site in sites if isinstance(site.training.penalty, Term)]
     if not terms:
@@ -190,19 +215,20 @@ def _open_optimiser(stack: StackedNetwork, settings: CommonSettings) -> Optimize
     """
     has_fused_form = settings.optimiser.lower() in _FUSED and not settings.optimiser_arguments
     fused = settings.fused_optimiser or has_fused_form
-    parameters = nn.ParameterList(stack.parameters().values())
+    parameters = nn.ParameterList(stack.trained.values())
     return open_optimiser(parameters, replace(settings, fused_optimiser=fused))
 
 
 def _plan_steps(sites: Sequence[Planned]) -> tuple[Tensor, Tensor, Tensor]:
     """Lay out the samples of all steps of all sites as three padded tensors.
 
-    Sample numbers count through the sites' data one after another. A step with fewer samples is
-    padded with the site's first sample.
+    Sample numbers count through all sites' data, one site after another. A step with fewer samples
+    than the largest one is padded with the site's first sample. The sites must be sorted by their
+    number of steps, the most first.
 
     Returns:
-        Sample numbers, whether they are no padding, and labels; (sites, steps, most) each, where
-        ``most`` is the number of samples in the largest step.
+        Sample numbers, True where a sample is not padding, and labels. Each is (sites, steps,
+        most), where ``most`` is the number of samples in the largest step.
     """
     most = 0
     for site in sites:

@@ -23,52 +23,15 @@ from fedsilo.client_app.lab import Lab
 from fedsilo.client_app.session import SiteSession, session_of
 from fedsilo.client_app.training.compute import collect_unrepeatable_operations
 from fedsilo.client_app.training.loop import LocalTraining, refuse_unusable, schedule
-from fedsilo.client_app.training.terms import GradientSum, Term
+from fedsilo.client_app.training.optimisers import open_optimiser
+from fedsilo.client_app.training.terms import GradientSum, StackableLoss, Term
 from fedsilo.core.errors import FedsiloError
 from fedsilo.core.messages import CONFIG, SAMPLES, STEPS, TRAIN, Instruction
 from fedsilo.core.seeding import derive_seed
-from fedsilo.engines.stacked_steps import HeldSamples, Planned, StackedSteps
+from fedsilo.engines.stacked_steps import HeldSamples, Planned, StackedSteps, trained_module
 from fedsilo.strategies.wire.records import unbundle
 
 _Asked = Sequence[tuple[Message, Context]]
-
-
-def train_together(messages: _Asked, held: HeldSamples) -> None:
-    """Train the sites of these messages as one batch, or as one per group with equal ``_group_of``.
-
-    Each site later takes its own results in ``Lab.fit``. Sites are left out if their method cannot
-    be rehearsed, if their training cannot be stacked, if they are the only site of a group, or if
-    their group fails. They train by themselves when they answer, and their replies then have any
-    error.
-
-    Args:
-        messages: training messages, each with the context of its site.
-        held: the samples that stay on the device between rounds.
-    """
-    for _, context in messages:
-        with suppress(FedsiloError):
-            session_of(context).trainers.clear()  # a result is as large as the model
-    while messages:
-        messages = _train_next(messages, held)
-
-
-def _train_next(messages: _Asked, held: HeldSamples) -> _Asked:
-    """Train what each site trains next; return the messages of sites that train more afterwards.
-
-    A training with a key of its own, such as of the head, comes before that of the site's model.
-    """
-    groups: dict[Hashable, list[_Site]] = {}
-    for message, context in messages:
-        with suppress(FedsiloError):
-            site = _rehearse(message, context)
-            if site and _is_stackable(site.training):
-                groups.setdefault(_group_of(site.training), []).append(site)
-    unfinished = []
-    for sites in groups.values():
-        # A single site gains nothing from a stack, so it trains as usual when it answers
-        if len(sites) > 1 and _try_to_train(sites, held):
-            unfinished += [site.asked for site in sites if len(site.training.key) > 2]
-    return unfinished
 
 
 @dataclass
@@ -80,6 +43,73 @@ class _Site:
     # The next training that has no result yet
     training: LocalTraining
     planned: Planned
+
+
+def train_together(messages: _Asked, held: HeldSamples) -> bool:
+    """Train simulated sites as one batch on the device, before each of them answers its message.
+
+    Only sites whose trainings have equal keys (``_group_of``) can share a batch, so there may be
+    several batches. Each result is stored in the site's session, and the site loads it in
+    ``Lab.fit`` when it answers.
+
+    A site is left out if its training cannot be prepared or stacked, if its group has no other
+    site, or if its group fails. It then trains by itself when it answers, and its reply has the
+    error if there is one.
+
+    Args:
+        messages: training messages, each with the context of its site.
+        held: the samples that stay on the device between rounds.
+
+    Returns:
+        False if a site's method has a training that ``_is_stackable`` rejects, otherwise True. The
+        result is True even if sites train by themselves for another reason.
+    """
+    for _, context in messages:
+        with suppress(FedsiloError):
+            session_of(context).trainers.clear()  # a result is as large as the model
+    all_stack = True
+    while messages:
+        sites = _rehearse_all(messages)
+        stackable = [site for site in sites if _is_stackable(site.training)]
+        all_stack = all_stack and len(stackable) == len(sites)
+        messages = _train_groups(stackable, held)
+    return all_stack
+
+
+def _rehearse_all(messages: _Asked) -> list[_Site]:
+    """Find out for each site what it trains next.
+
+    The messages are training messages, each with the context of its site. Sites that have no
+    training left, or whose method raises a FedsiloError, are left out.
+    """
+    sites = []
+    for message, context in messages:
+        with suppress(FedsiloError):
+            site = _rehearse(message, context)
+            if site:
+                sites.append(site)
+    return sites
+
+
+def _train_groups(sites: Sequence[_Site], held: HeldSamples) -> _Asked:
+    """Train the next training of each site, in batches of sites with equal keys (``_group_of``).
+
+    A site without a partner is not trained here. Some methods train several times for one message.
+    Trainings with a name in their key, such as that of a head, come before the training of the
+    site's model.
+
+    Returns:
+        The messages of the trained sites that have another training to do after this one.
+    """
+    groups: dict[Hashable, list[_Site]] = {}
+    for site in sites:
+        groups.setdefault(_group_of(site.training), []).append(site)
+    unfinished = []
+    for group in groups.values():
+        # A single site gains nothing from a stack, so it trains as usual when it answers
+        if len(group) > 1 and _try_to_train(group, held):
+            unfinished += [site.asked for site in group if len(site.training.key) > 2]
+    return unfinished
 
 
 class _ReachedTraining(Exception):
@@ -95,9 +125,14 @@ def _stop(training: LocalTraining) -> NoReturn:
 
 
 def _rehearse(message: Message, context: Context) -> _Site | None:
-    """Run a site's method until its next training without a result; None if there is none.
+    """Run a site's method up to its next training that has no result yet, without training.
 
-    Nothing is measured, stored or sent, because the site's own answer does that later.
+    This finds out what the site will train. Nothing is measured, stored or sent, because the site
+    does so later when it answers.
+
+    Returns:
+        The site with the planned training. None if the message is not for training, or if all its
+        trainings have results.
     """
     session, content = session_of(context), unbundle(message.content)
     instruction = replace(Instruction.from_config(content[CONFIG]), evaluate=False)
@@ -127,31 +162,52 @@ def _plan(training: LocalTraining) -> Planned:
 
 
 def _is_stackable(training: LocalTraining) -> bool:
-    """Tell whether a training does only what ``StackedSteps`` does too."""
-    further = (
-        training.objective,
-        training.beside,
-        training.optimiser,
-        training.before_pass,
-        training.weights,
-        training.private,
-    )
-    is_plain = all(one is None for one in further) and training.minimum_batch <= 1
+    """Tell whether ``StackedSteps`` can do all that a training needs.
+
+    The training must accept batches of one sample, and must not have an optimiser, sample weights,
+    privacy or a function before each pass. There are two cases:
+    - With a ``StackableLoss`` as objective, it must not have a penalty or an action after each
+      step. A second optimiser must have the same type and options as the run's.
+    - With the network's own ``losses``, it must not have a second optimiser. Its penalty, if any,
+      must be a ``Term``, and its action after each step a ``GradientSum``.
+    """
+    further = (training.optimiser, training.before_pass, training.weights, training.private)
+    if training.minimum_batch > 1 or any(one is not None for one in further):
+        return False
+    if isinstance(training.objective, StackableLoss):
+        # A term names weights as the network does, which in the loss's parts have other names
+        adds_nothing = training.penalty is None and training.after_step is None
+        return adds_nothing and _has_run_optimisers(training)
+    has_own_loss = training.objective is None and training.beside is None
     has_terms = training.penalty is None or isinstance(training.penalty, Term)
     has_sums = training.after_step is None or isinstance(training.after_step, GradientSum)
-    return is_plain and has_terms and has_sums and hasattr(training.network, "losses")
+    return has_own_loss and has_terms and has_sums and hasattr(training.network, "losses")
+
+
+def _has_run_optimisers(training: LocalTraining) -> bool:
+    """Tell whether a training's second optimiser has the type and options of the run's.
+
+    This is also True without a second optimiser. One optimiser can then train all weights of a
+    stack, because it treats each weight by itself.
+    """
+    if training.beside is None:
+        return True
+    first = open_optimiser(training.network, training.settings)
+    return type(first) is type(training.beside) and first.defaults == training.beside.defaults
 
 
 def _group_of(training: LocalTraining) -> Hashable:
-    """Return a key that is equal for trainings that can be one batch.
+    """Build the key of the batch that a training belongs to.
 
-    Sites with equal keys have the same round, settings, input shape and type, and networks with the
-    same arrays. Their weights and their numbers of samples and steps may differ. If the learning
-    rate changes over the run, they also have the same number of steps so far and in all rounds.
+    Trainings with equal keys share a batch. Equal keys mean the same round, settings (except
+    'local-steps'), shape and type of inputs, and names, shapes and types of the trained arrays.
+    Either all trainings of a batch have a penalty or none has one, and the same holds for gradient
+    sums. If the learning rate changes over the run, the steps so far and in all rounds are also
+    equal. Weights and numbers of samples and steps may differ.
     """
     round_, _, *aside = training.key
     arrays = []
-    for name, array in training.network.state_dict(keep_vars=True).items():
+    for name, array in trained_module(training).state_dict(keep_vars=True).items():
         arrays.append((name, array.shape, array.dtype, array.requires_grad))
     # A stack needs samples of equal shape; their number may differ, because steps are padded
     inputs = training.split.inputs
@@ -163,7 +219,11 @@ def _group_of(training: LocalTraining) -> Hashable:
 
 
 def _try_to_train(sites: list[_Site], held: HeldSamples) -> bool:
-    """Train the sites of a group as one stack; return False if that failed."""
+    """Train the sites of a group as one batch, and return whether this succeeded.
+
+    A FedsiloError is swallowed, because the site that causes it raises it again when it trains by
+    itself.
+    """
     try:
         _train(sites, held)
     except FedsiloError:
@@ -172,9 +232,11 @@ def _try_to_train(sites: list[_Site], held: HeldSamples) -> bool:
 
 
 def _train(sites: list[_Site], held: HeldSamples) -> None:
-    """Train the sites of a group as one stack, and store each site's result in its session.
+    """Train the sites of a group as one batch, and store each site's result in its session.
 
-    ``sites`` is sorted in place.
+    A result has the trained arrays, the summed gradients, the mean loss per sample over the last
+    pass, the learning rates, and the numbers of steps and samples. ``sites`` is sorted in place, so
+    that sites with more steps come first.
     """
     # Sites with more steps come first, so that the others drop out at the end
     sites.sort(key=lambda site: -len(site.planned.batches))
@@ -200,7 +262,7 @@ def _train(sites: list[_Site], held: HeldSamples) -> None:
 class TrainedTogether:
     """A site's result of a common training, for the message that asked for it."""
 
-    arrays: Mapping[str, Tensor]  # the network's parameters and buffers, by name
+    arrays: Mapping[str, Tensor]  # trained parameters and buffers of ``trained_module``, by name
     gradient_sums: Mapping[str, Tensor]  # a ``GradientSum``, by the parameter's name
     loss: float  # the mean loss over the last pass
     rates: list[float]  # the learning rate of each step
@@ -208,15 +270,19 @@ class TrainedTogether:
     operations: frozenset[str]  # the operations that were not deterministic
 
     def __call__(self, training: LocalTraining) -> float:
-        """Load this result into the network of ``training``, and return the mean loss.
+        """Load the stored result in place of a site's own training; return the mean loss.
+
+        The arrays are loaded into the module that ``training`` trains. The counted work, the
+        gradient sums and any warnings about non-deterministic operations are passed on as well.
 
         Raises:
-            FedsiloError: see ``LocalTraining.run``.
+            FedsiloError: the loss or the rates are unusable; see ``LocalTraining.run``.
         """
         for name in self.operations:
             warnings.warn(f"{name} does not have a deterministic implementation", stacklevel=1)
+        module = trained_module(training)
         # Merged, so that arrays which the stack lacks keep the values of the network
-        training.network.load_state_dict(training.network.state_dict() | dict(self.arrays))
+        module.load_state_dict(module.state_dict() | dict(self.arrays))
         if isinstance(training.after_step, GradientSum):
             training.after_step.sums.update(self.gradient_sums)
         training.work.update(self.work)

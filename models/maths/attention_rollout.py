@@ -41,7 +41,7 @@ class _MeanAttention(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the gradients for q and k, in their type."""
+        """Compute the gradients for q and k, in their type, after computing the attention again."""
         q, k = ctx.saved_tensors
         attention = attention_weights(q, k)
         # A softmax s with gradient g has the gradient s (g - sum(s g)) for its scores
@@ -66,9 +66,15 @@ def mean_attention(q: Tensor, k: Tensor) -> Tensor:
 
 
 def head_mean_without_prefix(attention: Tensor, prefix: int, renormalise: bool = True) -> Tensor:
-    """Average an attention (batch, heads, tokens, prefix + tokens) over its heads.
+    """Average an attention over its heads, and drop the prompts' columns (``without_prefix``).
 
-    The columns of the prompts are then dropped by ``without_prefix``.
+    Args:
+        attention: (batch, heads, tokens, prefix + tokens), whose rows sum to 1.
+        prefix: the number of prompt keys, which are the first columns.
+        renormalise: whether each row is scaled to sum to 1 again.
+
+    Returns:
+        The mean attention between tokens, (batch, tokens, tokens).
     """
     return without_prefix(attention.mean(dim=1), prefix, renormalise)
 
@@ -124,8 +130,12 @@ def _normalise_rows(rows: Tensor) -> Tensor:
 def upsampling_gram(grid: tuple[int, int], size: tuple[int, int]) -> Tensor:
     """Compute U^T U, (cells, cells) float64, for the bilinear upsampling U of a map.
 
-    ``grid`` and ``size`` are the (height, width) before and after upsampling. The cells of the grid
-    are counted row by row.
+    With this matrix, the squared length of an upsampled map a is a^T U^T U a, so no map needs to be
+    upsampled.
+
+    Args:
+        grid: (height, width) of the map in cells, which are counted row by row.
+        size: (height, width) after upsampling.
     """
     # U is linear, so upsampling each unit vector gives the rows of U^T
     cells = grid[0] * grid[1]
@@ -178,9 +188,11 @@ class BufferMoments:
 
 
 def buffer_moments(maps: Mapping[int, Tensor], classes: int, gram: Tensor) -> BufferMoments:
-    """Compute the moments of other sites' maps in float64.
+    """Summarise the other sites' rollout maps by class, as ``distillation_loss`` needs them.
 
-    A class without maps gets the count, mean and spread 0.
+    For each class these are the number of maps, their mean, and their spread, the mean of |U (a -
+    mean)|^2 over the maps a, where U upsamples a map to image resolution. All are computed in
+    float64. A class without maps gets the count, mean and spread 0.
 
     Args:
         maps: class -> maps (n, cells); a class may be missing or empty.

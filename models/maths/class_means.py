@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedsilo.core.errors import SiteError
 
 
-@dataclass(frozen=True)
-class ClassTargets:
-    """Target vectors by class; a class may lack a target.
+class ClassTargets(nn.Module):
+    """Target vectors by class, as constants of a loss; a class may lack a target.
 
     Attributes:
         values: (classes, d) float32, 0 for a class without a target.
@@ -23,9 +21,19 @@ class ClassTargets:
     values: Tensor
     known: Tensor
 
-    def to(self, device: torch.device) -> ClassTargets:
-        """Copy the targets to ``device``."""
-        return ClassTargets(self.values.to(device), self.known.to(device))
+    # A module, because sites that train as one need the targets of all sites in its place
+    def __init__(self, values: Tensor, known: Tensor) -> None:
+        super().__init__()
+        self.register_buffer("values", values)
+        self.register_buffer("known", known)
+
+    def forward(self, labels: Tensor) -> Tensor:
+        """Return each sample's target, followed by 1 if its class has one and by 0 if not.
+
+        ``labels`` are (batch,), the result is (batch, d + 1).
+        """
+        known = self.known.to(self.values.dtype)
+        return torch.cat([self.values, known[:, None]], dim=1)[labels]
 
 
 def large_classes(counts: Sequence[int], min_samples: int) -> dict[int, int]:
@@ -96,13 +104,25 @@ def class_sums(rows: Tensor, labels: Tensor, classes: int) -> Tensor:
     return sums.index_add_(0, labels, rows.to(kind))
 
 
-def matching_loss(values: Tensor, labels: Tensor, targets: ClassTargets) -> Tensor:
-    """Compute the mean squared error between ``values`` (batch, d) and their classes' targets.
+def matching_loss(
+    values: Tensor,
+    labels: Tensor,
+    targets: ClassTargets,
+    mean: Callable[[Tensor], Tensor] = torch.mean,
+) -> Tensor:
+    """Compute the mean squared error between samples' vectors and their classes' targets.
 
-    The result is a scalar. A sample whose class lacks a target adds 0, but counts in the mean.
-    Gradients reach only ``values``, which are computed in float32.
+    The result is a scalar, the mean over the batch and the d coordinates, computed in float32. A
+    sample whose class lacks a target adds 0, but counts in the mean.
+
+    Args:
+        values: the samples' vectors, (batch, d), which get gradients.
+        labels: the class of each sample, (batch,) int64.
+        targets: the target vectors, (classes, d), and which classes have one.
+        mean: maps the samples' errors, (batch,), to the result; by default their mean.
     """
     # Such a sample still counts in the mean. Otherwise the remaining samples of its batch would
     # weigh more than in torch's mse_loss
-    squares = (values.float() - targets.values[labels]).square().mean(dim=1)
-    return (squares * targets.known[labels]).mean()
+    found = targets(labels)
+    squares = (values.float() - found[:, :-1]).square().mean(dim=1)
+    return mean(squares * found[:, -1])

@@ -44,7 +44,10 @@ class FollowUp:
         return len(self.times)
 
     def risk_sets(self) -> "RiskSets":
-        """Group the patients by their distinct times, and count the events at each time."""
+        """Number the distinct times, and find each patient's time and the patients with an event.
+
+        The times are numbered in rising order. The result also counts the events at each time.
+        """
         distinct, places = np.unique(self.times, return_inverse=True)
         places = places.reshape(-1)
         is_event = self.events == 1
@@ -67,11 +70,17 @@ class RiskSets:
     deaths: Whole
 
     def at_risk(self, values: Floats) -> Floats:
-        """Sum the patients' values (n, ...) over those at risk at each time, (times, ...)."""
+        """Sum the patients' values (n, ...) over those at risk at each distinct time, (times, ...).
+
+        A patient is at risk at all times up to its own. The earliest time comes first.
+        """
         return np.cumsum(self._by_time(values, self.places)[::-1], axis=0)[::-1]
 
     def at_death(self, values: Floats) -> Floats:
-        """Sum the patients' values (n, ...) over those who die at each time, (times, ...)."""
+        """Sum the values (n, ...) of patients with an event at each distinct time, (times, ...).
+
+        The earliest time comes first. A time without an event gets 0.
+        """
         return self._by_time(values[self.dying], self.places[self.dying])
 
     def _by_time(self, values: Floats, places: Whole) -> Floats:
@@ -80,11 +89,14 @@ class RiskSets:
         return totals
 
     def tied_shares(self, ties: Ties) -> Floats:
-        """Return the share of its time's deaths that each event leaves out of its risk set.
+        """Compute which share of the patients who die at the same time each event leaves out.
+
+        Efron's method treats d events at one time as if they followed each other: the l-th of them,
+        from 0, leaves out l / d of these d patients. Breslow's method leaves out none.
 
         Returns:
-            (events,), in the order of ``dying``: l / d for the l-th of d events by Efron, l from 0;
-            0 by Breslow.
+            A share for each event, (events,), in the order of ``dying``: l / d by Efron, 0 by
+            Breslow.
         """
         shares = np.zeros(len(self.dying))
         if ties == "breslow":
@@ -106,7 +118,12 @@ class CoxSums:
 
 
 def cox_sums(x: Floats, follow_up: FollowUp, beta: Floats) -> CoxSums:
-    """Compute one hospital's log partial likelihood and its derivatives.
+    """Compute one hospital's log partial likelihood at ``beta``, its gradient and its Hessian.
+
+    At each event, the patient with the event is compared with all patients of the hospital who are
+    still at risk. ``follow_up.ties`` decides how events at the same time count: by Efron's or by
+    Breslow's method. The Hessian has the opposite sign of the second derivatives. The results of
+    several hospitals add up.
 
     Args:
         x: the patients' columns, (n, k), without an intercept, which would cancel.
@@ -157,9 +174,13 @@ def risks_and_residuals(x: Floats, follow_up: FollowUp, beta: Floats) -> tuple[F
 
 
 def _relative_hazards(x: Floats, beta: Floats) -> tuple[Floats, Floats]:
-    """Return eta and exp(eta), (n,) each, where the largest eta is 0 and the smallest -300.
+    """Compute each patient's log hazard x beta, shifted against overflow, and hazard.
 
-    A constant added to all eta changes no partial likelihood.
+    The shift makes the largest log hazard 0, which changes no partial likelihood. Log hazards below
+    -300 are raised to -300.
+
+    Returns:
+        The log hazards and their exponentials, (n,) each.
     """
     eta = x @ beta
     eta = np.maximum(eta - eta.max(initial=-np.inf), -_MOST_DISTANCE)
@@ -167,13 +188,13 @@ def _relative_hazards(x: Floats, beta: Floats) -> tuple[Floats, Floats]:
 
 
 def _total_risks(sets: RiskSets, weights: Floats, total: Floats, shares: Floats) -> Floats:
-    """Return each patient's probability of the event, summed over all events, (n,).
+    """Sum each patient's probability of being the one with the event over all events, (n,).
 
     Args:
         sets: the risk sets.
         weights: the patients' hazards, (n,).
-        total: the total hazard at each event, (events,).
-        shares: the share of tied deaths that each event leaves out, (events,).
+        total: the total hazard of the patients at risk at each event, (events,).
+        shares: the share of the tied deaths that each event leaves out, (events,).
     """
     places = sets.places[sets.dying]
     each = np.bincount(places, 1 / total, minlength=len(sets.deaths))

@@ -134,16 +134,22 @@ def closeness(u: Tensor, v: Tensor, solver: str = "pot", *, differentiable: bool
 
 
 def optimal_flow(costs: Tensor, supply: Tensor, demand: Tensor, solver: str = "pot") -> Tensor:
-    """Compute the flow x of least cost <costs, x>, (batch, n, m) float64.
+    """Compute the flow of least cost between the tokens of two maps, for each image of a batch.
 
-    Only the flow of ``cvxpylayers`` has gradients.
+    A flow x (n, m) is the mass that moves from each token of the first map to each token of the
+    second. Its cost is the sum of ``costs`` * x.
 
     Args:
-        costs: (batch, n, m).
-        supply: the sum of each row of a flow, (batch, n).
-        demand: the sum of each column, (batch, m), with the same total as ``supply``.
-        solver: ``pot`` is exact, on the CPU. ``sinkhorn`` has entropic regularisation 0.02.
-            ``cvxpylayers`` solves a slightly smoothed program.
+        costs: the cost of moving a unit of mass from one token to another, (batch, n, m).
+        supply: the mass of each token in the first map, the sum of a row of x, (batch, n).
+        demand: the mass of each token in the second map, the sum of a column of x, (batch, m). The
+            totals of ``supply`` and ``demand`` must be equal, which is not checked.
+        solver: ``sinkhorn`` adds an entropy term of weight 0.02, and warns if it misses its
+            tolerance. ``cvxpylayers`` adds a small quadratic term. Any other name counts as
+            ``pot``, which is exact and solves one image after the other on the CPU.
+
+    Returns:
+        The flows, (batch, n, m) float64. Only the flows of ``cvxpylayers`` have gradients.
     """
     costs, supply, demand = costs.double(), supply.double(), demand.double()
     if solver == "sinkhorn":
@@ -194,10 +200,11 @@ def transport_cost(costs: Tensor, supply: Tensor, demand: Tensor, solver: str = 
 def _sinkhorn(
     costs: Tensor, supply: Tensor, demand: Tensor, rule: Sinkhorn
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Run Sinkhorn's iterations without gradients; warn if a marginal misses the tolerance.
+    """Solve entropy-regularised optimal transport by Sinkhorn's iterations, without gradients.
 
-    The warning is a RuntimeWarning, and the flow is returned all the same. Columns are not
-    compared.
+    If the row sums of an image's flow differ from ``supply`` by more than the tolerance (L2 norm),
+    a RuntimeWarning is given, and the flow is returned all the same. The column sums are not
+    checked.
 
     Args:
         costs: (batch, n, m) float64.
@@ -238,7 +245,15 @@ def _sinkhorn(
 
 
 def _smoothed_flow(costs: Tensor, supply: Tensor, demand: Tensor) -> Tensor:
-    """Solve the smoothed linear program; the flow (batch, n, m) has gradients for all arguments."""
+    """Compute the flow of least cost by cvxpylayers, with gradients for all arguments.
+
+    A term of 0.0005 |x|^2 is added to the cost of a flow x, because a linear program would give no
+    gradients. The arguments are those of ``optimal_flow``; the last column of ``demand`` is not
+    used, because it follows from all other masses. The program is solved on the CPU.
+
+    Returns:
+        The flows, (batch, n, m), on the device of ``costs``.
+    """
     layer = _program(costs.shape[1], costs.shape[2])
     with warnings.catch_warnings():
         # The solver warns about the format of its own matrices
@@ -270,7 +285,11 @@ def _program(rows: int, columns: int) -> Any:
 
 
 def _check_maps(u: Tensor, v: Tensor) -> None:
-    """Raise a ``SiteError`` unless both maps are finite and have the same shape (batch, n, c)."""
+    """Check that the feature maps of student and teacher can be compared.
+
+    Raises:
+        SiteError: the maps differ in shape, are not (batch, n, c), or contain non-finite values.
+    """
     if u.shape != v.shape or u.ndim != 3:
         raise SiteError(
             f"the feature maps of student and teacher are {tuple(u.shape)} and {tuple(v.shape)} "
@@ -286,7 +305,12 @@ def _check_maps(u: Tensor, v: Tensor) -> None:
 
 
 def refuse_large(tokens: int) -> None:
-    """Raise a ``SettingError`` for over 25 tokens, because cvxpylayers would take too long."""
+    """Check that a map of ``tokens`` tokens is small enough for the solver cvxpylayers.
+
+    Raises:
+        SettingError: there are more than 25 tokens, so the solver would take too long. The error
+            estimates the time per image, which grows with the fourth power of the tokens.
+    """
     if tokens > LARGEST_LAYER:
         raise SettingError(
             f"solver 'cvxpylayers' is for maps of up to {LARGEST_LAYER} tokens, but this one has "

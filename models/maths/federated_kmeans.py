@@ -69,13 +69,18 @@ def local_centroids(
 
 
 def _effective_samples(features: FloatArray, samples: npt.NDArray[np.int64]) -> float:
-    """Compute the effective number of samples behind the mean of ``features`` (n, d), at least 1.
+    """Compute the effective number of samples on which the mean of ``features`` rests.
 
-    ``samples`` (n,) has the sample number of each row. Let a_i be the sum of |f| over the rows of
-    sample i, for one coordinate. The effective number for this coordinate is (Σ a_i)² / Σ a_i²: the
-    number of samples if all contribute equally, and 1 if one sample contributes everything. The
-    result is the smallest effective number over coordinates. Coordinates that are 0 in all rows are
-    ignored; if all coordinates are, the result is the number of distinct samples.
+    A mean over many rows may still reveal one patient, if nearly all of it comes from that
+    patient's sample. So each coordinate gets an effective number of samples, and the result is the
+    smallest of them. With a_i as the sum of |f| over the rows of sample i, the number is (Σ a_i)² /
+    Σ a_i²: the number of samples if all contribute equally, and 1 if one sample contributes
+    everything. Coordinates that are 0 in all rows are ignored; if all are, the result is the number
+    of distinct samples. Without rows it is 0.
+
+    Args:
+        features: f, (n, d).
+        samples: the number of the sample to which each row belongs, (n,).
     """
     owners, where = np.unique(samples, return_inverse=True)
     each = np.zeros((len(owners), features.shape[1]))

@@ -57,14 +57,21 @@ class GLMSums:
     hessian: Floats
 
     def vector(self) -> Floats:
-        """Return all sums as one vector: three numbers, the gradient, the upper triangle."""
+        """Concatenate all sums into one vector, so that the vectors of several sites can be added.
+
+        The order is objective, patients, outcomes, the gradient, and the Hessian's upper triangle
+        with its diagonal, row by row.
+        """
         upper = self.hessian[np.triu_indices(len(self.gradient))]
         numbers = [self.objective, self.patients, self.outcomes]
         return np.concatenate([numbers, self.gradient, upper])
 
     @classmethod
     def from_vector(cls, vector: Floats, size: int) -> "GLMSums":
-        """Build the sums of ``size`` coefficients from their vector, or from a sum of vectors."""
+        """Rebuild the sums from the result of ``vector``, or from a total of such vectors.
+
+        ``size`` is k, the number of coefficients. The Hessian is made symmetric.
+        """
         gradient = vector[_NUMBERS : _NUMBERS + size]
         hessian = np.zeros((size, size))
         hessian[np.triu_indices(size)] = vector[_NUMBERS + size :]
@@ -95,12 +102,15 @@ class Moments:
     squares: Floats
 
     def vector(self) -> Floats:
-        """Return all sums as one vector."""
+        """Concatenate all sums into one vector, so that the vectors of several sites can be added.
+
+        The order is ``patients``, ``known``, ``totals`` and ``squares``.
+        """
         return np.concatenate([[self.patients], self.known, self.totals, self.squares])
 
     @classmethod
     def from_vector(cls, vector: Floats) -> "Moments":
-        """Build the sums from their vector, or from a sum of vectors."""
+        """Rebuild the sums from the result of ``vector``, or from a total of such vectors."""
         known, totals, squares = np.split(vector[1:], 3)
         return cls(float(vector[0]), known, totals, squares)
 
@@ -115,7 +125,11 @@ class Moments:
 
 
 def moments_of(values: Floats) -> Moments:
-    """Compute the moments of ``values`` (n, columns), in which NaN marks a missing value."""
+    """Count and sum the values of each column, as the means and deviations of all sites need them.
+
+    NaN in ``values`` (n, columns) marks a missing value, which is not counted and adds 0 to the
+    sums.
+    """
     missing = np.isnan(values)
     known = np.where(missing, 0.0, values)
     count = (~missing).sum(axis=0).astype(np.float64)
@@ -135,15 +149,26 @@ def has_intercept(family: Family) -> bool:
 def weights_and_residuals(
     family: Family, x: Floats, y: Outcomes, beta: Floats
 ) -> tuple[Floats, Floats]:
-    """Return each patient's weight in the Hessian and its residual (outcome minus mean), (n,) each.
+    """Compute each patient's weight in the Hessian and residual at the coefficients ``beta``.
 
-    In Cox's model the mean is the expected number of events (``risks_and_residuals``).
+    Let the mean be the patient's expected outcome. The residual is the outcome minus the mean, and
+    the weight is the variance of an outcome with this mean:
+
+    - In a linear model the mean is x beta, and the weight is 1.
+    - In a logistic model the mean is the logistic function of x beta, and the weight is mean * (1 -
+      mean).
+    - In a Poisson model mean and weight are exp(x beta), where x beta counts as at most 700.
+    - If ``y`` is a ``FollowUp``, ``family`` is ignored and both come from Cox's model
+      (``risks_and_residuals``).
 
     Args:
-        family: the family.
+        family: the family of the model.
         x: (n, k), with a first column of 1 unless the family is Cox's.
         y: the outcomes of n patients.
         beta: the coefficients, (k,).
+
+    Returns:
+        The weights and the residuals, (n,) each.
     """
     if isinstance(y, FollowUp):
         return risks_and_residuals(x, y, beta)
@@ -158,7 +183,11 @@ def weights_and_residuals(
 
 
 def log_likelihood(family: Family, x: Floats, y: Floats, beta: Floats) -> float:
-    """Return the log-likelihood; for a linear model, minus half the sum of squared residuals."""
+    """Compute the log-likelihood of outcomes ``y`` (n,) with columns ``x`` (n, k) at ``beta`` (k,).
+
+    For a linear model the result is minus half the sum of squared residuals. Any family other than
+    'linear' and 'logistic' counts as 'poisson'; Cox's model uses ``cox_sums`` instead.
+    """
     eta = x @ beta
     if family == "linear":
         return -0.5 * float(np.square(y - eta).sum())
@@ -169,7 +198,15 @@ def log_likelihood(family: Family, x: Floats, y: Floats, beta: Floats) -> float:
 
 
 def sums_at(family: Family, x: Floats, y: Outcomes, beta: Floats) -> GLMSums:
-    """Compute the sums over patients ``x`` (n, k) with their outcomes ``y`` at ``beta`` (k,)."""
+    """Compute the sums over a hospital's patients that a step of Newton's method needs.
+
+    Args:
+        family: the family of the model.
+        x: (n, k), with a first column of 1 unless the family is Cox's.
+        y: the outcomes of n patients. If they are a ``FollowUp``, the sums are computed for Cox's
+            model.
+        beta: the coefficients at which the sums are computed, (k,).
+    """
     if isinstance(y, FollowUp):
         cox = cox_sums(x, y, beta)
         events = float(y.events.sum())
@@ -239,13 +276,21 @@ def find_redundant(hessian: Floats) -> list[int]:
 
 
 def fit_alone(family: Family, x: Floats, y: Outcomes, rounds: int = 30) -> tuple[Floats, Floats]:
-    """Fit a model to one hospital's patients; return coefficients and their covariance.
+    """Fit a model to the patients of only one hospital, by Newton's method.
+
+    The steps start from ``start_from``. They have converged if no coefficient changes by 1e-9 times
+    (1 + the largest one) or more. They are given up if a coefficient other than the intercept
+    exceeds 12, or after ``rounds`` steps.
 
     Args:
         family: the family.
         x: (n, k), with a first column of 1 unless the family is Cox's.
         y: the outcomes of n patients.
-        rounds: the most steps of Newton's method.
+        rounds: the most steps.
+
+    Returns:
+        The coefficients (k,), and their covariance (k, k), the inverse Hessian times
+        ``dispersion``.
 
     Raises:
         UndeterminedError: the outcomes are all alike (in Cox's model: no event), a column is

@@ -37,9 +37,12 @@ class Units:
     has_intercept: bool = True
 
     def transformation(self) -> Floats:
-        """Return the matrix (k, k) that converts coefficients to the columns' own units.
+        """Build the matrix (k, k) that converts coefficients to the columns' own units.
 
-        It does not add the outcome's centre to the intercept; the caller does that.
+        The coefficients are for standardised columns. Each is divided by its column's deviation. If
+        there is an intercept, the result also takes the columns' centres out of the intercept and
+        is scaled by the outcome's deviation. The outcome's centre is not added here; the caller
+        adds it to the intercept.
         """
         if not self.has_intercept:
             return np.diag(1 / self.deviations)

@@ -99,25 +99,32 @@ P = TypeVar("P", bound=FitProgress)
 
 
 def first_progress(model: FittedModel) -> FitProgress:
-    """Return the progress before the first question, which asks for moments in own units."""
+    """Return the initial progress, whose question is for moments in the columns' own units."""
     size = 1 + len(model.columns)
     return FitProgress(centers=[0.0] * size, deviations=[1.0] * size)
 
 
 def next_progress(model: FittedModel, progress: P, vector: Floats | None) -> P:
-    """Return the progress after the total that answers the question of ``progress``.
+    """Work out a regression's next question from the total that answers the question before.
 
-    While ``beta`` is empty, the total gives better units or, once the units fit, the first
-    coefficients. Then it gives a step of Newton's method.
+    - If ``vector`` is None, the same question is asked again with a 16 times larger ``scale``.
+    - While ``beta`` is empty, the total has moments. They give better units or, once the units fit,
+      the first coefficients.
+    - After that, the total has the sums at ``beta``, and gives a step of Newton's method.
 
     Args:
         model: the model.
         progress: the progress, with the question that the total answers.
-        vector: the total over all hospitals, as ``Moments.vector`` or ``GLMSums.vector``. None if a
-            hospital had to clip its numbers; the same is then asked again with a larger ``scale``.
+        vector: the total over all hospitals, as ``Moments.vector`` or ``GLMSums.vector``; None if a
+            hospital had to clip its numbers.
+
+    Returns:
+        The progress with the next question. If its ``sums`` are not empty, the steps have
+        converged.
 
     Raises:
-        FitError: the patients determine no coefficients, or the sums are too large to send.
+        FitError: all outcomes are alike, a column is constant or follows from other columns, a
+            coefficient grows without end, or the sums are too large to send.
     """
     if vector is None:
         if progress.scale > _MOST_RESCALED:
@@ -135,17 +142,19 @@ def next_progress(model: FittedModel, progress: P, vector: Floats | None) -> P:
 
 
 def differs(asked: FitProgress, expected: FitProgress, vector: Floats | None) -> bool:
-    """Tell whether a question differs from the expected one by more than rounding.
+    """Tell whether the server's question differs from the expected one by more than rounding.
 
-    Units and scale must be equal: they come from single operations, which all machines round alike,
-    and units are rounded to float32. For coefficients, H d must be below 1e-12 of the largest
-    possible, where d is their difference and H the last Hessian. A solver on another machine keeps
-    to this bound, but not to one on d, which grows if columns are nearly collinear.
+    A hospital that works out the questions itself refuses any other question. Units and scale must
+    be equal: they come from single operations, which all machines round alike, and units are
+    rounded to float32. For coefficients, each element of H d must be within 1e-12 of the largest
+    possible size, where d is their difference and H the last Hessian. A solver on another machine
+    keeps to this bound, but not to a bound on d, which grows if columns are nearly collinear. NaN
+    counts as a difference.
 
     Args:
         asked: the question; only its units, coefficients and scale are compared.
         expected: the question that follows from the total before.
-        vector: this total, if it has a Hessian; otherwise None.
+        vector: this total, if it has a Hessian; None to use the identity as H.
     """
     ours, theirs = np.array(expected.beta), np.array(asked.beta)
     exact = [(asked.centers, expected.centers), (asked.deviations, expected.deviations)]
@@ -163,18 +172,20 @@ def differs(asked: FitProgress, expected: FitProgress, vector: Floats | None) ->
 
 
 def _find_units(model: FittedModel, progress: P, moments: Moments) -> P:
-    """Return the progress with new units or, if the current units fit, with coefficients.
+    """Return the progress with new units or, if the current units fit, with the first coefficients.
 
-    In units that fit, each column has a mean near 0 and a deviation near 1. The first
-    coefficients are those of the model with only an intercept.
+    Units fit if each column, measured in them, has a mean within -10..10 and a deviation of 0.1 to
+    10, and if moments have been asked for before. The first coefficients are those of the model
+    with only an intercept. Moments are asked for at most four times.
 
     Args:
         model: the model.
-        progress: the progress, whose units the moments are in.
+        progress: the progress with the current units, in which the moments are measured.
         moments: the moments of the outcome and the columns over all sites.
 
     Raises:
-        FitError: all outcomes are alike, or a column has the same value for all patients.
+        FitError: all outcomes are alike; or a column still does not fit after four rounds, because
+            it has the same value for all patients.
     """
     means, deviations = moments.means(), moments.deviations()
     sizes = np.sqrt(moments.squares / np.maximum(moments.known, 1.0))

@@ -10,7 +10,15 @@ class PixelLoss:
         self.dice_weight = dice_weight
 
     def __call__(self, logits: Tensor, masks: Tensor) -> Tensor:
-        """Compute the loss, a scalar, of logits (batch, classes, h, w) and masks (batch, h, w)."""
+        """Compute the loss of a batch, a scalar: cross-entropy plus the weighted soft Dice loss.
+
+        The cross-entropy is a mean over all pixels. If the weight is 0, only the cross-entropy
+        remains.
+
+        Args:
+            logits: (batch, classes, h, w).
+            masks: each pixel's class, (batch, h, w).
+        """
         entropy = nn.functional.cross_entropy(logits.float(), masks.long())
         if not self.dice_weight:
             return entropy
@@ -18,10 +26,12 @@ class PixelLoss:
 
 
 def soft_dice_loss(logits: Tensor, masks: Tensor) -> Tensor:
-    """Compute the soft Dice loss of a batch, averaged over the classes except the background.
+    """Compute the soft Dice loss of a batch of masks, a scalar.
 
-    For a class with probabilities p and true pixels t, it is 1 - (2 sum p t + 1) / (sum p + sum t +
-    1), with sums over all pixels of the batch.
+    Dice measures the overlap of two masks; here probabilities replace predicted pixels, so the loss
+    has a gradient. For a class with probabilities p (the softmax of the logits) and true pixels t
+    (1 or 0), the loss is 1 - (2 sum p t + 1) / (sum p + sum t + 1). The sums are over all pixels of
+    all images together. The result is the mean over all classes except the background.
 
     Args:
         logits: (batch, classes, h, w), with at least two classes.

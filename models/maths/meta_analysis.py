@@ -43,7 +43,12 @@ class CombinedEffects:
 
 
 def combine_effects(estimates: Sequence[float], errors: Sequence[float]) -> CombinedEffects:
-    """Combine one coefficient's estimates over hospitals, at least two.
+    """Combine one coefficient's estimates from at least two hospitals, by a meta-analysis.
+
+    The fixed effect is the mean weighted by 1 / variance. The random effect also has the variance
+    between hospitals, tau², in its weights; tau² is DerSimonian and Laird's estimate, at least 0.
+    Cochran's Q is compared with a chi-squared distribution with one degree of freedom less than
+    there are hospitals.
 
     Args:
         estimates: the coefficient at each hospital.

@@ -52,7 +52,7 @@ def check_pace(settings: CommonSettings) -> None:
 
 
 def epoch_of(round_: int, settings: CommonSettings) -> int:
-    """Return the epoch, from 0, of ``round_``, from 1."""
+    """Return the epoch, counted from 0, to which round ``round_``, counted from 1, belongs."""
     # Steps before the round, divided by the steps of an epoch; hence the - 1
     return (round_ - 1) * settings.pace // settings.epoch_steps
 

@@ -84,13 +84,16 @@ class UnlikeColumn:
     unit: str = ""
 
     def sentence(self, others: str, title: str = "") -> str:
-        """Describe the difference in one line, with both means to three digits.
+        """Describe the difference in one line that ends by asking whether the unit differs.
 
-        The line ends with the question whether the unit differs.
+        An example is "column 'chol': mean 5.2 at site b, 201 at the other sites: is it in another
+        unit (cholesterol in mg/dl against mmol/l)?". Both means have three significant digits. The
+        site is left out if its name is empty.
 
         Args:
-            others: the origin of the other mean, such as "at the other sites".
-            title: the column's title; by default its name.
+            others: the origin of the other mean, in words such as "at the other sites".
+            title: the words for the column; if empty, "column" and the column's name, shortened to
+                80 characters.
         """
         where = ""
         if self.site:
@@ -188,8 +191,9 @@ def compare_with(
 ) -> list[UnlikeColumn]:
     """Find the columns whose values at a site differ from pooled or declared statistics.
 
-    A column is compared by the two rules of ``_is_unlike``: its mean differs by a factor of five or
-    more, or a known change of unit converts one mean to the other.
+    The two rules at the top of this file decide. Either the means differ by a factor of five or
+    more (with a further condition), or they are more than three standard deviations apart and a
+    known change of unit converts one to the other.
 
     Three kinds of columns are skipped: levels of a category (names with '='), columns with too few
     values, and columns that have only 0 and 1 at this site if the other mean is from 0 to 1.

@@ -94,7 +94,12 @@ def apply_temperature(probabilities: Tensor, temperature: float) -> Tensor:
 def fit_temperature(probabilities: Tensor, labels: Tensor) -> float:
     """Fit the temperature, from 1/20 to 20, that makes the labels most likely.
 
-    ``probabilities`` are (n, classes), ``labels`` (n,) int64; n is at least 1.
+    The mean negative log-likelihood after ``apply_temperature`` is minimised by a bounded search
+    over the logarithm of the temperature.
+
+    Args:
+        probabilities: class probabilities before scaling, (n, classes), with n at least 1.
+        labels: the true classes, (n,) int64.
     """
     # The logarithm is searched, because 1/20 and 20 are then equally far from 1. Without bounds the
     # best temperature of a model that is always right would be 0

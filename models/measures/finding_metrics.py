@@ -10,14 +10,17 @@ from fedsilo.models.measures.classification_metrics import average_precision, ro
 
 
 def mean_over_findings(probabilities: Tensor, present: Tensor) -> dict[str, float]:
-    """Return the means of AUC and average precision over the findings that define them.
+    """Average the AUC and the average precision over the findings.
 
-    A finding defines them if some samples have it and others lack it. The result is empty if no
-    finding does.
+    A finding counts only if some samples have it and others lack it, because both metrics are
+    undefined otherwise.
 
     Args:
         probabilities: the probability of each finding, (n, findings).
         present: whether a sample has each finding, (n, findings) bool.
+
+    Returns:
+        The two means under the names ``auc`` and ``average-precision``; empty if no finding counts.
     """
     areas, precisions = [], []
     for place in range(present.shape[1]):
@@ -67,7 +70,11 @@ class FindingOutcome:
 
 
 def finding_outcomes(metrics: Mapping[str, float], names: list[str]) -> list[FindingOutcome]:
-    """Read each finding's outcome from a site's final test metrics, in the order of ``names``."""
+    """Read each finding's number of samples and AUC from a site's final test metrics.
+
+    ``metrics`` has the names of ``finding_counts``. A finding whose metrics are missing has None
+    for both. The result is in the order of ``names``, the names of the findings.
+    """
     outcomes = []
     for place, name in enumerate(names):
         count = metrics.get(f"{FINDING}.{place}.count")

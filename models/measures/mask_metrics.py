@@ -89,8 +89,9 @@ def _by_class(predicted: Tensor, masks: Tensor, classes: int) -> dict[int, _Clas
 def _measure_class(found: Tensor, truth: Tensor) -> _ClassMetrics | None:
     """Average the metrics of one class over the images in which either mask has the class.
 
-    Dice, IoU and the two distances between the outlines are computed for each image. If only one of
-    an image's masks has the class, Dice and IoU are 0, and both distances are the image's diagonal.
+    For each image, Dice, IoU and the two distances between the outlines (``surface_distances``) are
+    computed. If only one of the image's masks has the class, Dice and IoU are 0, and both distances
+    are the image's diagonal. Images in which neither mask has the class are left out.
 
     Args:
         found: the pixels that are predicted as the class, (n, h, w) bool.
@@ -136,11 +137,10 @@ def image_scores(predicted: Tensor, masks: Tensor, classes: int) -> Tensor:
 
 
 def dominant_classes(masks: Tensor) -> Tensor:
-    """Return the class with the most pixels of each mask, besides the background, (n,) int64.
+    """Return the class with the most pixels in each mask, except the background, (n,) int64.
 
-    For an empty mask the result is 0, the background. On a tie the class with the lower index is
-    taken. So every image counts for exactly one class, and the counts add up to the number of
-    images.
+    On a tie the class with the lower index is taken. An empty mask has the result 0, the
+    background. Each image therefore counts for exactly one class.
 
     ``masks`` has each pixel's class, (n, h, w).
     """

@@ -133,10 +133,12 @@ class Familiar:
 def estimate_region(
     samples: Floats, missing: Booleans, groups: npt.NDArray[np.int64] | None
 ) -> Familiar:
-    """Estimate the region that the training samples fill.
+    """Estimate the region that the training samples fill, to recognise unusual samples later.
 
-    The region is described by the mean of each group, the groups' shared covariance, the distance
-    that 99 % of the samples stay within, and how often each feature is missing.
+    The region is described by the mean of each group, the inverse of the groups' shared covariance
+    (Ledoit and Wolf's estimate), and the Mahalanobis distance within which 99 % of the samples are.
+    The rate at which each feature is missing is also kept, with one more sample that has the value
+    and one that lacks it, so that no rate is 0.
 
     Args:
         samples: (n, f) training samples: standardised and imputed rows, or a network's features.
@@ -194,7 +196,15 @@ def limit_of(scores: Floats, share: float) -> float:
 
 
 def _find_seen_values(values: Floats, missing: Booleans) -> Seen:
-    """Collect the training values (n,) of one feature, leaving out imputed values."""
+    """Summarise the values that one feature takes in training, leaving out imputed values.
+
+    The summary lists all distinct values if there are at most 10, and otherwise only the lowest and
+    the highest.
+
+    Args:
+        values: the feature's value in each training sample, (n,).
+        missing: whether that value was imputed, (n,).
+    """
     found: Floats = np.unique(values[~missing])
     if len(found) <= _FEW_VALUES:
         return Seen(found, True)

@@ -32,13 +32,19 @@ class SurfaceDistances:
 
 
 def surface_distances(predicted: Mask, truth: Mask) -> SurfaceDistances | None:
-    """Measure how far the outlines of two masks (h, w) are apart, in pixels.
+    """Measure how far apart the outlines of a predicted and a true mask (h, w) are, in pixels.
 
-    If only one mask is empty, both distances are the image's diagonal. Otherwise a model that finds
-    nothing would have better distances than a model that misses by a little.
+    The outline of a mask is its pixels that touch a pixel outside the mask by a side, or the edge
+    of the image. For each pixel of either outline, the distance to the nearest pixel of the other
+    outline is measured.
+
+    If only one mask is empty, both results are the length of the image's diagonal. So a model that
+    finds nothing does not have better distances than a model that misses by a little.
 
     Returns:
-        The distances; None if both masks are empty.
+        ``average``, the mean of the measured distances over the pixels of both outlines, and
+        ``percentile_95``, the 95 % Hausdorff distance: the larger one of the two 95th percentiles,
+        one for the pixels of each outline. None if both masks are empty.
     """
     found, exists = bool(predicted.any()), bool(truth.any())
     if not found and not exists:

@@ -36,12 +36,12 @@ class CurvePoint:
 
 
 def published_curve(times: Floats, events: Floats, minimum: int) -> dict[str, float]:
-    """Return the points of a site's Kaplan-Meier curve that may leave, as metrics by name.
+    """Select the points of a site's Kaplan-Meier curve that may leave the site, as metrics by name.
 
-    The candidates are the round times of ``_grid``, from the first on: equal steps up to about the
-    longest follow-up. A time becomes a point if at least ``minimum`` patients had the event after
-    the point before and up to this time, and at least ``minimum`` are followed beyond this time.
-    Any other time is skipped, and its events count for the next point.
+    The candidates are round times up to the longest follow-up (``round_times``). A time becomes a
+    point if at least ``minimum`` patients had the event after the point before and up to this time,
+    and at least ``minimum`` are followed beyond this time. Any other time is skipped, and its
+    events count for the next point.
 
     Args:
         times: the time to the event or to censoring, (n,).

@@ -107,7 +107,16 @@ def censoring_curve(times: Floats, events: Floats) -> SurvivalCurve:
 
 
 def _product_limit(distinct: Floats, at_risk: Floats, deaths: Floats) -> SurvivalCurve:
-    """Build the curve from the patients ``at_risk`` and the ``deaths`` at each time, (k,) each."""
+    """Build a Kaplan-Meier curve from its counts at each time.
+
+    The survival falls by the factor 1 - d / n at each time, for d deaths among n patients at risk.
+    Greenwood's variance becomes infinite at a time after which nobody is left.
+
+    Args:
+        distinct: the times of events, rising, (k,).
+        at_risk: n at each time, (k,).
+        deaths: d at each time, (k,).
+    """
     left = at_risk - deaths
     # Without anybody left the survival is 0, and its variance has no meaning
     terms = np.divide(deaths, at_risk * left, out=np.full_like(deaths, np.inf), where=left > 0)
@@ -164,10 +173,12 @@ def baseline_hazard(times: Floats, events: Floats, risks: Floats) -> tuple[Float
 def brier_score(times: Floats, events: Floats, survival: Floats, horizons: Floats) -> Floats:
     """Compute the Brier score of predicted survival at each of several times.
 
-    A patient whose event came before the time counts as dead, with weight 1 / G just before the
-    event; one who is followed beyond the time counts as alive, with weight 1 / G there. G is the
-    Kaplan-Meier estimate of being uncensored. Patients censored before the time count through
-    these weights only.
+    The score is the mean squared difference between the predicted survival and the truth, which is
+    0 for a patient whose event came at or before the time and 1 for a patient who is followed
+    beyond it. A patient with the event has the weight 1 / G just before the event, and a patient
+    who is followed beyond the time has 1 / G at the time. G is the Kaplan-Meier estimate of being
+    uncensored, at least 1e-12. Patients who are censored by then add 0, but count in the mean; the
+    weights make up for them.
 
     Args:
         times: the time to the event or to censoring, (n,).
@@ -176,7 +187,7 @@ def brier_score(times: Floats, events: Floats, survival: Floats, horizons: Float
         horizons: the times, (horizons,), at which somebody must still be followed.
 
     Returns:
-        (horizons,); 0 is perfect, and a constant prediction of 0.5 has 0.25.
+        (horizons,); 0 is perfect, and a constant prediction of 0.5 has about 0.25.
     """
     censoring = censoring_curve(times, events)
     weights_of_dead = 1 / np.maximum(censoring.before(times), 1e-12)

@@ -10,8 +10,10 @@ Equations (arXiv:2303.06305):
   (objective) contrastive divergence -> models.methods.cdl.contrastive_divergence
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from fedsilo.core.settings_schema import setting
@@ -21,7 +23,7 @@ from fedsilo.models.methods.decentralised import MatchaSettings, Topology
 
 @dataclass(frozen=True)
 class CDLSettings(MatchaSettings):
-    """Settings of CDL; beta 0, where the support model would have no effect, is not allowed."""
+    """Settings of CDL; beta must be above 0, as the support model has no effect at 0."""
 
     title = "CDL"
     tasks = (CLASSIFICATION,)
@@ -42,24 +44,30 @@ class CDLSettings(MatchaSettings):
     )
 
 
-def divergence(predicted: Tensor, target: Tensor) -> Tensor:
-    """Compute H, the batch mean of KL(predicted || target), a scalar.
+def divergence(
+    predicted: Tensor, target: Tensor, mean: Callable[[Tensor], Tensor] = torch.mean
+) -> Tensor:
+    """Compute H, the batch mean of KL(predicted || target).
 
-    Both arguments are logits (batch, classes), and both get gradients.
+    ``predicted`` and ``target`` are logits (batch, classes), and both get gradients. ``mean`` maps
+    the samples' divergences (batch,) to the result; by default a scalar.
     """
     own, other = predicted.float().log_softmax(dim=1), target.float().log_softmax(dim=1)
     # The expectation is over ``predicted``; torch's kl_div takes it over the target
-    return (own.exp() * (own - other)).sum(dim=1).mean()
+    return mean((own.exp() * (own - other)).sum(dim=1))
 
 
-def contrastive_divergence(main: Tensor, support: Tensor, beta: float) -> Tensor:
-    """Compute beta * H(main, support) + (1 - beta) * H(support, main), a scalar.
+def contrastive_divergence(
+    main: Tensor, support: Tensor, beta: float, mean: Callable[[Tensor], Tensor] = torch.mean
+) -> Tensor:
+    """Compute beta * H(main, support) + (1 - beta) * H(support, main).
 
     In each term only the first argument gets a gradient. ``main`` and ``support`` are the logits
-    (batch, classes) of a silo's two models; ``beta`` is above 0 and at most 1.
+    (batch, classes) of a silo's two models; ``beta`` is above 0 and at most 1; ``mean`` is that of
+    ``divergence``.
     """
     # Each target is a constant for autograd. So the first term trains only the main model and the
     # second only the support model, as in the paper's updates
-    positive = divergence(main, support.detach())
-    negative = divergence(support, main.detach())
+    positive = divergence(main, support.detach(), mean)
+    negative = divergence(support, main.detach(), mean)
     return beta * positive + (1 - beta) * negative

@@ -72,9 +72,12 @@ class DisTransSettings(OwnSettings):
 
 
 def no_head_to_double(common: CommonSettings) -> SettingError:
-    """Build the error for a network whose head does not end in a linear layer.
+    """Build the error that DisTrans cannot double the head of the run's network.
 
-    The caller raises it.
+    DisTrans replaces the last linear layer of a head by one that reads two channels. So it needs
+    one of fedsilo's own networks, or a ``TokenClassifier`` whose head ends in a linear layer. The
+    error names the network in ``common`` and asks for another 'network.name'. It is returned, so
+    that the caller raises it.
     """
     return SettingError(
         f"method 'distrans' doubles the head of fedsilo's own networks, or of a TokenClassifier "
@@ -270,10 +273,14 @@ class OffsetEmbedding(nn.Module):
         return offset[:, None]
 
     def fit(self, shares: Tensor, offset: Tensor, rate: float) -> None:
-        """Take one SGD step with step size ``rate`` towards a known offset.
+        """Take one step of SGD, so that the embedding of ``shares`` comes nearer to a known offset.
 
-        The loss is the mean squared distance between the embedding of ``shares`` (classes,) and
-        ``offset`` (pixels, 1).
+        The loss is the mean squared difference between the embedding and ``offset``.
+
+        Args:
+            shares: a site's class shares, (classes,).
+            offset: the offset that the site has trained, (pixels, 1).
+            rate: the step size.
         """
         optimiser = torch.optim.SGD(self.parameters(), lr=rate)
         optimiser.zero_grad()

@@ -33,10 +33,14 @@ class AdaptiveSettings(OwnSettings):
 
     @abstractmethod
     def second_moment(self, v: Any, squared: Any) -> Any:
-        """Update v by a round's squared delta, an array of the same shape."""
+        """Compute the new second moment from the old one, ``v``, and a round's squared delta."""
 
     def step(self, delta: Any, moments: Any = None) -> tuple[Any, Any]:
-        """Compute the server's step for the global model, and the new moments.
+        """Compute the server's adaptive step for the global model, and the new moments.
+
+        The mean m of the deltas decays by ``mean_decay``: m becomes beta_1 m + (1 - beta_1) delta.
+        The second moment v is updated by ``second_moment``. The step is 'server-learning-rate'
+        times m / (sqrt(v) + tau), without Adam's bias correction.
 
         Args:
             delta: the mean of the sites' models minus the global model.

@@ -26,7 +26,10 @@ class FedAvgMSettings(OwnSettings):
     server_learning_rate: float = setting(1.0, "eta of the server's step", gt=0.0)
 
     def step(self, delta: Any, v: Any = None) -> tuple[Any, Any]:
-        """Compute the server's step for the global model, and the new momentum.
+        """Compute the server's step with momentum for the global model, and the new momentum.
+
+        The new momentum is 'momentum' times the old one plus ``delta``. The step is the new
+        momentum times 'server-learning-rate'.
 
         Args:
             delta: the mean of the sites' models minus the global model.

@@ -51,13 +51,15 @@ class FedPACSettings(FedRepSettings):
 
 
 def variance_of(shares: Any, means: Any, squares: Any, samples: int) -> float:
-    """Return V_i / n_i of eq. 8, the variance of a site's class-wise features, at least 0.
+    """Compute the variance of a site's class-wise feature, V_i / n_i in eq. 8, at least 0.
+
+    V_i is the sum over classes of p(y) E[|f|^2 | y] - |p(y) E[f | y]|^2.
 
     Args:
         shares: the share p(y) of each class in the site's training samples, (classes,).
-        means: the mean feature of each class, (classes, d).
-        squares: the mean squared length of a feature of each class, (classes,).
-        samples: n_i, at least 1.
+        means: the mean feature E[f | y] of each class, (classes, d).
+        squares: the mean squared length E[|f|^2 | y] of a feature of each class, (classes,).
+        samples: n_i, the number of the site's training samples, at least 1.
     """
     # E|f|^2 by class, less the squared length of what eq. 8 calls the class-wise feature
     spread = shares @ squares - np.square(shares[:, None] * means).sum()
@@ -65,15 +67,21 @@ def variance_of(shares: Any, means: Any, squares: Any, samples: int) -> float:
 
 
 def mixing_weights(place: int, features: Any, variances: Any) -> Any:
-    """Return the weights (sites,) of all sites' classifiers in the mix for one site.
+    """Compute the weights by which the classifiers of all sites are mixed for one site (eq. 8).
 
-    The weights a_j are at least 0, sum to 1, and minimise
-    sum_j a_j^2 v_j + |sum_j a_j (h_place - h_j)|^2 (eq. 8).
+    The weights a_j are at least 0, sum to 1, and minimise sum_j a_j^2 v_j + |sum_j a_j (h_place -
+    h_j)|^2. This quadratic program is solved as non-negative least squares
+    (``scipy.optimize.nnls``). So that its matrix always has a Cholesky root, 1e-12 times the trace
+    is first added to the diagonal. If the matrix is 0, because all sites are equal and have no
+    variance, the weights are equal.
 
     Args:
         place: the index of the site that gets the mix.
         features: h_j, the sites' p(y) E[f | y] over all classes, (sites, classes * d) float64.
         variances: v_j of each site, (sites,).
+
+    Returns:
+        The weights a_j, (sites,).
     """
     # Every command reads the settings of this module, and scipy takes half a second to import
     from scipy.linalg import cholesky, solve_triangular

@@ -27,10 +27,13 @@ class FedRepSettings(FedPerSettings):
     )
 
     def head_steps(self, steps: int) -> int:
-        """Return the number of a round's ``steps`` (at least 2) that train the head.
+        """Compute the number of a round's optimiser steps that train only the head.
 
-        The number is 'fedrep.head-share' of the steps, rounded (a half to the even number), but at
-        least 1 and at most ``steps`` - 1.
+        The head is trained first, and the remaining steps train the other layers. The number is the
+        setting 'head-share' times ``steps``, rounded to the nearest whole number (a half to the
+        even one). It is at least 1 and at most ``steps`` - 1.
+
+        ``steps``, the number of steps in the round, must be at least 2.
         """
         # Whatever the rounding, head and body each get at least one step
         return min(max(round(self.head_share * steps), 1), steps - 1)

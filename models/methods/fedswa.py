@@ -44,5 +44,11 @@ class FedSWASettings(OwnSettings):
 
 
 def running_mean(mean: Any, model: Any, before: int) -> Any:
-    """Include ``model`` in the ``mean`` of the ``before`` models so far, of the same shape."""
+    """Add one more model to a running mean of models.
+
+    Args:
+        mean: the mean of the models so far, an array.
+        model: the next model, an array of the same shape.
+        before: the number of models so far; with 0 the result equals ``model``.
+    """
     return (mean * before + model) / (before + 1)

@@ -21,8 +21,7 @@ from fedsilo.core.settings.common_settings import CommonSettings
 from fedsilo.core.settings.own_settings import OwnSettings
 from fedsilo.core.settings_schema import setting
 from fedsilo.core.tasks import SURVIVAL
-from fedsilo.models.maths.glm import Floats
-from fedsilo.models.privacy.fixed_point import grid_of, join_sums
+from fedsilo.models.privacy.fixed_point import Floats, grid_of, join_sums
 from fedsilo.models.privacy.secure_sum import SAMPLES, quantisation
 
 SUMS = ("sums/1", "sums/2", "sums/3")  # the three parts of the sums, (m,) float32 each
@@ -35,9 +34,10 @@ OWN_FIT = "own-fit"  # the phase in which each site fits its own model
 
 
 def part_norm(common: CommonSettings) -> float:
-    """Return the norm to which the parts of the sums are scaled, so that no site clips them.
+    """Return the largest norm of the arrays that carry a regression's sums, so no site clips them.
 
-    The norm is 'secure.clip-norm' in a secret sum, otherwise 1.
+    The sums travel in three arrays, their parts (``models.privacy.fixed_point``), which each site
+    scales by this norm. It is 'secure.clip-norm' if the run uses secret sums, otherwise 1.
     """
     if common.secure_aggregation == "none":
         return 1.0
@@ -45,9 +45,14 @@ def part_norm(common: CommonSettings) -> float:
 
 
 def grid_over(common: CommonSettings, sites: int) -> float:
-    """Return the grid of the parts (``models.privacy.fixed_point``) in a sum over ``sites`` sites.
+    """Return the step to which parts of numbers are rounded, in a secret sum over ``sites`` sites.
 
-    It is that of parts before they are scaled to 'secure.clip-norm'.
+    A regression's sums travel in three parts, and the first two are multiples of this step, the
+    grid (``models.privacy.fixed_point``). The step applies to parts before they are scaled to
+    'secure.clip-norm'.
+
+    Raises:
+        SettingError: ``sites`` times 16,384 samples do not fit into 32 bits.
     """
     return grid_of(quantisation(replace(common, clip_norm=1.0), sites, SAMPLES), sites)
 
@@ -55,17 +60,19 @@ def grid_over(common: CommonSettings, sites: int) -> float:
 def join_parts(
     common: CommonSettings, samples: float, parts: Mapping[str, Floats], grid: float
 ) -> Floats | None:
-    """Join the parts of all sites' sums into one vector (m,), still divided by the scale.
+    """Join the three parts of all sites' sums into one vector (m,), still divided by the scale.
 
     Args:
         common: the run's settings.
-        samples: the samples of all sites together.
-        parts: the sum over sites of each array of ``SUMS`` and of ``UNCLIPPED``, weighted by
+        samples: the number of samples of all sites together.
+        parts: the total over sites of each array of ``SUMS`` and of ``UNCLIPPED``, weighted by
             samples.
-        grid: the grid of the parts.
+        grid: the step to which the parts were rounded (``grid_over``).
 
     Returns:
-        The vector, or None if a site had to clip its numbers, because the total is then wrong.
+        The vector. None if a site had to clip its numbers, because the total is then wrong: the
+        total of the constant ``UNCLIPPED`` is off by more than ``grid``, or the parts do not join
+        (``join_sums``).
     """
     norm = part_norm(common)
     constant = float(parts[UNCLIPPED][0]) / norm
@@ -128,10 +135,17 @@ class GLMSettings(OwnSettings):
     )
 
     def check(self, common: CommonSettings, is_table: bool) -> None:
-        """Check that the data are a table, and that every round asks all sites.
+        """Check that the data are a table, and that the other settings suit a regression.
+
+        Args:
+            common: the run's common settings.
+            is_table: whether the data set is a table.
 
         Raises:
-            SettingError: a setting does not fit.
+            SettingError: the data are images; 'glm.time' is set, but the family is not 'cox'; the
+                family is 'cox', but neither 'glm.time' nor task 'survival' gives a time; the family
+                is 'linear' or 'poisson', but 'glm.outcome' is empty; or 'server.evaluate-every' or
+                'server.sites-per-round' is not 0.
         """
         if not is_table:
             raise SettingError(
@@ -214,7 +228,14 @@ def find_columns(features: Sequence[str], settings: GLMSettings) -> ChosenColumn
 
 
 def _features_of(features: Sequence[str], name: str) -> list[int]:
-    """Return the indices of the features that a column's name stands for; may be empty."""
+    """Find the features of a table that the column ``name`` stands for.
+
+    A numeric column is a feature of the same name. A category has a feature for each level, named
+    ``<column>=<level>``: 'cp' stands for 'cp=2', 'cp=3' and 'cp=4'.
+
+    Returns:
+        The indices of these features in ``features``, ascending; empty if there are none.
+    """
     found = []
     for place, feature in enumerate(features):
         if feature == name or feature.startswith(f"{name}="):

@@ -11,8 +11,10 @@ Equations (arXiv:2103.16257):
   (4) total loss -> client_app.methods.moon.MoonSite.train
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor, nn
 
 from fedsilo.core.seeding import seed_generators
@@ -62,15 +64,22 @@ def build_projection(seed: int, channels: int) -> Projection:
         return Projection(channels=channels, size=PROJECTION_SIZE)
 
 
-def contrastive_loss(z: Tensor, z_global: Tensor, z_previous: Tensor, temperature: float) -> Tensor:
-    """Compute the model-contrastive loss (eq. 3), a batch mean, from representations (batch, size).
+def contrastive_loss(
+    z: Tensor,
+    z_global: Tensor,
+    z_previous: Tensor,
+    temperature: float,
+    mean: Callable[[Tensor], Tensor] = torch.mean,
+) -> Tensor:
+    """Compute the model-contrastive loss (eq. 3) from representations (batch, size).
 
     The loss is -log(exp(s_g / T) / (exp(s_g / T) + exp(s_p / T))), where s_g and s_p are the cosine
     similarities of ``z`` with ``z_global`` and ``z_previous``, and T is the ``temperature``. ``z``
     comes from the network in training, ``z_global`` from the global network, and ``z_previous``
-    from the site's network at the end of its last round.
+    from the site's network at the end of its last round. ``mean`` maps the samples' losses (batch,)
+    to the result; by default a scalar.
     """
     near = nn.functional.cosine_similarity(z.float(), z_global.float(), dim=1)
     far = nn.functional.cosine_similarity(z.float(), z_previous.float(), dim=1)
     # This is -log(exp(near / tau) / (exp(near / tau) + exp(far / tau))) without its overflow
-    return nn.functional.softplus((far - near) / temperature).mean()
+    return mean(nn.functional.softplus((far - near) / temperature))

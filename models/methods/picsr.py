@@ -79,17 +79,17 @@ class PICSRSettings(OwnSettings):
         return self.warmup_rounds
 
     def collects(self, finished: int) -> bool:
-        """Tell whether sites send experts and prototypes in round ``finished`` + 1.
+        """Tell whether sites send experts and prototypes in the round after ``finished`` rounds.
 
-        This is the last round of the experts' training.
+        They send them once, in the last round in which experts are trained.
         """
         return finished + 1 == self.warmup + self.expert_rounds
 
     def stage(self, finished: int) -> str:
-        """Return the stage of the round after ``finished`` finished rounds.
+        """Return the stage of the round after ``finished`` rounds: warmup, experts or router.
 
-        The stage is ``WARMUP`` for the warm-up rounds, then ``EXPERTS`` for the expert rounds, then
-        ``ROUTING_STAGE``.
+        The FedAvg rounds of the warm-up come first, then 'picsr.expert-rounds' rounds in which each
+        site trains its expert. In all later rounds the router is trained.
         """
         if finished < self.warmup:
             return WARMUP

@@ -99,6 +99,10 @@ class UEFLSettings(OwnSettings):
     def sends_centroids(self, uncertain: bool, first: bool = False) -> bool:
         """Tell whether the settings make sites send centroids of their features after a round.
 
+        Centroids of uncertain sites start new codewords, which 'uefl.codeword-start' decides.
+        Centroids of certain sites refresh the first book ('uefl.refresh'), or start it before round
+        1 ('uefl.first-book'). Centroids are sent if the deciding setting is 'kmeans'.
+
         Args:
             uncertain: True asks about the uncertain sites, False about the certain sites.
             first: whether the time is before round 1, when all sites count as certain.
@@ -137,7 +141,11 @@ class UEFLSettings(OwnSettings):
         )
 
     def why_certain(self, round_: int) -> str:
-        """Build the message that no silo is uncertain after ``round_``, so the run ends."""
+        """Build the message that the run ends after ``round_`` because no silo is uncertain.
+
+        The message names the limit that no silo's mean entropy exceeds: 1 + 'uefl.gamma' times the
+        least entropy of all silos or, by 'uefl.threshold', times their mean.
+        """
         level = {"least": "the least", "mean": "their mean"}[self.threshold]
         return (
             f"after round {round_} no silo's entropy is above {1 + self.gamma:g} times {level}: "

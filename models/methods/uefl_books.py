@@ -82,14 +82,17 @@ def centroid_fault(
 ) -> str | None:
     """Describe the fault of a site's reply with centroids, as a clause; None for a valid reply.
 
-    Whether the centroids are finite is not checked here.
+    In a valid reply with arrays there are as many centroids as counts and as stated, at most
+    ``codes``. The counts are whole numbers from 1, and their sum is at most ``features``. In a
+    valid reply without arrays the stated number is a whole number from 0 to ``codes``. Whether the
+    centroids are finite is not checked here.
 
     Args:
-        arrays: ``centroids`` (k, c / s) and ``counts`` (k,), which must be whole numbers from 1.
-            Empty if the site sends no centroids, but only states how many codewords it started.
+        arrays: ``centroids`` (k, c / s) and ``counts`` (k,). Empty if the site sends no centroids,
+            but only states how many codewords it started.
         stated: the number of codewords, k, that the reply states.
         codes: the largest number of codewords.
-        features: the number of the site's training features, which the counts must not exceed.
+        features: the number of the site's training features.
     """
     if not arrays:
         if stated in range(codes + 1):

@@ -18,7 +18,7 @@ from fedsilo.models.methods.uefl import (
     COMMITMENT_WEIGHT,
     UEFLSettings,
 )
-from fedsilo.models.networks.site_network import SiteNetwork, TokenClassifier
+from fedsilo.models.networks.site_network import SiteNetwork, TokenClassifier, cross_entropies
 
 
 class Codebooks(nn.ParameterDict):
@@ -73,14 +73,21 @@ class UEFLNetwork(SiteNetwork):
         return self.codebooks.codewords()
 
     def books(self) -> dict[str, Tensor]:
-        """Return wire name -> codewords, without gradient, for each book."""
+        """Return the codewords of each book, without gradient: ``codebook.<number>`` -> (n, c / s).
+
+        The books are in the order of their numbers.
+        """
         books: dict[str, Tensor] = {}
         for name in sorted(self.codebooks, key=int):
             books[f"{CODEBOOK}{name}"] = self.codebooks[name].detach()
         return books
 
     def encode(self, inputs: Tensor) -> Tensor:
-        """Map images (batch, channels, height, width) to tokens z (batch, l, c)."""
+        """Map images (batch, channels, height, width) to tokens z (batch, l, c).
+
+        Unless 'uefl.token-norm' is 'none', each token is normalised over its channels (layer norm
+        without weights).
+        """
         tokens = self.classifier.encode(inputs)
         if self.settings.token_norm == "none":
             return tokens
@@ -111,14 +118,18 @@ class UEFLNetwork(SiteNetwork):
         return self.classifier.criterion(logits, labels) + _codebook_loss(tokens, codewords)
 
     def losses(self, inputs: Tensor, labels: Tensor) -> Tensor:
-        """Compute the loss of each sample (batch,); the arguments are those of ``loss``.
+        """Compute the loss of each sample, (batch,): cross-entropy plus its own codebook loss.
 
-        Without evidence their mean is ``loss``, because the codebook loss is a mean over elements,
-        and each sample has as many. The samples may belong to several stacked networks.
+        If the criterion uses no evidence, their mean is ``loss``, because the codebook loss is a
+        mean over elements, and each sample has the same number of them. The samples may belong to
+        several stacked networks.
+
+        Args:
+            inputs: (batch, *input_shape).
+            labels: (batch,).
         """
         logits, tokens, codewords = self._quantise(inputs)
-        each = nn.functional.cross_entropy(logits, labels, reduction="none")
-        return each + torch.vmap(_codebook_loss)(tokens, codewords)
+        return cross_entropies(logits, labels) + torch.vmap(_codebook_loss)(tokens, codewords)
 
     def _quantise(self, inputs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return logits (batch, classes), tokens (batch, l, c) and their codewords."""

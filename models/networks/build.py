@@ -83,7 +83,14 @@ def build_classifier(
 
 
 def _build_for_task(task: Task, settings: CommonSettings, shape: NetworkShape) -> TokenClassifier:
-    """Call the task's own builder, with torch's generators seeded as for the other networks."""
+    """Build the task's own network, with initial weights drawn from the run's seed.
+
+    ``task.network`` names the builder as ``module:function``; the module is imported here. If
+    training is private per patient, group norm replaces batch norm.
+
+    Raises:
+        SettingError: the builder refuses the settings or the images.
+    """
     module, _, name = task.network.partition(":")
     build = getattr(import_module(module), name)
     with seed_generators(settings.seed, "initial-weights"):
@@ -123,7 +130,11 @@ def network_kind(settings: CommonSettings, shape: NetworkShape) -> str:
 def _image_classifier(
     kind: str, settings: CommonSettings, shape: NetworkShape, evidence: Evidence | None
 ) -> TokenClassifier:
-    """Build 'conv' or 'vgg16-bn' with a head of one hidden layer, as wide as the last map.
+    """Build a classifier of images: encoder 'conv' or 'vgg16-bn', and a head with a hidden layer.
+
+    The head flattens the encoder's last map. Its hidden layer has as many units as the map has
+    channels, and GELU; dropout comes before each of its two linear layers. The initial weights are
+    drawn from torch's global generator.
 
     Args:
         kind: 'conv'; any other name means 'vgg16-bn'.
@@ -162,9 +173,16 @@ def _image_classifier(
 def _row_classifier(
     kind: str, settings: CommonSettings, shape: NetworkShape, evidence: Evidence | None
 ) -> TokenClassifier:
-    """Build a classifier for table rows: 'logistic' without a hidden layer, or 'mlp' with one.
+    """Build a classifier for table rows: 'mlp' with a hidden layer, or 'logistic' without one.
 
-    The hidden layer has 'network.width' units. The weights come from torch's global generator.
+    The hidden layer has 'network.width' units. Dropout and a linear layer to the outputs follow.
+    The initial weights are drawn from torch's global generator.
+
+    Args:
+        kind: 'mlp'; any other name means 'logistic'.
+        settings: the width and the dropout rate.
+        shape: the number of features and of outputs.
+        evidence: turns logits into evidence; None for cross-entropy.
     """
     hidden = 0
     if kind == "mlp":

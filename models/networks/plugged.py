@@ -106,7 +106,12 @@ def _find_module_fault(module: Any) -> str | None:
 def _timm_module(name: str, shape: NetworkShape) -> nn.Module:
     """Build a classifier of timm for images of a shape and classes, with random weights.
 
-    Nothing is downloaded.
+    timm is first called with the size of the images, which a ViT needs; if the network does not
+    take this argument, it is called without. Nothing is downloaded.
+
+    Args:
+        name: timm's name for the network.
+        shape: the shape of an image and the number of classes.
 
     Raises:
         SettingError: the data are a table, or timm cannot build the network.

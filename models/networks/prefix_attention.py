@@ -13,7 +13,10 @@ from fedsilo.models.maths.attention_rollout import attention_weights, mean_atten
 def prefix_attention(
     layer: Attention, x: Tensor, prompts: Tensor | None, weights: bool = False
 ) -> tuple[Tensor, Tensor | None]:
-    """Attend with prefix prompts (eq. 1): MSA(h_Q, [p_K; h_K], [p_V; h_V]).
+    """Apply a layer's attention with prompts: keys and values in front of its own (eq. 1).
+
+    The tokens attend to the prompts and to each other. Queries come only from the tokens, so the
+    number of tokens stays the same.
 
     Args:
         layer: timm's attention.
@@ -39,10 +42,16 @@ def prefix_attention(
 def fused_prefix_attention(
     layer: Attention, x: Tensor, prompts: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """Attend as ``prefix_attention`` does, by fused attention, and compute its mean apart.
+    """Attend with prefix prompts, and compute the mean attention over the heads with little memory.
 
-    Fused attention never stores the attention. A second pass over queries and keys computes the
-    mean over the heads, and again in the backward pass, so a step needs far less memory.
+    The new tokens come from fused attention, which never stores the attention of a head. The mean
+    is computed by ``mean_attention`` in a second pass over queries and keys, and again in the
+    backward pass.
+
+    Args:
+        layer: timm's attention.
+        x: normalised tokens (batch, tokens, channels).
+        prompts: keys and values (2, length, channels), or None for plain attention.
 
     Returns:
         New tokens (batch, tokens, channels), and the mean attention over the heads (batch, tokens,

@@ -66,7 +66,11 @@ class ProbabilityModel(nn.Module):
         return float_inputs(inputs)
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Map inputs (batch, *input_shape) to predictions (batch, outputs), float32."""
+        """Map raw inputs (batch, *input_shape) to float32 predictions (batch, outputs).
+
+        The inputs are prepared by ``prepare`` first. The task maps the network's outputs to
+        predictions; without a task they are class probabilities, by a softmax.
+        """
         outputs = self.network(self.prepare(inputs)).float()
         if self.task is None:
             return torch.softmax(outputs, dim=-1)

@@ -190,10 +190,18 @@ class PromptedViT(TokenClassifier):
     def _attend(
         self, block: Any, x: Tensor, prompts: Tensor | None, weights: bool
     ) -> tuple[Tensor, Tensor | None]:
-        """Return a block's attended tokens, and with ``weights`` its mean attention, else None.
+        """Apply a block's attention to its normalised tokens, with the block's prompts.
 
-        The mean attention over the heads is (batch, tokens, length + tokens). ``fuses_maps``
-        decides how it is computed.
+        Args:
+            block: the block of the ViT.
+            x: tokens (batch, tokens, c).
+            prompts: keys and values (2, length, c), or None.
+            weights: whether to return the mean attention too; ``fuses_maps`` decides how it is
+                computed.
+
+        Returns:
+            The attended tokens (batch, tokens, c), and the mean attention over the heads (batch,
+            tokens, length + tokens), or None without ``weights``.
         """
         fuses = self.fuses_maps
         if fuses is None:

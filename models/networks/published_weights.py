@@ -78,9 +78,12 @@ def fill_vgg(encoder: nn.Module, content: Mapping[str, Any], where: str) -> None
 
 
 def fill_resnet22(encoder: nn.Module, content: Mapping[str, Any], where: str) -> None:
-    """Load ResNet-22's weights into ``encoder``, a ``ResNet22``; see ``fill_vgg``.
+    """Load the weights of ResNet-22 from a published file into ``encoder``, a ``ResNet22``.
 
-    If ``content`` has the key 'model', the arrays are in the mapping under that key.
+    Args:
+        encoder: the network to fill.
+        content: a file's arrays by name, or a mapping that has them under the key 'model'.
+        where: the file, for errors.
 
     Raises:
         SettingError: arrays are missing, are surplus, have another shape or are not finite.
@@ -172,16 +175,19 @@ def _check_shapes(
 ) -> None:
     """Check that all arrays in a file have the shapes of the network's arrays.
 
-    A different number of image channels is reported first, and then the first other difference.
+    The number of image channels is checked first, because weights for colour images in a run on
+    grey images are the likeliest mistake. The arrays are then checked in their order in ``given``.
 
     Args:
         given: the file's arrays by the network's names, with the first convolution.
-        wanted: the network's arrays.
+        wanted: the network's arrays by name, at least those in ``given``.
         where: the file, for errors.
         source: the architecture, for errors.
 
     Raises:
-        SettingError: an array has another shape. The error names the right channels or width.
+        SettingError: an array has another shape; only the first one is reported. If the image
+            channels differ, the error names both numbers. Otherwise it names the value of
+            'network.width' that suits the weights.
     """
     setting, first = f"setting '{source.setting}'", given[source.first]
     channels = wanted[source.first].shape[1]

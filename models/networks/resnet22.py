@@ -46,7 +46,9 @@ class PreActivationBlock(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Map (batch, before, height, width) to (batch, after, height/stride, width/stride).
 
-        Odd sides are rounded up.
+        Batch norm, ReLU and a convolution are applied twice, and the shortcut is added: the input
+        itself, or a 1x1 convolution of the input after the first batch norm and ReLU. Odd sides are
+        rounded up.
         """
         active = torch.relu(self.bn1(x))
         shortcut = x
@@ -89,7 +91,9 @@ class ResNet22(nn.Module):
     def maps(self, images: Tensor) -> Tensor:
         """Map images (batch, in_channels, height, width) to the last maps (batch, channels, h, w).
 
-        The sides become about 64 times shorter: 2048 x 2048 pixels give 32 x 32 places.
+        The sides become about 64 times shorter: 2048 x 2048 pixels give 32 x 32 places. If
+        ``checkpointed`` is set, blocks are run with gradient checkpointing, but only in training
+        mode with gradients.
         """
         checkpoints = self.checkpointed and self.training and torch.is_grad_enabled()
         hidden = self.first_pool(self.first_conv(images))
@@ -114,9 +118,11 @@ class RadiographClassifier(TokenClassifier):
 
 
 def _run_checkpointed(block: nn.Module, hidden: Tensor) -> Tensor:
-    """Run a block, keeping only its input for the backward pass, which runs the block again.
+    """Run a block of layers with gradient checkpointing, which saves memory but takes more time.
 
-    The second run does not update the running statistics of batch norms.
+    Only the block's input ``hidden`` is kept for the backward pass, which runs the block a second
+    time to compute its activations again. The second run does not update the running statistics of
+    batch norms, so the model is the same as without checkpointing.
     """
     # The recomputation sees the same batch again: without the context, batch norm's running
     # statistics would take it in twice, and checkpointing would change the model
@@ -188,12 +194,20 @@ def build_published_head(channels: int, classes: int) -> nn.Sequential:
 def build_radiograph_classifier(
     settings: CommonSettings, shape: NetworkShape, evidence: Evidence | None
 ) -> RadiographClassifier:
-    """Build ResNet-22 with the head that 'network.classifier' names.
+    """Build ResNet-22 with a head: the published classifier, or the one of the paper's table IV.
 
-    The initial weights are drawn from torch's global generator.
+    'network.classifier' decides between the two heads. The initial weights of encoder and head are
+    drawn from torch's global generator. Published weights are loaded later.
+
+    Args:
+        settings: 'network.width', 'network.classifier', the dropout rate, and whether to use
+            gradient checkpointing.
+        shape: the shape of the images and the number of classes.
+        evidence: turns logits into evidence; None for cross-entropy.
 
     Raises:
-        SettingError: the images are too small, or a published classifier does not fit the classes.
+        SettingError: a side of the images is below 16 pixels, or the classifier is the published
+            one and there are not two classes.
     """
     channels, height, width = shape.input_shape
     if min(height, width) < _SMALLEST_IMAGE:

@@ -116,11 +116,21 @@ class TokenClassifier(SiteNetwork):
         return self.criterion(self(inputs), labels)
 
     def losses(self, inputs: Tensor, labels: Tensor) -> Tensor:
-        """Compute the cross-entropy of each sample (batch,); the arguments are those of ``loss``.
+        """Compute the cross-entropy of each sample, (batch,).
 
-        Without evidence their mean is ``loss``. The samples may belong to several stacked networks.
+        If the criterion uses no evidence, their mean is ``loss``. The samples may belong to several
+        stacked networks.
+
+        Args:
+            inputs: (batch, *input_shape).
+            labels: (batch,).
         """
-        return nn.functional.cross_entropy(self(inputs), labels, reduction="none")
+        return cross_entropies(self(inputs), labels)
+
+
+def cross_entropies(logits: Tensor, labels: Tensor) -> Tensor:
+    """Compute the cross-entropy of each sample (batch,), from logits (batch, classes)."""
+    return nn.functional.cross_entropy(logits, labels, reduction="none")
 
 
 def evidences(module: nn.Module) -> list[Evidence]:
@@ -134,14 +144,15 @@ class FrozenPart(nn.Module):
 
 @contextmanager
 def frozen_weights_in(module: nn.Module, kind: torch.dtype) -> Iterator[None]:
-    """Hold the weights of frozen linear layers and convolutions in ``kind`` while the block runs.
+    """Convert the weights of frozen layers to autocast's type ``kind``, as long as a block runs.
 
-    Under autocast to ``kind``, results are the same bits, because autocast would convert these
-    weights itself in each step. Outside autocast, such a layer fails in the block. Other frozen
-    arrays keep their type. Weights that are shared with another module are converted there too.
+    Autocast would convert these weights in each step; converting them once saves time and gives the
+    same bits. Only the weights and biases of linear layers and 2D convolutions inside a
+    ``FrozenPart`` are converted, also if another module shares them. Afterwards they have their
+    exact values again. Outside autocast, such a layer fails in the block.
 
     Args:
-        module: the network; only layers inside a ``FrozenPart`` are converted.
+        module: the network.
         kind: the type of autocast, bfloat16 or float16.
     """
     converted: list[tuple[nn.Parameter, Tensor]] = []

@@ -39,7 +39,10 @@ class Rows:
         return rows.reshape(len(self.sizes), -1, *rows.shape[1:])
 
     def counts_on(self, device: torch.device) -> Tensor:
-        """Return the rows of each site as a tensor (sites,) on ``device``."""
+        """Return the number of rows of each site as a tensor (sites,) on ``device``.
+
+        If ``counts`` is set, it is returned as it is, without a check of its device.
+        """
         if self.counts is None:
             return torch.tensor(self.sizes, device=device)
         return self.counts
@@ -56,39 +59,32 @@ class StackedNetwork:
 
     Attributes:
         network: the first network, which now maps the rows of several sites, each by the weights
-            of its site.
-        arrays: parameters and buffers (sites, ...), by their names in the network.
+            of its site. Its parameters and buffers have their usual names and a first axis of
+            sites.
+        trained: the stacked parameters (sites, ...) that require gradients, by their names in the
+            network. After ``keep`` they are other parameters, which have only the remaining sites.
+        arrays: the trained parameters and all buffers (sites, ...) of all sites, by name.
     """
 
     def __init__(self, networks: Sequence[nn.Module], rows: Rows) -> None:
         self.network = networks[0]
-        self.arrays: dict[str, Tensor] = {}
-        self._layers: dict[str, _Layer] = {}
         for name, layer in list(self.network.named_modules()):
             is_dropout = isinstance(layer, nn.Dropout) and layer.p > 0
             tensors = [*layer.parameters(recurse=False), *layer.buffers(recurse=False)]
             if not tensors and not is_dropout:
                 continue
             if is_dropout:
-                self.network.set_submodule(name, _Dropout(layer.p, rows))
+                self.network.set_submodule(name, _Dropout(layer.p, rows).train(layer.training))
                 continue
             stacked = _stack([network.get_submodule(name) for network in networks], rows)
             self.network.set_submodule(name, stacked)
-            self._layers[name] = stacked
-            for own_name, array in stacked.arrays.items():
-                self.arrays[f"{name}.{own_name}"] = array.data
-
-    def parameters(self) -> dict[str, nn.Parameter]:
-        """Return the stacked parameters (sites, ...) that require gradients, by name.
-
-        After ``keep`` they are other parameters, which have only the remaining sites.
-        """
-        trained = {}
-        for layer_name, layer in self._layers.items():
-            for name, array in layer.arrays.items():
-                if isinstance(array, nn.Parameter) and array.requires_grad:
-                    trained[f"{layer_name}.{name}"] = array
-        return trained
+        self.trained: dict[str, nn.Parameter] = {}
+        for name, parameter in self.network.named_parameters():
+            if parameter.requires_grad:
+                self.trained[name] = parameter
+        self.arrays = dict(self.network.named_buffers())
+        for name, parameter in self.trained.items():
+            self.arrays[name] = parameter.data
 
     def keep(self, sites: int, optimiser: Optimizer) -> None:
         """Train only the first ``sites`` sites from now on; the remaining sites have finished.
@@ -103,9 +99,11 @@ class StackedNetwork:
         """
         # A slice is a view: the remaining sites keep training the same memory that ``arrays`` holds
         shorter: dict[Tensor, nn.Parameter] = {}
-        for before in self.parameters().values():
+        for path, before in self.trained.items():
             after = nn.Parameter(before.data[:sites])
-            shorter[before] = after
+            shorter[before] = self.trained[path] = after
+            layer, _, own_name = path.rpartition(".")
+            setattr(self.network.get_submodule(layer), own_name, after)
             # The optimiser finds its moments by the parameter object, so they move to the new one
             state = optimiser.state.pop(before, {})
             for name, moment in state.items():
@@ -114,13 +112,12 @@ class StackedNetwork:
             optimiser.state[after] = state
         for group in optimiser.param_groups:
             group["params"] = [shorter[before] for before in group["params"]]
-        for layer in self._layers.values():
-            for name, array in layer.arrays.items():
-                layer.arrays[name] = shorter.get(array, array)
 
 
 class _Layer(nn.Module):
     """A layer with separate weights for each site, computed under ``torch.vmap``.
+
+    Its parameters and buffers have the names of the layer's, and a first axis of sites.
 
     Args:
         layers: the same layer of each site's network.
@@ -132,57 +129,67 @@ class _Layer(nn.Module):
         # A list hides the module: torch would register it, and with it unused weights
         self._of_one = [layers[0]]
         self._rows = rows
-        self.arrays: dict[str, Tensor] = {}
         for name, weights in layers[0].named_parameters():
             stack = torch.stack([layer.get_parameter(name).detach() for layer in layers])
-            self.arrays[name] = nn.Parameter(stack, weights.requires_grad)
+            self.register_parameter(name, nn.Parameter(stack, weights.requires_grad))
         for name, _ in layers[0].named_buffers():
-            self.arrays[name] = torch.stack([layer.get_buffer(name) for layer in layers])
+            self.register_buffer(name, torch.stack([layer.get_buffer(name) for layer in layers]))
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Map rows (sites * most, ...), each by the weights of its site."""
-        return self.of_sites(self._rows.split(inputs)).flatten(0, 1)
+        return self.map_each_site(self._rows.split(inputs)).flatten(0, 1)
 
-    def of_sites(self, inputs: Tensor) -> Tensor:
-        """Map rows (sites, most, ...) to outputs (sites, most, ...), by each site's own weights.
+    def map_each_site(self, inputs: Tensor) -> Tensor:
+        """Apply the layer to the rows of several sites at once, each site with its own weights.
 
-        ``most`` is the largest number of rows of a site; the rows of smaller sites are padded, and
-        their padding is mapped like other rows. The first axis has the sites of the current batch,
-        which are the first sites of the stack.
+        All sites are computed in one call of ``torch.vmap``. They are the first sites of the stack,
+        as many as the current batch has.
+
+        Args:
+            inputs: (sites, most, ...), with ``most`` the number of rows at the largest site. The
+                rows that pad a smaller site are mapped like other rows.
+
+        Returns:
+            The outputs, (sites, most, ...).
         """
 
         def of_one(arrays: dict[str, Tensor], own: Tensor) -> Tensor:
             mapped: Tensor = functional_call(self._of_one[0], arrays, (own,))
             return mapped
 
-        mapped: Tensor = torch.vmap(of_one)(self.current(), inputs)
+        mapped: Tensor = torch.vmap(of_one)(self.current_arrays(), inputs)
         return mapped
 
-    def current(self) -> dict[str, Tensor]:
-        """Return name -> array (sites, ...) for the sites in the current batch.
+    def current_arrays(self) -> dict[str, Tensor]:
+        """Return the stacked arrays of the sites in the current batch: name -> (sites, ...).
 
-        These are the first sites of the stack, as many as ``rows.sizes`` has entries.
+        The arrays are the layer's weights and buffers. A batch has the first sites of the stack, as
+        many as ``rows.sizes`` has entries. If the stack has more sites, the result has views of its
+        first rows, so a change in place reaches the stack.
         """
         sites = len(self._rows.sizes)
-        current = dict(self.arrays)
-        for name, array in self.arrays.items():
-            if len(array) != sites:
-                current[name] = array[:sites]
+        current: dict[str, Tensor] = {}
+        for arrays in (self._parameters, self._buffers):
+            for name, array in arrays.items():
+                if array is not None:
+                    current[name] = array
+                    if len(array) != sites:
+                        current[name] = array[:sites]
         return current
 
 
 class _Linear(_Layer):
     """A linear layer for several sites, as one batched product."""
 
-    def of_sites(self, inputs: Tensor) -> Tensor:
+    def map_each_site(self, inputs: Tensor) -> Tensor:
         """Map rows (sites, most, features) to (sites, most, outputs) by one batched product.
 
         Inputs with more dimensions are computed under vmap.
         """
         # bmm takes exactly three dimensions; tokens have more
         if inputs.ndim > 3:
-            return super().of_sites(inputs)
-        arrays = self.current()
+            return super().map_each_site(inputs)
+        arrays = self.current_arrays()
         weight, bias = arrays["weight"].mT, arrays.get("bias")
         if bias is None:
             return torch.bmm(inputs, weight)
@@ -192,26 +199,26 @@ class _Linear(_Layer):
 class _Norm(_Layer):
     """Batch norm with mean and variance over the rows of a site without its padding."""
 
-    def of_sites(self, inputs: Tensor) -> Tensor:
-        """Normalise rows (sites, most, channels, ...), each site with its own statistics.
+    def map_each_site(self, inputs: Tensor) -> Tensor:
+        """Apply batch norm to rows (sites, most, channels, ...), with each site's own statistics.
 
-        Padded rows do not count in the statistics.
-
-        Running statistics are updated as by torch. Without padding, or in eval mode, torch's own
-        batch norm is computed under vmap.
+        Mean and variance are over the rows of one site, without the rows that pad it. In training
+        mode, running statistics are updated as torch does it. Without padding, in eval mode, or if
+        the layer has no momentum, torch's own batch norm is computed for each site under
+        ``torch.vmap``.
         """
-        layer, arrays, rows = self._of_one[0], self.current(), self._rows
+        layer, arrays, rows = self._of_one[0], self.current_arrays(), self._rows
         assert isinstance(layer, _BatchNorm)
         is_padded = min(rows.sizes) < max(rows.sizes)
         if not is_padded or not layer.training or layer.momentum is None:
-            return super().of_sites(inputs)
+            return super().map_each_site(inputs)
         # (sites, most, channels, places): the mean of a channel is over rows and places
         places = inputs.unsqueeze(3)
         if inputs.ndim > 3:
             places = inputs.flatten(3)
         sizes = rows.counts_on(inputs.device)
         real = torch.arange(places.shape[1], device=inputs.device) < sizes[:, None]
-        weights = real[:, :, None, None].to(places.dtype)
+        weights = real[:, :, None, None]
         count = (sizes * places.shape[3])[:, None]
         mean = (places * weights).sum((1, 3)) / count
         centred = places - mean[:, None, :, None]
@@ -244,7 +251,10 @@ class _Dropout(nn.Module):
         """Drop elements of rows (sites * most, ...) with a mask drawn from each site's generator.
 
         Kept elements are divided by the rate at which they are kept. Padding is multiplied by 0.
+        In eval mode the rows are returned unchanged.
         """
+        if not self.training:
+            return inputs
         kept, states = [], self._rows.states
         # Torch's dropout reads only this generator. Its state is in memory of the CPU, so that
         # exchanging it makes no GPU wait
@@ -267,9 +277,10 @@ def default_generator(device: torch.device) -> torch.Generator:
 
 
 def _stack(layers: Sequence[nn.Module], rows: Rows) -> _Layer:
-    """Wrap the same layer of several networks: batch norm in ``_Norm``, linear in ``_Linear``.
+    """Wrap the same layer of several sites' networks as one layer for all these sites.
 
-    Other layers, and subclasses of ``nn.Linear``, are wrapped in ``_Layer``.
+    Batch norm becomes ``_Norm``, and a linear layer ``_Linear``. All other layers, and subclasses
+    of ``nn.Linear``, become ``_Layer``.
     """
     if isinstance(layers[0], _BatchNorm):
         return _Norm(layers, rows)

@@ -49,9 +49,11 @@ def epsilon(releases: Releases, delta: float) -> float:
 
 @lru_cache(maxsize=4096)
 def _epsilon(releases: tuple[tuple[tuple[float, float], int], ...], delta: float) -> float:
-    """Compute ``epsilon`` for at least one release; the result is cached.
+    """Compute ``epsilon`` for at least one release, by Rényi differential privacy, with a cache.
 
-    The result is infinite if a kind has noise 0.
+    The divergences of all releases are added up at each of many orders, and dp_accounting converts
+    them to the smallest epsilon. If any kind is sampled, only whole orders from 2 to 1024 are used,
+    and otherwise finer ones. If a kind has noise 0, the result is infinite.
 
     Args:
         releases: ((noise multiplier, sampling rate), number) for each kind, sorted by the caller so
@@ -79,8 +81,13 @@ def _epsilon(releases: tuple[tuple[tuple[float, float], int], ...], delta: float
 def _rdp(noise: float, rate: float, orders: tuple[float, ...]) -> tuple[float, ...]:
     """Compute the Rényi divergence of one Gaussian release at each of the ``orders``.
 
-    ``noise`` is the noise multiplier, above 0. ``rate`` is the rate of Poisson sampling; a rate of
-    1 or more means no sampling.
+    Without sampling the divergence is order / (2 ``noise``²). With Poisson sampling it comes from
+    dp_accounting, and is at least 2^-46, because rounding could otherwise make it negative.
+
+    Args:
+        noise: the noise multiplier, above 0.
+        rate: the rate of Poisson sampling; 1 or more means no sampling.
+        orders: the Rényi orders.
     """
     if rate >= 1:
         return tuple(order / (2 * noise**2) for order in orders)
@@ -135,7 +142,7 @@ def counts_noise_for(budget: float, delta: float) -> float:
 
     Args:
         budget: the hospital's largest epsilon over all runs.
-        delta: the delta at which it holds.
+        delta: the delta of (epsilon, delta).
 
     Raises:
         SettingError: no noise is enough for a quarter of the budget.

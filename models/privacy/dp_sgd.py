@@ -167,7 +167,9 @@ def _clip_one_by_one(
 def _gradients_per_sample(
     network: nn.Module, loss: Loss, inputs: Tensor, labels: Tensor
 ) -> tuple[dict[str, Tensor], Tensor]:
-    """Compute the gradient of each sample in a batch in one pass.
+    """Compute the gradient and the loss of each sample in a batch, in one ``vmap`` pass.
+
+    Each sample has its own dropout mask. The network's own gradients are not changed.
 
     Returns:
         Gradients (batch, ...) by parameter, without parameters that the loss does not use, and the

@@ -23,10 +23,14 @@ _FAR = 0.2  # a distance from a whole number, in grids; rounding errors stay bel
 
 
 def grid_of(levels: Quantisation, sites: int) -> float:
-    """Return the grid: a power of two, at least eight times the largest error of a secret sum.
+    """Compute the grid, the step to which the first two parts of a number are rounded.
+
+    The grid is the smallest power of two that is at least eight times the largest error of a secret
+    sum. So a sum of such parts can be rounded to the grid, which removes the error.
 
     Args:
-        levels: the quantisation of the sum. Its limit is the clipping norm, 1.
+        levels: the quantisation of the sum, whose limit is the clipping norm, 1. Its ``samples``
+            count as at least 16,384.
         sites: the number of summed sites.
     """
     # A site's number n_k x_k = B (w_k x_k) is wrong by at most B times half a step
@@ -35,9 +39,14 @@ def grid_of(levels: Quantisation, sites: int) -> float:
 
 
 def split_numbers(values: Floats, grid: float) -> list[Floats]:
-    """Split numbers (m,) into three parts, (m,) each.
+    """Split each of m numbers into three parts, from which ``join_sums`` recovers exact sums.
 
-    The norms of the second and the third part are at most about 1/2.
+    The first part is the nearest multiple of ``grid``. The remainder is magnified so that it has a
+    norm of at most 1/2, and the second part is its nearest multiple of ``grid``. The third part is
+    what is left, magnified again and not rounded.
+
+    Returns:
+        The three parts, (m,) each. The norms of the second and the third are at most about 1/2.
     """
     parts, rest = [], values
     for _ in range(PARTS - 1):
@@ -48,10 +57,19 @@ def split_numbers(values: Floats, grid: float) -> list[Floats]:
 
 
 def join_sums(sums: Sequence[Floats], grid: float) -> Floats | None:
-    """Join the sums of the three parts over sites, each weighted by whole numbers of samples, (m,).
+    """Join the sums of the three parts over sites into the sums of the numbers, (m,).
 
-    The result is None if a sum of the first two parts is not a whole number of grids. Then a site
-    has probably clipped its numbers, and they must be made smaller.
+    The sums of the first two parts are rounded to multiples of ``grid``, which removes the error of
+    a secret sum.
+
+    Args:
+        sums: the sum over sites of each part from ``split_numbers``, (m,) each, in order. Each site
+            is weighted by a whole number of samples.
+        grid: the step of the parts.
+
+    Returns:
+        The sums. None if a sum of the first two parts is over 0.2 grids away from a multiple of the
+        grid. A site has then probably clipped its numbers, which must be made smaller.
     """
     total = sums[-1]
     for part in reversed(sums[:-1]):
@@ -64,5 +82,9 @@ def join_sums(sums: Sequence[Floats], grid: float) -> Floats | None:
 
 
 def _magnification(values: Floats, grid: float) -> float:
-    """Return the factor that gives numbers of at most half a grid each a norm of at most 1/2."""
+    """Return the factor by which remainders are magnified: 1 / (grid * sqrt(m)).
+
+    After it, m remainders of at most half a grid each have a norm of at most 1/2. Only the length m
+    of ``values`` is used.
+    """
     return 1 / (grid * math.sqrt(len(values)))

@@ -50,12 +50,11 @@ def normals(
 ) -> Tensor:
     """Draw standard normal numbers of the given shape, on the CPU.
 
-    A shape without elements draws nothing from the operating system.
-
     Args:
         shape: the shape of the result.
-        rng: the generator, or None for random bits from the operating system, which cannot be
-            repeated.
+        rng: the generator. None to compute the numbers from random bits of the operating system, by
+            Box and Muller's method, so that they cannot be repeated; nothing is drawn for a shape
+            without elements.
         dtype: the type of the result.
     """
     if rng is not None:

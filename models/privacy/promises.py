@@ -44,12 +44,17 @@ def _find_not_private(common: CommonSettings, table: bool) -> Iterator[str]:
     """Yield an error message for each setting that contradicts DP-SGD.
 
     'privacy.sample-clip-norm' and 'privacy.noise-multiplier' must both be set or both be 0. If the
-    norm is 0, further messages are about settings that then have no effect. Otherwise they are
-    about a method or a setting that DP-SGD does not allow.
+    norm is 0, further messages are about settings that then have no effect. If it is set, DP-SGD
+    does not allow these:
+
+    - a method that the patients' noise would not cover (``why_not_private``);
+    - for a table, any 'data.standardise' but 'declared';
+    - class weights 'balanced', compressed updates, precision 'fp16', 'train.epoch-steps' and
+      gradient checkpointing.
 
     Args:
         common: the run's common settings.
-        table: whether the data are a table, for which standardisation matters.
+        table: whether the data are a table.
     """
     clip, noise = common.sample_clip_norm, common.noise_multiplier
     if bool(clip) != bool(noise):
@@ -149,7 +154,9 @@ def _find_broken_trust(common: CommonSettings, table: bool) -> Iterator[str]:
 def _find_unsummable(common: CommonSettings) -> Iterator[str]:
     """Yield an error message for each setting that secure aggregation does not allow.
 
-    The caller has checked that 'secure.aggregation' is on.
+    It does not allow a method that needs more than the sum of the sites' arrays, a
+    'secure.clip-norm' of 0, an aggregation other than the mean, compressed updates, or site weights
+    from a file. The caller has checked that 'secure.aggregation' is on.
     """
     if not needs_sums_only(common.method):
         yield (

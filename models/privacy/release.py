@@ -62,10 +62,10 @@ class Release:
         return self.source is None
 
     def parts(self, rows: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Clip each patient's part to the L2 norm ``bound``, and convert it to whole units.
+        """Clip each patient's contribution, its part, to the L2 norm ``bound``, in whole units.
 
-        Numbers are rounded towards zero. A unit is bound / 2^24. If rounding errors leave a part
-        longer than the bound, the whole part becomes 0. NaN and infinite numbers count as 0,
+        A unit is bound / 2^24, and numbers are rounded towards zero. If rounding errors still leave
+        a part longer than the bound, the whole part becomes 0. NaN and infinite numbers count as 0,
         because an error would reveal the patient.
 
         Args:
@@ -112,9 +112,10 @@ class Release:
         return {name: part.sum(dim=0) for name, part in self.parts(rows).items()}
 
     def with_noise(self, sums: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Add noise to sums of parts, and convert them from units to numbers.
+        """Add Gaussian noise to sums of patients' parts, and convert them from units to numbers.
 
-        This uses up one of the charged releases.
+        The noise has the standard deviation ``noise`` times ``bound``, rounded up to a whole unit,
+        and is itself a whole number of units. This uses up one of the releases that were charged.
 
         Args:
             sums: sums of parts by name, int64 in units.

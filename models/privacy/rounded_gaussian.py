@@ -54,7 +54,10 @@ def rounded_normals(deviation: int, count: int, source: torch.Generator | None) 
 
 
 def exact_normals(deviation: int, count: int, random_bytes: Bytes = os.urandom) -> _Whole:
-    """Draw ``count`` rounded Gaussian numbers, int64, from exactly this distribution.
+    """Draw ``count`` rounded Gaussian numbers, int64, each with its exact probability.
+
+    Batches of random points are drawn and converted by ``_accept_pairs`` until there are enough
+    numbers; surplus numbers are dropped.
 
     Args:
         deviation: standard deviation, at most ``LARGEST_DEVIATION``.
@@ -182,9 +185,12 @@ def _interval(number: int, bits: int) -> tuple[int, int, int]:
 def _from_intervals(
     deviation: int, u: tuple[int, int, int], v: tuple[int, int, int], bits: int
 ) -> list[int] | None:
-    """Compute two rounded Gaussian numbers from the point (u, v) by Marsaglia's polar method.
+    """Compute two rounded Gaussian numbers from a point (u, v) that is known only roughly.
 
-    Interval arithmetic bounds each step from below and above.
+    By Marsaglia's polar method, u f and v f are standard normal if w = u^2 + v^2 is below 1 and f =
+    sqrt(-2 ln w / w). Each coordinate is known to lie in an interval, so decimal interval
+    arithmetic bounds each step from below and above. A number is certain if both of its bounds
+    round to the same whole number.
 
     Args:
         deviation: the standard deviation of both numbers.
@@ -194,8 +200,9 @@ def _from_intervals(
         bits: the number of bits per coordinate, which is also the number of decimal digits.
 
     Returns:
-        The two whole numbers; an empty list if more bits are needed to round them; or None if the
-        point lies outside the unit circle.
+        The two whole numbers. None if the point certainly lies outside the unit circle. An empty
+        list if more bits are needed, because a number is not certain, w may be 0, or the point may
+        lie outside.
     """
     # Each line is bounded from below with ``down`` and from above with ``up``. decimal returns the
     # nearest number for roots and logarithms, so its two neighbours enclose the true value.

@@ -113,11 +113,13 @@ def why_too_coarse(
 ) -> str | None:
     """Return an error message if rounding would distort the mean too much, otherwise None.
 
-    The limit is an expected error of 1 % of 'secure.clip-norm'.
+    The limit is an expected error of 1 % of 'secure.clip-norm'. The error is the norm of
+    independent rounding errors, each uniform over a step of the quantisation: step * sqrt(sites *
+    numbers / 12), times B divided by ``samples``.
 
     Args:
         numbers: the number of elements of an update.
-        levels: the quantisation.
+        levels: the quantisation, which has B ('secure-samples').
         sites: the number of summed sites. With the default of 1, a site judges its own part.
         samples: the number of samples at all these sites together; 0 for B samples.
     """
@@ -162,12 +164,16 @@ def needed_sites(common: CommonSettings, sites: int) -> int:
 
 
 def tolerated_colluders(threshold: int, sites: int) -> int:
-    """Return c, the most sites that may collude with the server without revealing an update.
+    """Compute the most sites that may collude with the server without revealing an update.
 
-    The result is negative if the threshold is too low for any protection. Theorem 6.5 requires 2t >
-    n + c for the threshold t and n sites. Sums that the server opens then cover at least t - c
-    honest sites. This must be at least two, because a sum over one honest site is that site's
-    update.
+    The result is the smaller one of 2t - n - 1 and t - 2, for two reasons. Theorem 6.5 requires 2t
+    > n + c for c colluding sites. Each sum that the server opens must also cover at least two
+    honest sites, of at least t sites in all, because a sum over one honest site is that site's
+    update. A negative result means that even a server without colluding sites may learn an update.
+
+    Args:
+        threshold: t, the fewest sites that must stay to the end of a round.
+        sites: n, the number of sites in the round.
     """
     return min(2 * threshold - sites - 1, threshold - 2)
 

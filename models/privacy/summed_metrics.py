@@ -50,11 +50,16 @@ def split_of(name: str) -> str:
 
 
 def bounds(name: str, limits: Mapping[str, tuple[float, float]]) -> tuple[float, float] | None:
-    """Return the least and largest value of the metric ``name``; None if it cannot be summed.
+    """Return the bounds to which a metric is clipped before it is summed; None if it is not summed.
 
-    Values beyond these bounds are clipped before they are summed.
+    Summed are the metrics in ``limits`` on validation and test data (such as
+    ``incoming.val.loss``), the training loss, ``steps`` (0 to 65,536) and ``inverse-steps`` (0 to
+    1).
 
-    ``limits`` has the bounds of the task's metrics, such as ``loss`` (``Task.limits``).
+    Args:
+        name: the metric's whole name.
+        limits: last part of a name, such as ``loss`` -> the least and the largest value
+            (``Task.limits``). It must include ``loss``.
     """
     metric = name.rpartition(".")[2]
     known = (_STEPS, _INVERSE_STEPS, TRAIN_LOSS)

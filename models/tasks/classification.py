@@ -83,7 +83,16 @@ class Classification(Task):
         return values | classification_metrics(predictions, labels)
 
     def counts(self, predictions: Tensor, labels: Tensor, minimum: int) -> dict[str, float]:
-        """Return the counts of right predictions by class and by certainty (``outcome_counts``)."""
+        """Compute right and wrong predictions and the AUC by class, and counts by certainty.
+
+        Names and rules for small numbers are those of ``outcome_counts``.
+
+        Args:
+            predictions: class probabilities, (n, classes).
+            labels: (n,) int64.
+            minimum: the fewest samples behind a value by class. With fewer samples in all, the
+                result is empty.
+        """
         from fedsilo.models.measures.outcome_counts import outcome_counts
 
         return outcome_counts(predictions, labels, minimum)
@@ -93,18 +102,29 @@ class Classification(Task):
         return labels
 
     def odd_counts(self, counts: Sequence[int]) -> str:
-        """Return a clause if all training samples are of one class; '' if they are not."""
+        """Return "all training samples are of one class" if that holds, otherwise ''.
+
+        ``counts`` has the number of training samples in each class; if all are 0, or the list is
+        empty, the result is ''.
+        """
         occurring = [count for count in counts if count]
         if len(occurring) == 1:
             return "all training samples are of one class"
         return ""
 
     def may_report(self, metric: str, counts: Sequence[int], outputs: int) -> bool:
-        """Tell whether labels with these counts by class can define a metric.
+        """Tell whether a metric is defined for samples with these numbers by class.
 
-        Balanced accuracy needs labels of at least two classes, AUC of all classes, and average
-        precision a task with two classes and labels of both. Other metrics of classes are always
-        defined, and metrics of other tasks never.
+        - ``balanced-accuracy`` needs samples of at least two classes.
+        - ``auc`` needs samples of every class.
+        - ``average-precision`` needs exactly two classes, and samples of both.
+        - ``accuracy``, ``entropy``, ``loss`` and ``calibration-error`` are always defined.
+        - Any other metric is not a metric of classes, so the result is False.
+
+        Args:
+            metric: the metric's name.
+            counts: the number of samples in each class.
+            outputs: the number of classes.
         """
         occurring = sum(1 for count in counts if count)
         if metric == "balanced-accuracy":
@@ -116,9 +136,15 @@ class Classification(Task):
         return metric in ("calibration-error", *self.always)
 
     def label_fault(self, labels: npt.NDArray[Any], samples: int, names: Sequence[str]) -> str:
-        """Explain why an array does not have a class index for each sample; '' if it has.
+        """Explain why an array cannot be the classes of the samples; '' if it can.
 
-        Class indices are integers (samples,), from 0 to the number of classes - 1.
+        The array must have the shape (samples,), an integer type, and values from 0 to the number
+        of classes - 1. The text is a predicate, such as "must be a whole number from 0 to 2 ...".
+
+        Args:
+            labels: the array.
+            samples: the number of samples.
+            names: the names of the classes; only their number counts.
         """
         classes = len(names)
         has_form = labels.shape == (samples,) and labels.dtype.kind in "iu"
@@ -159,16 +185,20 @@ class Classification(Task):
         return torch.repeat_interleave(torch.arange(len(counts)), torch.tensor(counts))
 
     def parts(self, predictions: Tensor, labels: Tensor) -> dict[str, Tensor]:
-        """Return each sample's part in accuracy, loss and entropy (``bounded_parts``)."""
+        """Compute each sample's contributions to the noisy accuracy, loss and entropy.
+
+        Each contribution is in 0..1, the metric's value divided by its value in ``part_ranges``.
+        The arguments and the result are those of ``bounded_parts``.
+        """
         from fedsilo.models.privacy.noisy_metrics import bounded_parts
 
         return bounded_parts(predictions, labels)
 
     def part_ranges(self, outputs: int) -> Mapping[str, float]:
-        """Return the value that a part of 1 stands for, by metric.
+        """Return the value that a contribution of 1 in ``parts`` stands for: metric -> value.
 
-        The value is 1 for accuracy, 3 nats for the loss, and the logarithm of the number of classes
-        for entropy.
+        The value is 1 for accuracy, 3 nats for the loss, and the natural logarithm of the number of
+        classes (``outputs``) for entropy.
         """
         from fedsilo.models.privacy.noisy_metrics import LOSS_BOUND
 

@@ -69,7 +69,16 @@ class MultiLabel(Task):
         return {"loss": loss, **mean_over_findings(predictions, labels > 0.5)}
 
     def counts(self, predictions: Tensor, labels: Tensor, minimum: int) -> dict[str, float]:
-        """Return positives and AUC of each finding (``finding_counts``)."""
+        """Compute each finding's number of positive samples, and its AUC, as metrics by name.
+
+        Names are those of ``finding_counts``. A finding is left out if fewer than ``minimum``
+        samples have it or fewer than ``minimum`` lack it.
+
+        Args:
+            predictions: the probability of each finding, (n, findings).
+            labels: (n, findings); a label above 0.5 is positive.
+            minimum: the fewest samples on either side; 1 if it is less.
+        """
         from fedsilo.models.measures.finding_metrics import finding_counts
 
         return finding_counts(predictions, labels > 0.5, minimum)
@@ -105,7 +114,17 @@ class MultiLabel(Task):
         return torch.zeros(sum(counts), outputs)
 
     def label_fault(self, labels: npt.NDArray[Any], samples: int, names: Sequence[str]) -> str:
-        """Explain why an array does not have 0 or 1 for each sample and finding; '' if it has."""
+        """Explain why an array cannot be the labels of the samples; '' if it can.
+
+        The array must have the shape (samples, findings), a type of numbers or booleans, and only
+        the values 0 and 1. The text is a predicate; if only a value is wrong, it names the first
+        finding with another value.
+
+        Args:
+            labels: the array.
+            samples: the number of samples.
+            names: the names of the findings.
+        """
         import numpy as np
 
         wanted = f"0 or 1 for each of {samples} samples and {len(names)} findings"
@@ -117,7 +136,19 @@ class MultiLabel(Task):
         return ""
 
     def parts(self, predictions: Tensor, labels: Tensor) -> dict[str, Tensor]:
-        """Return each sample's loss divided by its bound, 3 nats; it is 1 if the loss is NaN."""
+        """Compute each sample's contribution, 0 to 1, to the loss that leaves with noise.
+
+        A sample's loss is the mean of its findings' cross-entropies. It is divided by 3 nats and
+        clipped to 0..1. If it is NaN, the contribution is 1, because a NaN in the sum would reveal
+        that sample.
+
+        Args:
+            predictions: the findings' probabilities, (n, findings).
+            labels: 0 or 1 for each finding, (n, findings).
+
+        Returns:
+            "loss" -> contributions, (n,) float64.
+        """
         import torch
 
         losses = self._losses(predictions, labels).mean(dim=1)

@@ -133,15 +133,25 @@ class Regression(Task):
         return f"{names[0]} {describe_range(predictions[:, 0])}"
 
     def stand_in_labels(self, counts: Sequence[int], outputs: int) -> Tensor:
-        """Return as many zeros as there are declared samples, (n,) float32."""
+        """Make placeholder labels, all 0: one for each declared sample, (n,) float32."""
         import torch
 
         return torch.zeros(sum(counts))
 
     def parts(self, predictions: Tensor, labels: Tensor) -> dict[str, Tensor]:
-        """Return each sample's loss, divided by its bound of 3 and clipped to 0..1, as "loss".
+        """Compute each sample's contribution, 0 to 1, to the loss that leaves with noise.
 
-        The part is 1 if the loss is NaN.
+        Predictions and outcomes are first standardised by the outcome's mean and standard deviation
+        (``scale``). A sample's loss is Huber's if 'train.loss' is 'huber', otherwise the squared
+        error. The loss is divided by 3 and clipped to 0..1. If it is NaN, the contribution is 1,
+        because a NaN in the sum would reveal that sample.
+
+        Args:
+            predictions: predicted numbers in the outcome's unit, (n, 1).
+            labels: outcomes in the same unit, (n,).
+
+        Returns:
+            "loss" -> contributions, (n,) float64.
         """
         import torch
 
@@ -150,7 +160,7 @@ class Regression(Task):
         return {"loss": torch.nan_to_num(losses / LOSS_BOUND, nan=1.0).clamp(0.0, 1.0)}
 
     def part_ranges(self, outputs: int) -> Mapping[str, float]:
-        """Return the bound of a sample's loss, as "loss"."""
+        """Return the loss that a contribution of 1 in ``parts`` stands for, as "loss": 3."""
         return {"loss": LOSS_BOUND}
 
     def _standardise(self, values: Tensor) -> Tensor:

@@ -81,7 +81,12 @@ class Survival(Task):
         return values
 
     def counts(self, predictions: Tensor, labels: Tensor, minimum: int) -> dict[str, float]:
-        """Return the site's Kaplan-Meier curve on round times (``published_curve``)."""
+        """Return the points of the site's Kaplan-Meier curve that may leave it, as metrics by name.
+
+        The curve depends only on the labels, not on the predictions. ``published_curve`` selects
+        the points: at least ``minimum`` patients have the event between two points, and as many are
+        still followed after each.
+        """
         from fedsilo.models.measures.survival_curves import published_curve
 
         times, events = labels.double().numpy().T
@@ -126,9 +131,13 @@ class Survival(Task):
         return {"time": labels[:, 0].tolist(), "event": labels[:, 1].long().tolist()}
 
     def summarise(self, predictions: Tensor, names: Sequence[str]) -> str:
-        """Summarise the risks in a clause: the smallest, the largest and the median.
+        """Summarise the predicted risks in a clause, such as "risks from -1.2 to 0.85, median 0.1".
 
-        Without predictions the clause is "no risk".
+        The numbers have three significant digits. Without predictions the clause is "no risk".
+
+        Args:
+            predictions: log hazards, (n, 1).
+            names: ignored.
         """
         if not len(predictions):
             return "no risk"
@@ -139,10 +148,10 @@ class Survival(Task):
         return ["censored", *names]
 
     def stand_in_labels(self, counts: Sequence[int], outputs: int) -> Tensor:
-        """Return labels (n, 2) with time 1 for the declared number of patients.
+        """Make placeholder labels for declared patients: rows of time and event, (n, 2) float32.
 
-        The first of the two ``counts`` is the number of censored patients, who come first, and the
-        second is the number of patients with an event.
+        Each time is 1. ``counts`` is the number of censored patients (event 0), whose rows come
+        first, and the number of patients with an event (1).
         """
         import torch
 
@@ -153,6 +162,7 @@ class Survival(Task):
 def partial_likelihood_loss(outputs: Tensor, labels: Tensor) -> Tensor:
     """Compute minus Cox's log partial likelihood of a batch, divided by its number of events.
 
+    At each event, the patient is compared with all patients of the batch whose time is not shorter.
     Events at the same time count by Breslow's method. A batch without events, or in which each
     event has only itself at risk, has a loss and a gradient of 0.
 

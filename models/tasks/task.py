@@ -250,27 +250,39 @@ class Task(ABC):
 
     @abstractmethod
     def stand_in_labels(self, counts: Sequence[int], outputs: int) -> Tensor:
-        """Make labels without data, with ``counts`` samples in the strata, in their order.
+        """Make placeholder labels with given numbers of samples in each stratum.
 
-        These labels take the place of the data while a hospital that declares its counts is
-        checked, before its data are opened.
+        They take the place of real labels while a hospital that has declared its counts is checked,
+        before its data are opened.
+
+        Args:
+            counts: the number of samples in each stratum.
+            outputs: the number of outputs of the network.
+
+        Returns:
+            Labels (n, ...) in the order of the strata, with n the sum of ``counts``.
         """
 
     def parts(self, predictions: Tensor, labels: Tensor) -> dict[str, Tensor]:
-        """Compute each sample's part in the metrics that leave with noise: metric -> (n,) in 0..1.
+        """Compute each sample's contribution, 0 to 1, to the metrics of private training.
 
-        The parts are summed over the samples of a split, and noise is added to the sums. The
-        default is an empty mapping, so a private run of the task measures nothing. A part must be
-        finite even if a prediction is not, because one sample would otherwise show in the sum.
+        The contributions are summed over the samples of a split, noise is added to the sums, and
+        only the noisy sums leave the site. A contribution must be finite even if a prediction is
+        not, because the sum would otherwise reveal that sample. The default is an empty mapping, so
+        a private run of the task measures nothing.
 
         Args:
             predictions: (n, ...) float64 on the CPU.
             labels: (n, ...).
+
+        Returns:
+            Metric -> contributions, (n,). A contribution of 1 stands for the value in
+            ``part_ranges``.
         """
         return {}
 
     def part_ranges(self, outputs: int) -> Mapping[str, float]:
-        """Return the value that a part of 1 stands for: metric of ``parts`` -> value.
+        """Return the value that a contribution of 1 in ``parts`` stands for: metric -> value.
 
         The default is an empty mapping, like that of ``parts``.
         """
@@ -363,7 +375,9 @@ def task_of(settings: CommonSettings) -> Task:
 
 
 def task_named(name: str) -> Task:
-    """Return a task with default settings, for strata and labels, which no setting changes.
+    """Build a task by its name, with default settings.
+
+    This is enough for work with strata and labels, which do not depend on settings.
 
     Raises:
         SettingError: no task has that name.

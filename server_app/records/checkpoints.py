@@ -136,7 +136,10 @@ class CheckpointHook(Hook):
 
 
 def statistics_as_lists(pooled: FeatureStatistics) -> dict[str, Any]:
-    """Convert the statistics that standardise inputs to name -> list of numbers, for JSON."""
+    """Convert the statistics that standardise inputs to lists for JSON: "mean" and "std".
+
+    Each list has one number per column.
+    """
     statistics = {}
     for name, values in vars(pooled).items():
         statistics[name] = values.tolist()

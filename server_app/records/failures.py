@@ -30,16 +30,16 @@ class FailureLog:
         self.entries = read_failures(directory)
 
     def add(self, round_: int, phase: str, site: str, code: str, cause: str) -> None:
-        """Append a failure to the file and to ``entries``, if there is no equal entry yet.
+        """Append a failure to ``failures.jsonl`` and to ``entries``, unless an equal entry exists.
 
-        A resumed run repeats the interrupted round, so the same failure may come again. The line is
-        synchronised to the disk.
+        An equal entry exists if a resumed run repeats the round in which the failure happened. The
+        new line is flushed to the disk before this function returns.
 
         Args:
             round_: the round, from 1.
             phase: the phase of the round, such as "train"; empty if the run itself failed.
             site: the site's name; empty if the run itself failed.
-            code: the error's code.
+            code: the kind of failure, such as "no-answer".
             cause: the reason, which is cut to one line of at most 1000 characters.
 
         Raises:
@@ -49,7 +49,6 @@ class FailureLog:
         entry: dict[str, Any] = dict(zip(KEYS, values, strict=True))
         if entry in self.entries:
             return
-        self.entries.append(entry)
         line = json.dumps(entry, ensure_ascii=False) + "\n"
         try:
             # One write, so that a process that is killed leaves a whole line or none. No link is
@@ -67,6 +66,7 @@ class FailureLog:
                 f"cannot append to {self.path} ({error.strerror}): resume the run once the file "
                 "can be written"
             ) from None
+        self.entries.append(entry)
 
     def in_summary(self) -> list[dict[str, Any]]:
         """Return the failures for summary.json, oldest first.

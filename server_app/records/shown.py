@@ -253,14 +253,17 @@ class Floors:
     def _gives_away(
         self, at: int, site: str, split: str, metric: str, value: float, hidden: frozenset[int]
     ) -> bool:
-        """Return whether an accuracy reveals that at most one sample is right, or is wrong.
+        """Return whether an accuracy reveals that at most one sample is predicted right, or wrong.
 
-        The accuracy times the split's number of samples gives the number of right samples. The
-        result is True if this number or the number of wrong samples is 0 or 1.
+        A reader who knows the number of samples can compute the number of right samples: the
+        accuracy times the number of samples. The result is True if 0 or 1 samples are right, or if
+        0 or 1 are wrong, because this reveals how single patients were predicted.
 
-        In the last round, the metrics by class are shown too. Subtracting them from the metric
-        'accuracy' reveals the number of right samples in the ``hidden`` classes. The same rule is
-        then applied to these samples, if some class is shown and every shown class has its metric.
+        In the last round, metrics by class are shown too. From the metric 'accuracy' a reader can
+        then subtract the right samples of the shown classes, which leaves the right samples of the
+        ``hidden`` classes together. So the same rule is also applied to the samples of the hidden
+        classes, if at least one class is shown and each shown class has its number of right
+        samples.
 
         Args:
             at: the round of the accuracy.

@@ -180,9 +180,11 @@ HELLO_CHECKS: tuple[Callable[[SiteFacts], str | None], ...] = (
 
 
 def find_hello_fault(facts: SiteFacts) -> str | None:
-    """Return the first fault of a hello, as a sentence that names the site; None if it has none.
+    """Find the first fault in a hello, a site's description of itself; None if it has no fault.
 
-    The site's name is checked first, then the texts and numbers, in the order of ``HELLO_CHECKS``.
+    The site's name is checked first, and then the texts and numbers, in the order of
+    ``HELLO_CHECKS``. The fault is returned as one sentence, which names the site if its name is
+    valid.
     """
     # The name comes first, because the other sentences quote it
     fault = site_name_fault(facts.site)

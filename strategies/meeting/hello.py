@@ -134,10 +134,11 @@ def reading(what: str, content: RecordDict) -> Iterator[None]:
 
 
 def _name_software(content: RecordDict) -> str:
-    """Name what the server and the site run, in a clause that ends with what to do.
+    """Name the versions that the server and the site run, as the end of an error message.
 
-    The site's versions are those of its hello ('software'), which is untrusted and may be damaged.
-    A simulated site and a survey send none.
+    The site's versions are read from its hello ('software'), which is untrusted and may be damaged.
+    If they are missing or unreadable, as from a simulated site or in a survey, the text says that
+    the site does not tell. The text ends with the advice to install the same release at both.
     """
     theirs: object = None
     with suppress(Exception):  # untrusted data can make a reader fail in any way

@@ -157,10 +157,10 @@ def grouped_refusals(refused: Iterable[str]) -> list[str]:
 
 
 def needed_sites(met: Participants, settings: CommonSettings) -> int:
-    """Return the number of sites that a run needs: 'run.min-sites', if that is above 0.
+    """Return the number of sites that a run needs: 'run.min-sites' if that is above 0.
 
-    If the setting is 0, every site that the run names is needed, or every asked node if the run
-    names no sites.
+    If the setting is 0, the run needs all sites that 'server.sites' names. If it names none, the
+    run needs every node that was asked.
     """
     return settings.min_sites or len(met.terms.sites) or len(met.asked)
 
@@ -271,11 +271,13 @@ def _second_node_refusal(site: str, node: int) -> str:
 
 
 def _drop_unlike(hellos: list[Hello], settings: CommonSettings, refused: list[str]) -> list[Hello]:
-    """Return the hellos of the sites that fit together.
+    """Return the hellos of the sites that can take part together, and note why others cannot.
 
-    The checks compare training samples, tasks and feature sums. Each check sees only the sites that
-    passed the earlier ones. The reasons against the other sites are appended to ``refused``; sites
-    with the same reason get one line.
+    A hello is a site's description of itself. Four checks (``TOGETHER_CHECKS``) run one after
+    another: sites must not share training samples, must have the same task, must all send feature
+    sums or none, and must not have feature sums of a scale far above the median site's. A site that
+    fails a check is left out of the later checks. The reasons are appended to ``refused``; equal
+    reasons are appended once per check.
     """
     pooled = settings.standardise == "pooled"
     for check in TOGETHER_CHECKS:

@@ -124,9 +124,12 @@ class FedEvPrompt(Method):
         return specs
 
     def documents(self, state: State, values: Mapping[str, Mapping[str, float]]) -> dict[str, Any]:
-        """Return buffer.json: the attention maps of each site and class, and the grid of patches.
+        """Return buffer.json, the attention maps of the last round: file name -> content for JSON.
 
-        Map values are rounded to 7 decimal places. If the buffer has no maps, the mapping is empty.
+        The content has three keys. "grid" is (rows, columns) of the patches, and "classes" the
+        names of the classes. "sites" maps each site, and then each class number as a string, to a
+        list of maps. A map is a list of values, rounded to 7 decimal places. If the state has no
+        maps, the file is left out. ``values`` is not used.
         """
         sites: dict[str, dict[str, Any]] = {}
         for site, maps in by_site(arrays_below(BUFFER, state.arrays)).items():

@@ -77,10 +77,11 @@ class FedPAC(FedProto):
         return {**self._common_part(state), **arrays_below(f"{HEAD}{site}/", state.arrays)}
 
     def specs(self, site: str) -> dict[str, ArraySpec]:
-        """Return the specs of the class statistics that ``site`` sends.
+        """Return the type and shape of each class statistic that ``site`` sends.
 
-        These are ``prototype/<class>`` by the trained network, and ``received/<class>`` by the
-        received network.
+        For each class that the site sends, these are ``prototype/<class>`` (d,), made by the
+        trained network, and ``received/<class>`` (d + 1,), made by the received network. Here d is
+        the length of an embedding.
         """
         specs = super().specs(site)
         for label in self.sent_classes(site):
@@ -119,10 +120,18 @@ class FedPAC(FedProto):
         return shared
 
     def _mix_heads(self, replies: Replies) -> dict[str, NDArray]:
-        """Return the classifier for each site that replied, as ``head/<site>/<array>`` (eq. 8).
+        """Mix a classifier for each site that replied, from the classifiers of these sites (eq. 8).
 
-        ``mixing_weights`` chooses each site's weights from the class statistics of all sites. A
-        site that sends no class means keeps its own classifier, which no other site's mix contains.
+        The weights of a site's mix come from a quadratic program over the class statistics of all
+        sites (``mixing_weights``), so each site has its own weights. A site that sends no class
+        statistics keeps the classifier that it trained, and this classifier is in no other site's
+        mix.
+
+        Args:
+            replies: the replies to the training, with classifiers and class statistics.
+
+        Returns:
+            The classifiers, ``head/<site>/<array>``. Mixed ones are float32.
         """
         arrays: dict[str, NDArray] = {}
         # Without statistics nothing says whose classifiers would help a site, or whom its own

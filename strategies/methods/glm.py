@@ -284,10 +284,11 @@ class GLM(Method):
         )
 
     def _survival_facts(self) -> dict[str, str]:
-        """Return the entries "time", "ties" and "strata" of ``fit.json``, which only Cox has.
+        """Return the entries of ``fit.json`` that only Cox's model has.
 
-        "strata" is always "hospitals". "time" and "ties" are the settings of these names. If 'time'
-        is empty, the entry is "time". For any other family the mapping is empty.
+        These are "time", the name of the column with the times ("time" if 'glm.time' is empty),
+        "ties", the setting 'glm.ties' for events at the same time, and "strata", always
+        "hospitals". For any other family the mapping is empty.
         """
         if self.settings.family != "cox":
             return {}
@@ -298,9 +299,13 @@ class GLM(Method):
         }
 
     def disclosures(self) -> Disclosures:
-        """List the data sent by a site: sums over its patients in each round.
+        """List the data that a site sends in a regression, as one or two sentences.
 
-        At trust 'server' with 'glm.heterogeneity', the site's own fit is listed too.
+        The first sentence is on the sums over the site's patients in each round. With secure
+        aggregation it adds that the sums are masked, and that the server learns only their total.
+        If the server proves the totals to the sites, it adds that each site learns them too. At
+        trust 'server' with 'glm.heterogeneity', the second sentence is on the fit to the site's own
+        patients.
         """
         sums = (
             "each round: the sums over all its patients of the log-likelihood's gradient and "

@@ -65,19 +65,20 @@ class FedAvgFT(FedAvg):
         return after
 
     def model_for(self, site: str, state: PersonalState) -> Arrays:
-        """Return the global weights for a site to fine-tune or to measure.
+        """Return the global weights, which ``site`` fine-tunes or measures.
 
-        A site with a personal model (``state.personal``) gets no arrays, because it fine-tunes or
-        measures that model.
+        If the site has a personal model already (``state.personal``), no arrays are returned,
+        because the site fine-tunes or measures that model instead.
         """
         if site in state.personal:
             return {}
         return state.arrays
 
     def disclosures(self) -> Disclosures:
-        """Say that a site sends all weights, but only in the rounds before fine-tuning.
+        """Describe in one sentence that a site sends all weights, and in how many rounds.
 
-        The sentence gives the number of these rounds.
+        A site sends all weights in each round before the last 'finetune-rounds'. The sentence also
+        says that the fine-tuned model stays at the site.
         """
         averaged = self.common.rounds - self.settings.finetune_rounds
         return Disclosures(

@@ -92,6 +92,18 @@ def test_a_pipe_is_not_waited_for(what: str, tmp_path: Path) -> None:
         READERS[what](path)
 
 
+@pytest.mark.parametrize("text", [None, "no certificate"])
+def test_a_server_without_its_authority_s_certificate_is_told_in_a_line(
+    text: str | None, tmp_path: Path
+) -> None:
+    made = plan(tmp_path, ["north"], [8000, 9092, 9101], {})
+    made.secrets.mkdir()
+    if text is not None:
+        (made.secrets / "ca.crt").write_text(text)
+    with pytest.raises(DeploymentError, match=r"ca\.crt"):
+        is_healthy(made)
+
+
 @pytest.mark.parametrize("text", ["[" * 200_000, '{"chosen": {}, "budget": {"trials": 1e999}}'])
 @pytest.mark.parametrize("what", ["audit log", "a search's choice", "a survey", "a meeting"])
 def test_lists_within_lists_and_endless_numbers_are_no_traceback(

@@ -45,7 +45,7 @@ CASES = [
     ),
     Case(
         "has training steps that sites cannot take as one: set",
-        tiny("apfl", vectorised=2),
+        tiny("feddbe", vectorised=2),
         {"set 'machine.vectorised' to 1": {"vectorised": 1}},
     ),
     Case(

@@ -195,10 +195,12 @@ def check_handshake(address: str, authority: Path) -> None:
             with context.wrap_socket(plain, server_hostname=host):
                 return
     except OSError as error:
-        raise _refusal_of(error, address, authority, is_connected) from None
+        raise _explain_failed_connection(error, address, authority, is_connected) from None
 
 
-def _refusal_of(error: OSError, address: str, authority: Path, is_connected: bool) -> Refused:
+def _explain_failed_connection(
+    error: OSError, address: str, authority: Path, is_connected: bool
+) -> Refused:
     """Build the error for a connection that failed: its cause and what to do.
 
     Args:

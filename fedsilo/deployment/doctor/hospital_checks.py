@@ -131,10 +131,10 @@ def prepare_node(
         rules = _confirm_rules(request, kit, None, home, confirm, check_setup)
         build_folder(home, lambda folder: _write(kit, rules, folder))
         with _lock_during(home, kit.card.site):
-            _refuse_faster(kit, rules, home)
+            _refuse_other_start(kit, rules, home)
             return _finish(request, kit, home)
     previous = read_kit(home)
-    _refuse_other(kit, previous)
+    _refuse_other_hospital(kit, previous)
     # Locked until everything is written, so that no other start sees half of the files replaced
     with _lock_during(home, kit.card.site):
         rules = _confirm_rules(request, kit, previous, home, confirm, check_setup)
@@ -155,8 +155,8 @@ def _confirm_rules(
 ) -> str:
     """Check a kit, let the operator confirm it, and return the text of the hospital's rules.
 
-    The text comes from ``_rules_of``. If the rules cannot be used, the server is first told that
-    the check "site file" has failed, and then the error is raised.
+    The text comes from ``_read_or_make_rules``. If the rules cannot be used, the server is told
+    that the check "site file" has failed, before the error is raised.
 
     Args:
         request: the kit and the operator's options.
@@ -172,13 +172,13 @@ def _confirm_rules(
         RulesError: the rules cannot be used.
     """
     try:
-        rules = _rules_of(request, kit, home)
+        rules = _read_or_make_rules(request, kit, home)
     except RulesError:
         with open_temporarily(kit) as scratch:
             tell_server(build_setup(kit, scratch, ()), "site file")
         raise
     sentences = _check_in_scratch(request, kit, rules, home, check_setup)
-    questions = _to_confirm(kit, previous, home, sentences)
+    questions = _list_confirmations(kit, previous, home, sentences)
     if questions:
         confirm(questions)
     return rules
@@ -191,7 +191,7 @@ def _write(kit: Kit, rules: str, folder: Path) -> None:
     write_atomically(folder / SITE, rules, mode=0o600)
 
 
-def _refuse_faster(kit: Kit, rules: str, home: Path) -> None:
+def _refuse_other_start(kit: Kit, rules: str, home: Path) -> None:
     """Check that ``home`` holds this kit and these rules, after the first start has written them.
 
     Another start could have opened the same folder at the same time, and the operator of this start
@@ -245,7 +245,7 @@ def _check_in_scratch(
     return sentences
 
 
-def _rules_of(request: HospitalRequest, kit: Kit, home: Path) -> str:
+def _read_or_make_rules(request: HospitalRequest, kit: Kit, home: Path) -> str:
     """Return the text of the hospital's rules.
 
     The text is read from the requested site file. If none is requested, it is read from the site
@@ -285,7 +285,9 @@ def _opened_here(home: Path) -> OwnFile[int]:
     return OwnFile(home / "opened.json", int, "opened.json", "remove it and start the kit again")
 
 
-def _to_confirm(kit: Kit, previous: Kit | None, home: Path, sentences: Sequence[str]) -> list[str]:
+def _list_confirmations(
+    kit: Kit, previous: Kit | None, home: Path, sentences: Sequence[str]
+) -> list[str]:
     """List the sentences that the operator must confirm before this start.
 
     Before the first start on this disk, or if ``home`` has no site file, these are the kit's code
@@ -447,7 +449,7 @@ def lock_kit_folder(home: Path, site: str) -> int:
     return handle
 
 
-def _refuse_other(kit: Kit, previous: Kit) -> None:
+def _refuse_other_hospital(kit: Kit, previous: Kit) -> None:
     """Check that a kit is for the same hospital, server and authority as the previous kit.
 
     Raises:

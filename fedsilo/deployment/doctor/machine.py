@@ -240,10 +240,10 @@ def check_port(host: str, port: int, what: str, own: str) -> str:
             one.bind((host, port))
         return f"{host}:{port} is free for {what}"
     except OSError as error:
-        process = _listener(port)
+        process = _find_listener(port)
         user = "not available"
         if process:
-            if _is_of(process, own):
+            if _was_started_with(process, own):
                 return (
                     f"{host}:{port} is in use by {what}, which already runs (process {process.pid})"
                 )
@@ -260,11 +260,11 @@ def runs_on(port: int, own: str) -> bool:
     The argument may also be in the command line of a parent process. The result is False if no
     program listens there, or if ``own`` is empty.
     """
-    process = _listener(port)
-    return bool(process and _is_of(process, own))
+    process = _find_listener(port)
+    return bool(process and _was_started_with(process, own))
 
 
-def _listener(port: int) -> psutil.Process | None:
+def _find_listener(port: int) -> psutil.Process | None:
     """Return the process that listens on a TCP port of this machine.
 
     Returns None if no process listens there, or if the system hides the process from this user.
@@ -277,7 +277,7 @@ def _listener(port: int) -> psutil.Process | None:
     return None
 
 
-def _is_of(process: psutil.Process, word: str) -> bool:
+def _was_started_with(process: psutil.Process, word: str) -> bool:
     """Return whether a process, or one of its ancestors, was started with the argument ``word``.
 
     The whole argument must equal ``word``. Processes whose command line cannot be read are skipped.

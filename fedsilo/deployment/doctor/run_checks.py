@@ -157,14 +157,14 @@ def _sites(setup: RunSetup) -> Sequence[Finding]:
         require(setup.deployment.process(SERVER), "the server is down")
     findings = []
     for site, facts in setup.meeting.sites.items():
-        findings.append(Finding("sites", Status.PASSED, _content(site, facts), about=site))
+        findings.append(Finding("sites", Status.PASSED, _describe_site(site, facts), about=site))
     for reason in setup.meeting.refused:
         said = one_line(reason, _MAX_LENGTH)
         findings.append(Finding("sites", Status.FAILED, said, _REFUSED))
     return findings
 
 
-def _content(site: str, facts: Mapping[str, Any]) -> str:
+def _describe_site(site: str, facts: Mapping[str, Any]) -> str:
     """Describe a site's data and software in one line.
 
     If the name of the distribution differs from the site's name, the line begins with it. Then

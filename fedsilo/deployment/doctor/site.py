@@ -354,7 +354,7 @@ def _requests(setup: SiteSetup) -> Verdict:
         unfit = settings.own.why_unfit(facts)
         if unfit:
             return Failed(unfit)
-        names, sentences = _leaving(settings, facts)
+        names, sentences = _describe_sent_data(settings, facts)
         setup.rules.refuse_names(names)
     withheld = [split for split in facts.sizes if split not in facts.measured]
     if withheld:
@@ -363,7 +363,7 @@ def _requests(setup: SiteSetup) -> Verdict:
     return Passed(said, tuple(sentences))
 
 
-def _leaving(settings: RunSettings, facts: SiteFacts) -> tuple[list[str], list[str]]:
+def _describe_sent_data(settings: RunSettings, facts: SiteFacts) -> tuple[list[str], list[str]]:
     """List the names of the records that a site sends in the first round, and describe the data.
 
     The names come from the server's side of the method. It runs here, with this site as the only

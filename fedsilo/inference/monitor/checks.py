@@ -10,6 +10,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from fedsilo.core.one_line import format_measure
 from fedsilo.models.measures.drift import LARGE, population_stability_index, psi_by_chance
 from fedsilo.models.measures.intervals import Estimate, wilson
 from fedsilo.pages.page import with_interval
@@ -243,9 +244,10 @@ def error_check(errors: Tensor, reference: float) -> CaseCheck:
     """
     mean = errors.double().mean().item()
     reach = 1.96 * errors.double().std().item() / len(errors) ** 0.5
+    low = mean - reach
     return CaseCheck(
-        f"MAE, {reference:.3g} on the run's test samples",
-        f"{mean:.3g} ({mean - reach:.3g} to {mean + reach:.3g})",
+        f"MAE, {format_measure(reference)} on the run's test samples",
+        f"{format_measure(mean)} ({format_measure(low)} to {format_measure(mean + reach)})",
         "alarm if all of the 95 % interval is above the run's MAE",
-        mean - reach > reference,
+        low > reference,
     )

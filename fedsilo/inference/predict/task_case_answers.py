@@ -9,6 +9,7 @@ import numpy as np
 
 from fedsilo.client_app.training.evaluation import in_batches
 from fedsilo.core.errors import DataError
+from fedsilo.core.one_line import format_measure
 from fedsilo.core.tasks import CLASSIFICATION, MULTI_LABEL, REGRESSION, SURVIVAL
 from fedsilo.inference.predict.answers import Predictions
 from fedsilo.inference.predict.case_answers import UNSURE, Bar, CaseAnswers, ClassAnswers
@@ -31,9 +32,10 @@ def case_answers(run: Shown, model: TrainedModel, predictions: Predictions) -> C
 
 
 def site_values(run: Shown, model: TrainedModel) -> tuple[dict[str, float], str]:
-    """Return the final test metrics of the model's site, or the means over all if it has none.
+    """Return the final test metrics of the model's site, and a phrase that names the site.
 
-    The second result names the site, or says that they are means.
+    If the site has no metrics that may be shown, the metrics are the means over all sites, and the
+    phrase says so.
     """
     values, where = values_of(run, model.site)
     if not values:
@@ -56,7 +58,12 @@ class NumberAnswers(CaseAnswers):
 
     @cached_property
     def _ends(self) -> tuple[float, float]:
-        """The ends of the scale: of the predictions and test outcomes, and an error beyond each."""
+        """The lowest and the highest number of the scale on which all cases are drawn.
+
+        The scale covers all predictions and the mean predictions and outcomes of the test samples,
+        and reaches twice the root mean square error beyond them on each side. If all these are one
+        number, it reaches 1 beyond it.
+        """
         numbers = self.predictions.probabilities[:, 0].tolist()
         for one in self._bins:
             numbers += [one.predicted, one.observed]
@@ -86,9 +93,9 @@ class NumberAnswers(CaseAnswers):
     def cells(self, index: int) -> list[str]:
         """Return the number and its range as text; the range is "-" without known errors."""
         interval = self._interval(index)
-        texts = [f"{float(self.predictions.probabilities[index, 0]):.3g}", "-"]
+        texts = [format_measure(float(self.predictions.probabilities[index, 0])), "-"]
         if interval:
-            texts[1] = f"{interval[0]:.3g} to {interval[1]:.3g}"
+            texts[1] = f"{format_measure(interval[0])} to {format_measure(interval[1])}"
         return texts
 
     def explained_number(self, index: int) -> str:
@@ -96,17 +103,22 @@ class NumberAnswers(CaseAnswers):
         return f"the prediction, {self.predictions.classes[0]}"
 
     def bars(self, index: int) -> list[Bar]:
-        """Return a point on a scale, with the range of about 19 of 20 outcomes."""
+        """Draw a predicted number as a point on the scale that all cases share.
+
+        The point has the range that holds about 19 of 20 outcomes, if the errors on test samples
+        are known. The list has just this one bar, with positions from 0 to 1.
+        """
         low, high = self._ends
 
         def place(number: float) -> float:
             return (number - low) / (high - low)
 
         number = float(self.predictions.probabilities[index, 0])
-        text, interval = f"{number:.3g}", self._interval(index)
+        text, interval = format_measure(number), self._interval(index)
         ends: tuple[float | None, float | None] = (None, None)
         if interval:
-            text += f" (about 19 of 20: {interval[0]:.3g} to {interval[1]:.3g})"
+            low_end, high_end = format_measure(interval[0]), format_measure(interval[1])
+            text += f" (about 19 of 20: {low_end} to {high_end})"
             ends = place(interval[0]), place(interval[1])
         return [Bar(self.predictions.classes[0], place(number), text, *ends, is_point=True)]
 
@@ -123,21 +135,23 @@ class NumberAnswers(CaseAnswers):
                 nearest, distance = one, abs(one.predicted - number)
         if nearest is None:
             return []
+        predicted, observed = format_measure(nearest.predicted), format_measure(nearest.observed)
         return [
-            f"{nearest.count} test samples with similar predictions, {nearest.predicted:.3g} on "
-            f"average, had a mean outcome of {nearest.observed:.3g}."
+            f"{nearest.count} test samples with similar predictions, {predicted} on average, had a "
+            f"mean outcome of {observed}."
         ]
 
     def limits(self) -> list[str]:
         """Say how far test predictions were off, and what the range rests on."""
         values, where = self._values
-        low, high = self._ends
-        scale = f"The grey strip goes from {low:.3g} to {high:.3g} for all cases."
+        low, high = (format_measure(end) for end in self._ends)
+        scale = f"The grey strip goes from {low} to {high} for all cases."
         if "rmse" not in values:
             return [scale, "The run has no errors that may be shown, so a number has no range."]
+        mae, rmse = format_measure(values["mae"]), format_measure(values["rmse"])
         return [
-            f"Test predictions were off by {values['mae']:.3g} on average (MAE, {where}); their "
-            f"root mean square error is {values['rmse']:.3g}.",
+            f"Test predictions were off by {mae} on average (MAE, {where}); their root mean square "
+            f"error is {rmse}.",
             "The range is the prediction minus and plus two root mean square errors. About 19 of "
             "20 outcomes are within it if errors are about normal, and as large for all patients. "
             + scale,
@@ -159,9 +173,11 @@ class FindingAnswers(CaseAnswers):
         return list(self.predictions.predicted())
 
     def cells(self, index: int) -> list[str]:
-        """Return the findings of at least 0.5, and the finding with a probability nearest to 0.5.
+        """Format an answer of several findings as two cells of the overview table.
 
-        That finding has its probability behind it.
+        The first cell lists the findings with a probability of at least 0.5, or says "no finding".
+        The second one has the finding with the probability nearest to 0.5, which is the least
+        certain, with that probability.
         """
         shares = self.predictions.probabilities[index].tolist()
         # Near 0.5 a small change would make another answer, so this finding needs a look first
@@ -289,7 +305,7 @@ class RiskAnswers(CaseAnswers):
         baseline = self._baseline
         if isinstance(baseline, str):
             return ["-", "-"]
-        return [f"{np.exp(self._risk(index) - baseline.risk):.3g}", self._median(index)]
+        return [format_measure(np.exp(self._risk(index) - baseline.risk)), self._median(index)]
 
     def _median(self, index: int) -> str:
         """Format the time at which half of such patients have had the event; "-" if unknown."""
@@ -311,7 +327,12 @@ class RiskAnswers(CaseAnswers):
         return -self._risk(index)
 
     def bars(self, index: int) -> list[Bar]:
-        """Return a bar for the share without the event at each of a few round times."""
+        """Build a bar for each of up to four times: the share of such patients without the event.
+
+        The times are round numbers. The shares come from the baseline hazard of the site's training
+        patients and the case's risk. If the training patients do not determine the survival, the
+        list is empty.
+        """
         baseline = self._baseline
         if isinstance(baseline, str) or not len(baseline.times):
             return []

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
+from fedsilo.core.one_line import format_measure
 from fedsilo.models.measures.regression_metrics import OutcomeBin, pool_outcome_bins
 from fedsilo.pages.page import NONE, Picture, Table
 from fedsilo.pages.page_pictures import against_diagonal
@@ -25,7 +26,7 @@ def result(run: Shown, site: str | None) -> str:
     if "r2" in values:
         explained = f", and R² is {values['r2']:.2f}"
     name = run.class_names()[0]
-    error = f"{values['mae']:.3g} on average (MAE, {where})"
+    error = f"{format_measure(values['mae'])} on average (MAE, {where})"
     return f"Predictions of {name} are off by {error}{explained}."
 
 
@@ -50,9 +51,11 @@ def meaning(run: Shown) -> str:
 
 
 def _errors(run: Shown, metrics: Mapping[str, Mapping[str, float]]) -> Examination:
-    """Build the section with a row of errors per site; a metric that no site has is left out.
+    """Build the section of the clinic's page with the errors at each site.
 
-    ``metrics`` maps a site to its metrics on test samples.
+    It has a table with a row per site and a column for each error (MAE, RMSE, R²) that some site
+    has. A missing error is "n/a". If no site has an error, the section has only a sentence that
+    says so. ``metrics`` maps a site to its metrics on test samples.
     """
     title = "How far it is off"
     shown = [metric for metric in _ERRORS if any(metric in found for found in metrics.values())]
@@ -60,7 +63,7 @@ def _errors(run: Shown, metrics: Mapping[str, Mapping[str, float]]) -> Examinati
         return Examination(title, ["No error on test samples may be shown."])
     rows = []
     for site, by_name in metrics.items():
-        cells = [f"{by_name[metric]:.3g}" if metric in by_name else NONE for metric in shown]
+        cells = [format_measure(by_name[metric]) if metric in by_name else NONE for metric in shown]
         rows.append([site, *cells])
     columns = ["site", *(_ERRORS[metric] for metric in shown)]
     table = Table("Errors on test samples, by site", columns, rows)
@@ -68,7 +71,11 @@ def _errors(run: Shown, metrics: Mapping[str, Mapping[str, float]]) -> Examinati
 
 
 def _calibration(run: Shown, metrics: Mapping[str, Mapping[str, float]]) -> Examination:
-    """Build the section with the mean outcome against the mean prediction, all sites together."""
+    """Build the section of the clinic's page that compares mean outcomes with mean predictions.
+
+    Test samples are grouped by their prediction, all sites together. The section has a picture and
+    a table of the groups. If no group may be shown, it has only a sentence that says so.
+    """
     title, name = "Whether its predictions can be trusted", run.class_names()[0]
     bins = pool_outcome_bins(metrics.values())
     if not bins:
@@ -83,10 +90,14 @@ def _calibration(run: Shown, metrics: Mapping[str, Mapping[str, float]]) -> Exam
 
 
 def _bin_table(run: Shown, bins: Sequence[OutcomeBin], name: str) -> Table:
-    """Build the table of the groups' sizes, mean predictions and mean outcomes."""
+    """Build the table of groups of test samples with similar predictions, all sites together.
+
+    Each row is a group, with its mean prediction, its mean outcome and its number of samples, in
+    this order. ``name`` is the name of the outcome, for the heading.
+    """
     rows = []
     for one in bins:
-        rows.append([f"{one.predicted:.3g}", f"{one.observed:.3g}", f"{one.count:,}"])
+        rows.append([format_measure(one.predicted), format_measure(one.observed), f"{one.count:,}"])
     columns = [f"predicted {name}, mean", "observed, mean", run.noun(2)]
     return Table("By prediction, all sites together", columns, rows)
 
@@ -97,8 +108,8 @@ def _picture(run: Shown, bins: Sequence[OutcomeBin]) -> Picture:
     svg = against_diagonal(
         f"{run.name}-calibration", points, f"predicted {name}, mean", "observed, mean"
     )
-    texts = [
-        f"{predicted:.3g} predicted, {observed:.3g} observed" for predicted, observed in points
-    ]
+    texts = []
+    for predicted, observed in points:
+        texts.append(f"{format_measure(predicted)} predicted, {format_measure(observed)} observed")
     alt = f"Mean outcome against mean prediction. {'; '.join(texts)}."
     return Picture(svg, alt, "Mean outcome by predicted outcome, all sites together.")

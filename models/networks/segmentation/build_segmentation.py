@@ -62,10 +62,11 @@ class PyramidNetwork(Segmenter):
         return last
 
     def trunk(self) -> nn.Module | None:
-        """Return the part that can load the weights of a trained run, or None.
+        """Return the part of the network that can start from the weights of a trained run.
 
-        Its array names are those of the run's network. The part is the convolutional encoder under
-        the name 'encoder', or the whole ViT with its prompts; it is None for Swin.
+        Its arrays have the names of the run's network. For the convolutional encoder, the part has
+        it under the name 'encoder'. For networks with a ViT it is the whole ViT with its prompts.
+        For Swin it is None.
         """
         if isinstance(self.pyramid, ConvPyramid):
             return nn.ModuleDict({"encoder": self.pyramid.encoder})

@@ -124,7 +124,13 @@ class SwinUnet(Segmenter):
         self.head = pixel_head(channels[0], classes)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Map scaled images (batch, channels, h, w) to pixel logits (batch, classes, h, w)."""
+        """Map scaled images (batch, channels, h, w) to pixel logits (batch, classes, h, w).
+
+        The decoder starts from the encoder's coarsest map. At each finer scale it expands its map,
+        concatenates the encoder's map of that scale, reduces both by a linear layer and applies two
+        Swin blocks. Finally each cell is expanded to its pixels, which a 1x1 convolution
+        classifies.
+        """
         *finer, x = self.swin(images)
         x = self.norm(x)
         ways = zip(self.expand, self.join, self.way_up, reversed(finer), strict=True)
@@ -164,14 +170,16 @@ class PatchExpand(nn.Module):
 
 
 def _swin_blocks(channels: int, size: tuple[int, int], stage: int, heads: int) -> nn.Module:
-    """Build two Swin blocks for the decoder, on the grid of the encoder's ``stage`` (from 0).
+    """Build a stage of Swin-Unet's decoder: two of timm's Swin Transformer blocks.
 
-    The window is that of the encoder.
+    The stage maps (batch, rows, columns, channels) to the same shape. It works on the grid of the
+    encoder's ``stage``, whose cells have 4 * 2^stage pixels a side. Its attention windows have the
+    encoder's size (``swin_shape``).
 
     Args:
-        channels: the channels of the maps, in and out.
+        channels: the channels of the maps.
         size: (height, width) of the image in pixels.
-        stage: the encoder's stage, from 0, whose grid the maps have.
+        stage: the index of the encoder's stage, from 0, the finest.
         heads: the number of attention heads.
     """
     from timm.models.swin_transformer import SwinTransformerStage

@@ -1,4 +1,5 @@
 import html
+import math
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from fedsilo.core.one_line import (
     abbreviate,
     as_word,
     format_count,
+    format_measure,
     join_names,
     markdown_cell,
     one_line,
@@ -127,3 +129,15 @@ def test_what_could_be_markup_is_shown_as_it_is_in_a_cell(text: str) -> None:
 @given(st.text(st.sampled_from("[]0, 1(!:)*_`<b>|\\~+-&#x"), max_size=30))
 def test_no_text_of_markup_and_numbers_is_anything_else_in_a_cell(text: str) -> None:
     assert html.unescape(cell_as_html(text)) == " ".join(text.split())
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        *((24, "24.0"), (23.34, "23.3"), (99.96, "100.0"), (1523.4, "1,523"), (0.5, "0.500")),
+        *((-0.00123, "-0.00123"), (0.0, "0"), (0.0009, "0.0009"), (12_345_678, "1.23e+07")),
+        *((math.inf, "inf"), (math.nan, "nan")),
+    ],
+)
+def test_a_measured_number_has_three_digits_and_keeps_its_zeros(value: float, text: str) -> None:
+    assert format_measure(value) == text

@@ -14,6 +14,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from fedsilo.client_app.training.compute import choose_compute
 from fedsilo.client_app.training.loop import LocalTraining
 from fedsilo.core.errors import FedsiloError, SettingError
+from fedsilo.core.methods import METHODS as METHODS_OF_ALL
+from fedsilo.core.methods import site_class
 from fedsilo.core.settings.common_settings import CommonSettings
 from fedsilo.core.settings_schema import Value
 from fedsilo.engines import inline_engine, together
@@ -28,7 +30,7 @@ from tests.support.tiny import TINY, TINY_METHOD
 HEART: dict[str, Value] = {
     "method": "fedavg",
     "dataset": "heart-synthetic",
-    "train.batch-size": 16,
+    "train.batch-size": 48,
     "rounds": 2,
     "network.name": "mlp",
     "network.width": 4,
@@ -36,13 +38,17 @@ HEART: dict[str, Value] = {
     "network.dropout": 0.2,
     "machine.device": "cpu",
 }
-# Silos of many sizes, and so batches that are padded, by batch norm too
+# A silo of 52 images, the others of 90: it takes fewer steps, and a smaller batch that is padded
 UNEQUAL: dict[str, Value] = {
-    **{key: value for key, value in TINY.items() if not key.startswith("silo-")},
+    **TINY,
     "method": "fedavg",
     "split.partition": "dirichlet",
+    "split.concentration": 0.2,
     "split.silos": 5,
-    "train.batch-size": 64,
+    "split.silo-train-size": 100,
+    "train.batch-size": 40,
+    "network.width": 2,
+    "server.evaluate-every": 0,
     "rounds": 1,
 }
 _OF_THE_MACHINE = ("seconds", "peak-memory-bytes")
@@ -61,6 +67,17 @@ METHODS: dict[str, dict[str, Value]] = {
     "fedavg-ft": HEART | {"fedavg-ft.finetune-rounds": 1},
     "fedbabu": HEART | {"fedavg-ft.finetune-rounds": 1},
     "fedbn": UNEQUAL | {"rounds": 2},
+    "apfl": UNEQUAL | {"network.dropout": 0.2},
+    "moon": UNEQUAL | {"rounds": 2},
+    "cdl": HEART,
+    "fedproto": HEART | TINY_METHOD["fedproto"],
+    "feddistill": HEART | TINY_METHOD["feddistill"],
+    "fedpac": HEART | TINY_METHOD["fedpac"],
+    "picsr": HEART | TINY_METHOD["picsr"] | {"rounds": 3},
+    "fedcross": HEART | {"rounds": 1},
+    # Those of ensemble train in the same way, and those of star and matcha as those of ring
+    "cross": HEART | {"rounds": 1},
+    "ring": HEART | {"rounds": 1},
     "uefl": UNEQUAL | TINY_METHOD["uefl"] | {"rounds": 2, "uefl.segments": 2},
 }
 
@@ -101,14 +118,49 @@ def test_sites_trained_as_one_come_to_what_the_loop_over_them_comes_to(
 
 @pytest.mark.parametrize("method", METHODS)
 def test_sites_of_a_method_trained_as_one_come_to_what_each_comes_to(
-    method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    method: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     train_in_float64(monkeypatch)
     sites = int(METHODS[method].get("split.silos", 4))
     stacks, alone = equal_runs(METHODS[method] | {"method": method}, sites, sites, tmp_path)
     # UEFL gives an uncertain site a book of its own, whose arrays the other sites do not have
-    expected = ({sites - 1, sites}, 1) if method == "uefl" else ({sites}, 0)
-    assert (set(stacks), alone) == expected
+    expected: dict[str, tuple[set[int], int]] = {
+        "uefl": ({sites - 1, sites}, 1),
+        # A router reads the mean samples of all sites, so its two rounds are not stacked
+        "picsr": ({sites}, 2 * sites),
+    }
+    assert (set(stacks), alone) == expected.get(method, ({sites}, 0))
+    said = [line for line in capsys.readouterr().out.splitlines() if "one after another" in line]
+    assert len(said) == (method == "picsr")
+    assert all("round 2" in line and "'picsr'" in line for line in said)
+
+
+def test_sites_trained_as_one_twice_have_the_same_bits(tmp_path: Path) -> None:
+    values = HEART | {"method": "apfl", "rounds": 1, "machine.deterministic": "true"}
+    runs = [ran(tmp_path / str(turn), values, 4, 4) for turn in range(2)]
+    first, second = (arrays_of(run) for run in runs)
+    assert first.keys() == second.keys()
+    assert all(array.tobytes() == second[name].tobytes() for name, array in first.items())
+    assert measured(runs[0]) == measured(runs[1])
+
+
+def test_frozen_copies_in_a_loss_and_layers_in_eval_mode_stay_as_they_are() -> None:
+    frozen = torch.nn.Sequential(torch.nn.BatchNorm1d(2), torch.nn.Dropout(0.5))
+    frozen.requires_grad_(False).eval()
+    trained = torch.nn.Sequential(torch.nn.Linear(2, 2))
+    parts = torch.nn.ModuleList([trained, frozen])
+    stack = StackedNetwork([parts, parts], Rows([1, 1]))
+    rows = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
+    torch.testing.assert_close(stack.network[1](rows), rows, rtol=1e-4, atol=0)
+    assert set(stack.trained) == {"0.0.weight", "0.0.bias"}
+    assert not stack.arrays["1.0.running_mean"].any()
+    optimiser = torch.optim.SGD(list(stack.trained.values()), lr=1.0)
+    stack.keep(1, optimiser)
+    assert len(dict(stack.network.named_parameters())["0.0.weight"]) == 1
+    assert len(stack.arrays["0.0.weight"]) == 2
 
 
 def equal_runs(
@@ -195,7 +247,7 @@ def test_batch_norm_of_padded_rows_is_of_the_real_ones() -> None:
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"method": "apfl"}, "'apfl' has training steps that sites cannot take as one"),
+        ({"method": "feddbe"}, "'feddbe' has training steps that sites cannot take as one"),
         ({"train.optimiser-state": "run"}, "'train.optimiser-state' is 'run'"),
         ({"train.optimiser": "lbfgs"}, "'train.optimiser' is 'lbfgs'"),
         ({"train.class-weights": "balanced"}, "'train.class-weights' is 'balanced'"),
@@ -223,6 +275,15 @@ def test_plug_with_a_site_of_its_own_is_refused(tmp_path: Path) -> None:
     plug = {"method": "mine_together", "plugin": str(tmp_path / "mine_together.py")}
     with pytest.raises(SettingError, match="'mine_together' has training steps"):
         resolve({**HEART, **plug, "machine.vectorised": 4})
+
+
+def test_the_page_lists_each_method_by_whether_its_sites_train_as_one() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "engines.md").read_text()
+    allowed, others = page.partition("| allowed |")[2].split("| method |")
+    for method in METHODS_OF_ALL.keys() - {"fedevprompt"}:  # its class imports timm, for seconds
+        stacks = vars(site_class(method)).get("trains_stacked", False)
+        listed = f"`{method}`" in allowed, f"| `{method}` |" in others
+        assert listed == (stacks, not stacks), method
 
 
 class Operations(TorchDispatchMode):
@@ -296,7 +357,7 @@ def test_sites_that_do_not_fit_into_memory_train_alone_unless_they_were_asked_to
     ("own", "gpu", "chosen", "lines"),
     [
         ({}, True, 9, 1),
-        ({"method": "apfl"}, True, 1, 1),
+        ({"method": "feddbe"}, True, 1, 1),
         ({"method": "uefl"}, True, 9, 1),
         ({"device": "cpu"}, True, 1, 0),
         ({}, False, 1, 0),

@@ -1,11 +1,13 @@
 """Pictures are files of the kind that their names end with, with the same bytes each time."""
 
+import runpy
 from pathlib import Path
 
 import pytest
 from matplotlib.figure import Figure
 
 from fedsilo.core.errors import SettingError
+from fedsilo.pictures import picture_files
 from fedsilo.pictures.picture_files import (
     picture_path,
     write_for_screen_and_paper,
@@ -33,7 +35,12 @@ def test_a_picture_is_of_the_kind_that_its_name_ends_with(tmp_path: Path, name: 
     assert written[0] == written[1]
 
 
-def test_a_pdf_has_no_font_that_journals_refuse(tmp_path: Path) -> None:
+def test_a_pdf_has_no_font_that_journals_refuse(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # As the module has them, because tests draw with others
+    options = runpy.run_path(picture_files.__file__)["_OPTIONS"]
+    monkeypatch.setattr(picture_files, "_OPTIONS", options)
     write_picture(tmp_path / "a.pdf", small_figure())
     written = (tmp_path / "a.pdf").read_bytes()
     assert b"/TrueType" in written or b"/CIDFontType2" in written

@@ -61,3 +61,7 @@ def test_a_link_in_place_of_the_file_is_not_followed(tmp_path: Path) -> None:
     with pytest.raises(RunDirectoryError, match="cannot append"):
         log.add(1, "train", "north", "site", "gone")
     assert other.read_text() == ""
+    assert log.entries == []
+    (run / FAILURES).unlink()
+    log.add(1, "train", "north", "site", "gone")  # what was not written is not taken for written
+    assert read_failures(RunDirectory(run)) == log.entries

@@ -135,7 +135,7 @@ def _in_main(node: list[str], worker: list[str]) -> int:
     """Run the hospital's loop; its signal handlers are put back."""
     before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
-        return hospital._stay(node, worker)
+        return hospital._supervise(node, worker)
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

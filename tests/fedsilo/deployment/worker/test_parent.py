@@ -1,5 +1,6 @@
 """The worker's forks: what is reaped, what a kill costs, and that a GPU is never asked for."""
 
+import gc
 import logging
 import os
 import signal
@@ -13,15 +14,20 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import httpx
 import pytest
-from flwr.app import ConfigRecord, RecordDict
+from flwr.app import ConfigRecord, Context, Message, RecordDict
+from flwr.common.constant import SubStatus
+from flwr.proto.runtime_pb2 import AcquireTaskResponse
+from flwr.proto.task_pb2 import Task
 
-from fedsilo.core.errors import SettingError
-from fedsilo.core.messages import CONFIG
+from fedsilo.core.errors import RefusedError, SettingError
+from fedsilo.core.messages import CONFIG, TRAIN
 from fedsilo.core.processes import free_ports
 from fedsilo.deployment.worker import parent
 from fedsilo.deployment.worker.hospital import CANNOT
 from fedsilo.deployment.worker.parent import HospitalWorker, main, runs_any_app
+from tests.support.identity import flower_names  # noqa: F401
 
 APP = Path(__file__).resolve().parents[4]
 RULES = 'methods: ["*"]\ndatasets: ["*"]\nrecords: ["*"]\n'
@@ -265,3 +271,258 @@ def test_log_lines_name_the_run_and_the_round_of_the_message(
     assert inside.endswith("7 samples")
     assert inside.isprintable()
     assert afterwards == "afterwards"
+
+
+# --- A task in its process: the calls that end or replace a process are played ---
+
+
+class Ended(BaseException):
+    """Stands for the end of a process; it has the process's exit code, or the command after it."""
+
+
+@pytest.fixture
+def ends(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Let the calls that end or replace this process raise ``Ended``; keep its signal handler."""
+
+    def end(*given: Any) -> None:
+        raise Ended(*given)
+
+    monkeypatch.setattr(os, "_exit", end)
+    monkeypatch.setattr(os, "execv", end)
+    before = signal.getsignal(signal.SIGTERM)
+    yield
+    signal.signal(signal.SIGTERM, before)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+
+
+@pytest.mark.parametrize(("answered", "code"), [(0, 0), (1, 1), (None, 1)])
+def test_a_new_process_ends_with_the_code_of_its_answer_and_starts_nothing_else(
+    answered: int | None, code: int, ends: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def answer(token: str) -> int:
+        assert token == "a"
+        if answered is None:
+            raise RuntimeError("no")
+        return answered
+
+    monkeypatch.setattr(os, "fork", lambda: 0)  # as in the new process
+    worker = HospitalWorker(answer)
+    with pytest.raises(Ended) as ended:
+        worker.start("a")
+    assert ended.value.args == (code,)
+    assert not worker.running
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
+@pytest.fixture
+def secret(tmp_path: Path) -> Path:
+    path = tmp_path / "secret"
+    path.write_bytes(b"x")
+    return path
+
+
+@pytest.fixture
+def prepared(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Let ``main`` prepare nothing, and return a list of what its tasks call."""
+    called: list[Any] = []
+    for name in ("preload", "installed_app", "retry_soon", "answer_by", "_client"):
+        monkeypatch.setattr(parent, name, lambda *_: None)
+    monkeypatch.setattr(parent, "end_with", lambda hospital: called.append(hospital))
+    monkeypatch.setattr(parent, "_run_flower_client_app", lambda *given: called.append(given))
+
+    def answer(address: str, token: str, by: object) -> bool:
+        called.append(token)
+        return token == "good"
+
+    monkeypatch.setattr(parent, "answer_task", answer)
+    return called
+
+
+def _main(secret: Path, *more: str) -> int:
+    return main(["--runtime", "host:1", "--hospital", "7", "--secret", str(secret), *more])
+
+
+def test_a_task_ends_with_its_hospital_and_by_the_installed_app(
+    secret: Path, prepared: list[Any], ends: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    codes = []
+
+    def serve(worker: HospitalWorker, client: object, hospital: int) -> None:
+        codes.extend(worker.answer(token) for token in ("good", "bad"))
+
+    monkeypatch.setattr(parent, "serve", serve)
+    assert _main(secret) == 0
+    assert codes == [0, 1]
+    assert prepared == [7, "good", 7, "bad"]
+
+
+def test_a_site_file_that_allows_any_app_runs_flowers_own_process(
+    secret: Path, prepared: list[Any], ends: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(parent, "serve", lambda worker, *_: worker.answer("good"))
+    rules = secret.with_name("site.yaml")
+    rules.write_text(RULES + "app: any\n")
+    assert _main(secret, "--site-file", str(rules)) == 0
+    assert prepared == [7, ("host:1", "good", 7), "good"]
+
+
+def test_a_signal_ends_the_tasks_and_an_error_is_told(
+    secret: Path,
+    prepared: list[Any],
+    ends: None,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    ended_tasks: list[HospitalWorker] = []
+    monkeypatch.setattr(HospitalWorker, "end", lambda self: ended_tasks.append(self))
+    monkeypatch.setattr(parent, "serve", lambda *_: signal.raise_signal(signal.SIGTERM))
+    with pytest.raises(Ended) as ended:
+        _main(secret)
+    assert ended.value.args == (0,)
+    assert ended_tasks
+
+    def refuse(*_: object) -> None:
+        raise SettingError("the secret is another one")
+
+    monkeypatch.setattr(parent, "serve", refuse)
+    assert _main(secret) == CANNOT
+    assert "the secret is another one" in capsys.readouterr().err
+
+
+def test_modules_of_messages_are_imported_and_exempt_from_collection(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    module = "fedsilo.client_app.site.run_book"
+    monkeypatch.setattr(parent, "_MODULES", ("json",))
+    monkeypatch.setattr(parent, "_PACKAGES", ("fedsilo.client_app.site",))
+    monkeypatch.delitem(sys.modules, module, raising=False)
+    try:
+        parent.preload()
+        assert module in sys.modules
+        assert gc.get_freeze_count()
+    finally:
+        gc.unfreeze()
+
+
+def test_a_worn_worker_without_tasks_is_replaced_by_a_new_one(
+    ends: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(time, "sleep", lambda seconds: None)
+    monkeypatch.setattr(sys, "argv", ["parent.py", "--runtime", "host:1"])
+    task = AcquireTaskResponse(task=Task(task_id=1), token="a")
+    waiting = iter([task, AcquireTaskResponse(), AcquireTaskResponse()])
+    client: Any = SimpleNamespace(AcquireTask=lambda request: next(waiting))
+    worker = HospitalWorker(lambda token: 0)
+    started: list[str] = []
+
+    def start(token: str) -> None:
+        started.append(token)
+        worker.started = 1000
+
+    monkeypatch.setattr(worker, "start", start)
+    with pytest.raises(Ended) as ended:
+        parent.serve(worker, client, os.getppid())
+    assert started == ["a"]
+    python, command = ended.value.args
+    assert (python, command[-2:]) == (sys.executable, ["--runtime", "host:1"])
+    assert command[2] == parent.__name__
+
+
+def test_a_runtime_api_with_a_fault_of_its_own_counts_as_silent() -> None:
+    def fail(request: object) -> None:
+        answer = httpx.Response(503, request=httpx.Request("POST", "http://host"))
+        raise httpx.HTTPStatusError("busy", request=answer.request, response=answer)
+
+    client: Any = SimpleNamespace(AcquireTask=fail)
+    assert parent._acquire_task(client) is None
+
+
+@pytest.mark.parametrize("beside", [True, False])
+def test_flowers_own_process_is_the_one_of_this_python_or_else_of_the_path(
+    beside: bool, ends: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = tmp_path / "flwr-clientapp"
+    if beside:
+        own.touch()
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    monkeypatch.setattr(parent.shutil, "which", lambda name: f"/elsewhere/{name}")
+    with pytest.raises(Ended) as ended:
+        parent._run_flower_client_app("host:1", "a", 7)
+    path, command = ended.value.args
+    assert path == (str(own) if beside else "/elsewhere/flwr-clientapp")
+    assert command[command.index("--token") + 1] == "a"
+    assert command[command.index("--parent-pid") + 1] == "7"
+    monkeypatch.setattr(parent.shutil, "which", lambda name: None)
+    if not beside:
+        parent._run_flower_client_app("host:1", "a", 7)  # Flower is missing: it returns
+
+
+@pytest.fixture
+def superlink(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """Play the SuperNode of one task, and return what it is told."""
+    told: dict[str, Any] = {}
+    context = Context(1, 1001, {}, RecordDict(), {})
+    message = Message(RecordDict(), 1001, TRAIN)
+
+    def pull(client: object) -> tuple[Message, Context, None, SimpleNamespace]:
+        if "fault" in told:
+            raise RuntimeError(told["fault"])
+        return message, context, None, SimpleNamespace(content=b"app")
+
+    def push_message(client: object, reply: Message, context: Context) -> None:
+        told["reply"] = reply
+
+    def push_output(client: object, context: Context | None, **outcome: str) -> None:
+        told["outcome"] = (context is not None, outcome["sub_status"], outcome["details"])
+
+    monkeypatch.setattr(parent, "pull_task_input", pull)
+    monkeypatch.setattr(parent, "push_message", push_message)
+    monkeypatch.setattr(parent, "push_task_output", push_output)
+    beats = SimpleNamespace(start=lambda: None, stop=lambda: told.update(stopped=True))
+    monkeypatch.setattr(parent, "HeartbeatSender", lambda send: beats)
+    return told
+
+
+def test_a_task_is_answered_and_the_supernode_is_told_so(superlink: dict[str, Any]) -> None:
+    def answer(message: Message, context: Context, bundle: bytes) -> Message:
+        assert bundle == b"app"
+        return Message(RecordDict(), reply_to=message)
+
+    assert parent.answer_task("127.0.0.1:1", "a", answer)
+    assert superlink["reply"].has_content()
+    assert superlink["outcome"] == (True, SubStatus.COMPLETED, "")
+    assert superlink["stopped"]
+
+
+def test_an_error_of_an_answer_is_a_reply_with_its_type_alone(superlink: dict[str, Any]) -> None:
+    def answer(*_: object) -> Message:
+        raise ValueError("patient 17")
+
+    assert parent.answer_task("127.0.0.1:1", "a", answer)
+    assert "ValueError" in superlink["reply"].error.reason
+    assert "patient" not in superlink["reply"].error.reason
+    assert superlink["outcome"] == (True, SubStatus.COMPLETED, "")
+
+
+def test_a_task_without_its_message_is_told_as_failed(superlink: dict[str, Any]) -> None:
+    superlink["fault"] = "no message"
+    assert not parent.answer_task("127.0.0.1:1", "a", lambda *_: pytest.fail("nothing to answer"))
+    assert "reply" not in superlink
+    assert superlink["outcome"][:2] == (False, SubStatus.FAILED)
+    assert superlink["stopped"]
+
+
+def test_only_the_installed_app_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse_other(bundle: bytes) -> None:
+        if bundle != b"installed":
+            raise RefusedError("file 'a.py' differs")
+
+    installed: Any = SimpleNamespace(refuse_other=refuse_other)
+    reply = Message(RecordDict(), reply_to=Message(RecordDict(), 1001, TRAIN))
+    monkeypatch.setattr(parent, "app", lambda message, context: reply)
+    answer = parent.answer_by(installed)
+    message = Message(RecordDict(), 1001, TRAIN)
+    context = Context(1, 1001, {"site": "north"}, RecordDict(), {})
+    assert answer(message, context, b"installed") is reply
+    refusal = answer(message, context, b"other")
+    assert refusal.error.reason.count("file 'a.py' differs") == 1

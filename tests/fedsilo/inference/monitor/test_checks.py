@@ -8,6 +8,7 @@ from fedsilo.inference.monitor.checks import (
     certainty_check,
     coverage_check,
     drift_checks,
+    error_check,
 )
 
 RNG = np.random.default_rng(0)
@@ -78,3 +79,10 @@ def test_drift_check_counts_missing_values_as_a_cell_of_their_own() -> None:
     (same,) = drift_checks(["kind=2"], torch.cat([old, new]), torch.cat([old, new]), 10)
     assert same.value == "PSI 0.000 over 3 cells"
     assert list(drift_checks(["kind=2"], _rows([nan] * 50), new, 10)) == []
+
+
+def test_errors_are_an_alarm_once_their_whole_interval_is_above_those_of_the_run() -> None:
+    errors = torch.tensor([1.0, 2.0, 3.0])  # their mean is 2, and its interval 2 - 1.13 to 2 + 1.13
+    check = error_check(errors, 0.9)
+    assert (check.value, check.alarm) == ("2.00 (0.868 to 3.13)", False)
+    assert error_check(errors, 0.8).alarm
