@@ -59,9 +59,11 @@ def dpo_data(run: Shown, log: AuditLog | None) -> dict[str, Any]:
 
 
 def _head(run: Shown, privacy: Mapping[str, Any]) -> dict[str, str]:
-    """Build ``result`` and ``limit`` of ``head.html`` for a data protection officer.
+    """Build ``result`` and ``limit`` for the head of the data protection officer's page.
 
-    Both are sentences about messages, bytes and epsilon, not about accuracy.
+    ``result`` is a sentence with the numbers of hospitals and messages, the bytes sent and, with
+    differential privacy, the epsilon per patient. ``limit`` says what epsilon does not bound. If a
+    site has hidden counts, the bytes are an upper bound.
     """
     sites = format_count(len(run.silos), "hospital")
     messages = format_count(len(run.traffic_rows), "message")
@@ -140,9 +142,11 @@ def _sent_bytes(run: Shown) -> dict[str, dict[str, int]]:
 
 
 def _bytes(run: Shown) -> dict[str, Any]:
-    """Build the table of bytes: a row per site, with its messages and the bytes sent by phase.
+    """Build the template variables for the table of bytes: ``byte_columns`` and ``bytes``.
 
-    The last columns are the totals of bytes sent and received.
+    ``bytes`` has a row per site, with its number of messages, the bytes it sent in each phase ("-"
+    if none) and in all, and the bytes it received. If a site has hidden counts, the bytes it sent
+    are shown as an upper bound, because they would reveal these counts.
     """
     received, messages = Counter[str](), Counter[str]()
     phases: dict[str, None] = {}
@@ -274,7 +278,10 @@ def site_file_data(file: SiteFile) -> dict[str, Any]:
 
 
 def _log(run: Shown, log: AuditLog) -> dict[str, Any]:
-    """Summarise the audit log's lines about the run: times, outcomes, bytes, and records.
+    """Summarise a hospital's audit log: the messages of the run and what left with them.
+
+    Counts, times, outcomes, bytes and records are those of the lines about the run. ``torn`` and
+    ``breaks`` are about the whole log.
 
     Raises:
         DataError: no line of the log is about the run.
@@ -304,7 +311,12 @@ def _log(run: Shown, log: AuditLog) -> dict[str, Any]:
 
 
 def _record_rows(lines: Sequence[Mapping[str, Any]]) -> list[list[str]]:
-    """Build a row per site, kind of message and record: number of messages, number of entries."""
+    """Build the rows of the table of records that left the hospital by its audit log.
+
+    A record is a part of a message, such as metrics or arrays. There is a row for each site, kind
+    of message and record, in sorted order, with the number of messages and the total number of
+    entries.
+    """
     messages, entries = Counter[tuple[str, str, str]](), Counter[tuple[str, str, str]]()
     for line in lines:
         for record, count in line["records"].items():

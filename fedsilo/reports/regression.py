@@ -65,10 +65,12 @@ class Regression:
         return rows
 
     def lines(self) -> Iterator[Table | str]:
-        """Yield the table of coefficients, a line with the measures of fit, and further results.
+        """Describe the regression for a terminal.
 
-        If at least two hospitals have fits of their own, a table of the differences between
-        hospitals follows. If some hospitals have no such fit, a sentence names them.
+        Yields:
+            The table of coefficients, and a line with the measures of fit. If at least two
+            hospitals fitted a coefficient on their own, a table of the differences between
+            hospitals. If some hospitals have no fit of their own, a sentence that names them.
         """
         yield _table(self._title(), self._columns(), self._cells())
         yield self._measures()

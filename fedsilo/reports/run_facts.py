@@ -28,8 +28,11 @@ _MANY_CLASSES = 8  # a table of more columns cannot be read
 def reported_runs(folders: Sequence[Path]) -> list[Shown]:
     """Open the finished runs in ``folders`` and directly below them, as pages may show them.
 
-    A run that is found twice is opened once. Each run gets a unique name, with no more of its path
-    than necessary. Runs with the same name that differ only in their seed share an experiment.
+    Metrics and counts of too few patients are hidden. A run that is found twice, for example by a
+    link, is opened once. If there are several runs, each gets a unique name: its folder's name,
+    with as many parent folders before it as are needed to tell all runs apart. Runs whose folders
+    have the same name except for the seed, and which differ only in their seeds, share the name of
+    an experiment.
 
     Raises:
         RunDirectoryError: a folder does not contain a run, or a run has not ended.
@@ -58,10 +61,12 @@ def reported_runs(folders: Sequence[Path]) -> list[Shown]:
 
 
 def _run_directories(folder: Path) -> list[Path]:
-    """Return the run directories among a folder and the folders directly in it, sorted.
+    """List the run directories among a folder and the folders directly in it, sorted.
+
+    A run directory is recognised by its config.toml.
 
     Raises:
-        RunDirectoryError: the list would be empty.
+        RunDirectoryError: there are none.
     """
     candidates = [folder]
     if folder.is_dir():
@@ -89,9 +94,9 @@ def experiments_of(runs: Sequence[Shown]) -> dict[str, dict[int, Shown]]:
 
 
 def _unique_names(paths: Sequence[Path]) -> list[str]:
-    """Return a unique name for each folder: its own name, and parents if several share it.
+    """Choose a unique name for each folder, made of the last parts of its path.
 
-    All names have the same number of parents.
+    All names have the same number of parts, which is the smallest that makes them unique.
     """
     deepest = max(len(path.parts) for path in paths)
     # One more parent for all names, until no two are equal
@@ -129,9 +134,12 @@ def value_text(value: Value) -> str:
 
 
 def taking_part(run: Shown) -> dict[str, Any]:
-    """Build the template variables of ``sites.html``: sizes of splits, test labels and failures.
+    """Build the template variables of ``sites.html``: the sites, their data and their failures.
 
-    There is a row per site. Counts below the run's floor are hidden.
+    There is a table with a row per site and its number of samples in each split, and one with its
+    test samples in each class. Counts below the run's floor are hidden. The table of classes is
+    left out for a site without counts, and if there are too many classes. Failed messages are
+    listed with their reasons.
     """
     splits, columns = [], []
     for split in _SPLIT_NAMES:
@@ -176,9 +184,10 @@ def taking_part(run: Shown) -> dict[str, Any]:
 
 
 def _unlike_columns(run: Shown) -> list[str]:
-    """Return a sentence for each column whose mean at a site differs clearly from the other sites'.
+    """List columns of the table whose mean at a site differs clearly from the other sites' means.
 
-    The list is empty at other trust levels than ``server``.
+    For each, a text has the difference and the question that it raises. The list is empty at other
+    trust levels than ``server``, where the server does not know the means.
     """
     entries = run.summary.get("unlike-columns") or []
     if not entries or run.trust != SERVER:
@@ -330,11 +339,19 @@ def result(run: Shown, site: str | None = None) -> str:
 
 
 def _result_of_counts(run: Shown, tested: Mapping[str, tuple[int, float]], only: str | None) -> str:
-    """Summarise the accuracy over the test samples of all sites together, with its interval.
+    """Describe the accuracy over the test samples of several sites together, in one sentence.
 
-    ``tested`` maps a site to its number of test samples and its accuracy. ``only`` is the single
-    site that the sentence is about; None for all sites. If some of all sites have no accuracy, the
-    sentence says how many sites it covers.
+    The sentence has the number of right predictions, which is recovered from the sites' accuracies,
+    the accuracy with its 95 % Wilson interval, and the accuracy of always guessing the most
+    frequent class, if that is known. At trust level ``nobody``, a second sentence says that the
+    hospitals' noise is part of the number.
+
+    Args:
+        run: the run.
+        tested: site -> its number of test samples and its accuracy.
+        only: the name of the site if the sentence is about a single one; None if it is about all
+            sites. In the latter case, the sentence says how many of the run's sites it covers if
+            some have no accuracy.
     """
     samples = right = 0
     for n, accuracy in tested.values():
@@ -360,9 +377,14 @@ def _result_of_counts(run: Shown, tested: Mapping[str, tuple[int, float]], only:
 
 
 def _count_tested(run: Shown, only: str | None) -> dict[str, tuple[int, float]]:
-    """Return site -> (number of test samples, accuracy), for sites where both may be shown.
+    """Collect the sites whose accuracy and number of test samples may both be shown.
 
-    ``only`` names a single site to return; None for all.
+    Args:
+        run: the run, without hidden numbers.
+        only: the only site to consider; None for all sites.
+
+    Returns:
+        Site -> (number of test samples, accuracy).
     """
     tested = {}
     for site, known in run.silos.items():
@@ -375,9 +397,11 @@ def _count_tested(run: Shown, only: str | None) -> dict[str, tuple[int, float]]:
 
 
 def _beside_guessing(run: Shown, sites: Sequence[str]) -> str:
-    """Return a phrase on the accuracy of always predicting the most frequent class of ``sites``.
+    """Describe the accuracy of always predicting the most frequent class, for comparison.
 
-    If label counts are hidden, noisy or not reported, the result is an empty string.
+    The class is the most frequent one over the test samples of ``sites`` together. The phrase
+    begins with a semicolon, because it continues a sentence. If label counts are hidden, noisy or
+    not reported, it is empty.
     """
     if run.trust == NOBODY:  # label counts have noise
         return ""

@@ -218,7 +218,7 @@ class _Norm(_Layer):
             places = inputs.flatten(3)
         sizes = rows.counts_on(inputs.device)
         real = torch.arange(places.shape[1], device=inputs.device) < sizes[:, None]
-        weights = real[:, :, None, None].to(places.dtype)
+        weights = real[:, :, None, None]
         count = (sizes * places.shape[3])[:, None]
         mean = (places * weights).sum((1, 3)) / count
         centred = places - mean[:, None, :, None]

@@ -87,10 +87,12 @@ def survey_page(document: SurveyDocument) -> str:
 
 
 def _sites(document: SurveyDocument) -> Iterator[Table]:
-    """Yield a table of the sites' samples by split, and a table of the rows that were left out.
+    """Yield the tables about the sites' samples.
 
-    The second table has the columns whose values are missing or out of range. If no such count is
-    known, it is left out.
+    The first one has a row per site, with its samples in each split, the number of rows that it
+    left out, the floor below which it suppresses counts, and the date of its answer. The second one
+    has the rows that each site left out, by the column whose value is missing or out of range. If
+    all these counts are suppressed or unknown, there is no second table.
     """
     rows = []
     for site, answer in document.sites.items():
@@ -114,10 +116,10 @@ def _sites(document: SurveyDocument) -> Iterator[Table]:
 
 
 def _rows_left_out(document: SurveyDocument) -> dict[str, dict[str, Count]]:
-    """Return site -> title of a column -> number of rows left out because of the column's value.
+    """Collect how many rows each site left out because of a column's values.
 
-    A column is left out if its counts are suppressed at all sites. If no column remains, the result
-    is empty.
+    The result maps site -> title of the column -> count. A column whose counts are suppressed at
+    all sites is left out. If no column remains, the result is empty.
     """
     # Otherwise a hundred columns with only suppressed counts would have a row each
     missing = {}
@@ -221,9 +223,11 @@ def _statistics_rows(
 
 
 def _statistics(answer: Survey, name: str) -> tuple[str, ...] | None:
-    """Format mean, sd, 5th and 95th percentile of a feature, "-" for a missing one.
+    """Format the statistics of a feature at a site as four cells.
 
-    The result is None if the site sent none of these statistics.
+    They are the mean, the standard deviation, the 5th and the 95th percentile. A site may allow
+    means, percentiles, both or none, so a missing one is "-". If the site sent none, the result is
+    None.
     """
     # A hospital may allow means, percentiles, both or none
     spread = (answer.means or {}).get("train", {}).get(name)

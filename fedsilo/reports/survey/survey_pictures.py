@@ -168,9 +168,10 @@ def _bars(
 
 
 def _training_samples(answer: Survey, counts: Sequence[Count]) -> int:
-    """Return a site's number of training samples.
+    """Return a site's number of training samples, by which counts are divided to get shares.
 
-    If the site did not send the number, it is the sum of the counts that the site sent.
+    If the site did not send the number, it is the sum of the counts that the site sent, without
+    suppressed ones.
     """
     total = (answer.samples or {}).get("train")
     return total or sum(count for count in counts if count)

@@ -31,7 +31,12 @@ def limit(run: Shown, site: str | None) -> str:
 
 
 def sections(run: Shown) -> list[Examination]:
-    """Build the clinic report's section: a table per site, a picture, and the findings left out."""
+    """Build the section of the clinic's page on how well each finding is recognised.
+
+    For each site there is a table of the findings with their AUCs, and one picture shows all sites.
+    Findings that too few test samples have, or lack, are named as left out. If no AUC may be shown,
+    the section has only sentences.
+    """
     title = "How well each finding is recognised"
     tables, left_out = [], []
     drawn: dict[str, dict[str, Estimate]] = {}

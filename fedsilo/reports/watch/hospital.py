@@ -112,9 +112,10 @@ class HospitalReader:
         return self._state
 
     def _read_lines(self) -> None:
-        """Count the log's complete lines since the last call.
+        """Count the messages that the node has written to its audit log since the last call.
 
-        If the log has become shorter, counting starts again from its beginning.
+        Only complete lines are counted. If the log has become shorter, a new log was begun, and
+        counting starts again from zero.
         """
         with os.fdopen(open_regular(self._log, os.O_RDONLY), "rb") as log:
             # Somebody began a new log under the same name

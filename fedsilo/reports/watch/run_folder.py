@@ -165,7 +165,9 @@ def look_for(path: Path) -> Look:
 
 
 def merge_metrics(folder: RunFolder) -> str:
-    """Build the metrics for Prometheus of all runs in a folder that have not ended.
+    """Build the text with the metrics of all running runs, in Prometheus's format.
+
+    The samples of a metric stand together, below its description, as the format demands.
 
     Raises:
         RunDirectoryError: the folder does not exist or cannot be read.

@@ -136,9 +136,11 @@ def _common_split(left: _Side, right: _Side) -> str:
 
 
 def _site_tables(left: _Side, right: _Side) -> list[Table]:
-    """Build a table per headline metric that both runs have: a row per site, then the mean.
+    """Build the tables that compare the runs' metrics in their last rounds.
 
-    If the runs do not show metrics of the same split, the list is empty.
+    There is a table for each headline metric that both runs have, with a row per site and a last
+    row for the mean. Each row has both values and their difference. If the runs do not show metrics
+    of the same split, the list is empty.
     """
     split = _common_split(left, right)
     if not split or left.measured is None or right.measured is None:

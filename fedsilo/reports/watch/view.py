@@ -77,9 +77,11 @@ class Watched:
         return max(0.0, self.moment - self.progress.updated.timestamp())
 
     def state(self) -> str:
-        """Describe the state of the run.
+        """Describe the state of the run in a few words, such as "running".
 
-        If the run was killed or interrupted, the text has the command that resumes it.
+        If the run was killed or interrupted, the text has the command that resumes it. If it
+        failed, the text has the reason. If it runs on another machine and has written nothing for a
+        minute, the text says so.
         """
         again = f"'fedsilo resume {as_word(self.folder)}' continues it"
         if self.gone:
@@ -152,13 +154,15 @@ def _waiting(progress: Progress) -> list[str]:
 
 
 def look_at(folder: Path) -> Watched:
-    """Read the present state of a run directory, and check whether the run's process still lives.
+    """Read the present state of a run from its directory, and check if its process still lives.
 
-    A process on another machine cannot be checked. For such a process, ``silent`` tells whether
-    nothing was written for a minute.
+    A process on this machine that has died without an end of the run makes ``gone`` True. A process
+    on another machine cannot be checked. In its place, ``silent`` tells whether nothing was written
+    for a minute.
 
     Raises:
-        RunDirectoryError: the folder is not a run directory, or is of another version of fedsilo.
+        RunDirectoryError: the folder is not a run directory, has links that lead out of it, or is
+            of another version of fedsilo.
     """
     folder = folder.expanduser().resolve()
     if not folder.is_dir():
@@ -235,7 +239,11 @@ class View:
     runs: tuple[tuple[str, ...], ...] | None = None
 
     def metrics_text(self) -> str:
-        """Build the metrics for Prometheus: of the run, the deployment's members, the hospital."""
+        """Build the text with metrics in Prometheus's format.
+
+        It has the metrics of the run, whether each member of a deployment runs, and the metrics of
+        the hospital's node, as far as the view has these parts. For other views it is empty.
+        """
         text = ""
         if self.run:
             text += metrics_text(self.run.progress)
@@ -309,7 +317,9 @@ def look_at_run(folder: Path) -> View:
 
 
 def look_at_deployment(folder: Path) -> View:
-    """Read the state of a deployment's processes and of its newest run, which is None without runs.
+    """Read which members of a deployment run on this machine, and the state of its newest run.
+
+    If the deployment has no run yet, the view has none.
 
     Raises:
         FedsiloError: the folder does not contain a deployment, or the run is of another version.

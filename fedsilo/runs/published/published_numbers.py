@@ -65,9 +65,10 @@ class Conditions:
         return phrases
 
     def _other_sites(self, sites: set[str]) -> list[str]:
-        """Return one phrase about missing and additional sites, in a list.
+        """Describe how a run's sites differ from the paper's, as a list with at most one phrase.
 
-        The list is empty if the sites are the paper's, or if the conditions name no sites.
+        The phrase names missing sites and counts additional ones. If the sites are the same, or if
+        the conditions name no sites, the list is empty.
         """
         if not self.sites:
             return []
@@ -101,9 +102,10 @@ class Row:
     digits: int | None  # decimals of such a mean
 
     def numbers_by_part(self) -> Numbers:
-        """Return the row's numbers: site, distribution or "all" -> metric -> number.
+        """Arrange the numbers of a paper's row by part: part -> metric -> number.
 
-        A number that the paper does not print is left out.
+        A part is a site, a distribution, or "all". A number that the paper does not print is left
+        out, so a part may have no numbers.
         """
         printed: Numbers = {}
         for part, line in zip(self.parts, self.lines, strict=True):
@@ -218,7 +220,9 @@ def paper(name: str) -> Paper:
 
 
 def _build_row(content: Mapping[str, Any], table: Mapping[str, Any], own: Mapping[str, Any]) -> Row:
-    """Build a row of a table.
+    """Build a row of a paper's table from its entry in the paper's file.
+
+    Numbers printed in percent become shares.
 
     Args:
         content: the content of the paper's file, with the conditions.
@@ -302,11 +306,12 @@ def _applies(block: Mapping[str, Any], row: Mapping[str, Any]) -> bool:
 
 
 def _merge_rows(rows: Sequence[Row]) -> Numbers:
-    """Return the first row's numbers, with further metrics from later rows about the same runs.
+    """Join the numbers that a paper prints in several tables about the same runs.
 
-    A paper may print further metrics of its runs in another table. A later row is about the same
-    runs if its accuracy equals the first row's in each part that the later row has. Any other row
-    is skipped. If several rows have a number, the earliest one is used.
+    The result has the parts of the first row. Each gets the numbers of the first row, and further
+    metrics from later rows. A later row counts only if its accuracy equals the first row's in each
+    part that the later row has, because it is then about the same runs. If several rows have a
+    number, the earliest one is used.
     """
     first, *others = [row.numbers_by_part() for row in rows]
     joined = first

@@ -42,7 +42,12 @@ class Guard:
         self.names = names
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request: 403 for an unknown host name, 405 for one that does not read."""
+        """Check one HTTP request, and pass it on to the application or refuse it.
+
+        The reply is 403 for an unknown host name, and 405 for a method other than GET and HEAD.
+        Otherwise the application replies, and headers that limit what the page may load are added.
+        Connections that are not HTTP are ignored.
+        """
         if scope["type"] != "http":
             return
         refusal = self._refuse(scope)
