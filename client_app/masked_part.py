@@ -103,13 +103,18 @@ class MaskedPart:
         self.session.method.follow(self, len(partners), before)
 
     def refuse_after_failure(self) -> None:
-        """Raise an error if this site failed in an earlier answer to the same received arrays.
+        """Check that this site did not fail in an earlier answer to the same received arrays.
 
-        Without a 'state-dir', failures are not recorded and nothing is checked.
+        Failed sites add 0 to a sum. If this site answered now, the difference between the two sums
+        would reveal its own part. Without a 'state-dir', failures are not recorded and nothing is
+        checked.
 
         Raises:
-            SiteError: the site failed on these arrays before. If it answered now, the difference
-                between the two sums would reveal its own contribution.
+            SiteError: the site failed on these arrays before, or the message has no record of
+                secure aggregation.
+            RefusedError: the hospital's signing key is unusable.
+            CheckpointError: the record of earlier sums is damaged, or the lock file of the signing
+                key cannot be written.
         """
         self.secure_site().refuse_after_failure(self.received_arrays())
 

@@ -213,13 +213,15 @@ class SecureSite:
         return secrets, partners
 
     def refuse_after_failure(self, received: Mapping[str, Any]) -> None:
-        """Raise an error if this site failed in an earlier answer to the same received arrays.
+        """Check that this site did not fail in an earlier answer to the same received arrays.
 
-        Without a record of earlier sums (no 'state-dir'), nothing is checked.
+        A second answer would reveal the site's own part by subtraction. Without a record of earlier
+        sums (no 'state-dir'), nothing is checked.
 
         Raises:
             SiteError: the site failed on these arrays before. Only the site's own log gets this
                 text, because the data are already open.
+            CheckpointError: the record of the sums is damaged.
         """
         if self.book and self.book.has_failed(arrays_digest(received).hex()):
             raise SiteError(
@@ -234,6 +236,7 @@ class SecureSite:
         Raises:
             SiteError: the message has no proof, or a malformed one.
             RefusedError: the proof is not of the parts that all sites signed in that round.
+            CheckpointError: the record of the sums is damaged.
         """
         seals = UnmaskedSums(self.folder, self.round - 1).seals()
         return prove_sum(self.asked, seals, self.common, self.samples)
@@ -257,11 +260,14 @@ class SecureSite:
         return digest("question", said, asked, arrays, len(secrets.keys)).hex()
 
     def _make_keys(self) -> ConfigRecord:
-        """Make, store and sign a key pair for masks and one for shares; return the public halves.
+        """Make and store this site's keys of the round, and return the signed public halves.
 
-        The record also has the public signing key, the signature, the digest of the settings, the
-        splits that this site measures, and 'secure-samples'. The new keys replace the keys of an
-        earlier attempt at this round.
+        One key pair is for masks, and the other for sealing shares. The record also has the public
+        signing key, the digest of the settings, the splits that this site measures, and
+        'secure-samples'. The new keys replace those of an earlier attempt at this round.
+
+        Raises:
+            CheckpointError: the keys cannot be written.
         """
         masking, sealing = new_key_pair(), new_key_pair()
         public = masking.public, sealing.public
@@ -453,12 +459,13 @@ class SecureSite:
         return self._record({"of": of, "shares": shares})
 
     def _refuse_disagreement(self, secrets: RoundSecrets) -> None:
-        """Check that enough sites have signed the same list as this site.
+        """Check that enough sites have signed the same list of sites as this site.
 
-        These are at least the threshold, or all sites if the method proves its sums.
+        Enough are at least the threshold or, if the method proves its sums, all sites in the list.
+        Otherwise a server could show different lists to the sites, and unmask two sums.
 
         Raises:
-            RefusedError: fewer signatures are valid. The error gives their number and the number
+            RefusedError: too few signatures are valid. The error gives their number and the number
                 needed.
             SiteError: the lists of signers and signatures in the message are malformed.
         """
