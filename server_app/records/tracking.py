@@ -247,9 +247,10 @@ class TrackingHook(Hook):
         self.silos: Mapping[str, Any] = {}
 
     def run_started(self, state: State, participants: Participants, total_rounds: int) -> None:
-        """Open the tracker, and send it all rows that a resumed run has restored.
+        """Open the tracker that 'run.track' names, and send it all rows recorded so far.
 
-        A failure ends the tracking, but not the run.
+        Only a resumed run has such rows, which its checkpoint restored. If this fails, a line is
+        logged, and the run continues without the tracker.
         """
         self.silos = silos_document(participants)
         with self._stop_on_failure():
