@@ -242,10 +242,12 @@ class AnswerBuilder:
     secret: int
 
     def answer(self) -> Survey:
-        """Build the survey answer about the site's samples, with small counts suppressed.
+        """Build the answer to a survey: statistics of the site's samples without small counts.
 
-        Files are described only for a real site's own data, not for a silo cut from a shared data
-        set.
+        The answer has the data set's declaration, the left-out samples, and for each split the
+        statistics of ``_describe_splits``. Files, such as images, are also described
+        (``_describe_files``), unless fedsilo has cut the silo from a shared data set, whose files
+        belong to many sites.
 
         Raises:
             DataError: a file cannot be read again.

@@ -141,10 +141,10 @@ def meet_sites(
 
 
 def grouped_refusals(refused: Iterable[str]) -> list[str]:
-    """Join refusals ``<site>: <reason>`` that share a reason into one line with all their sites.
+    """Join refusals that share a reason into one line that names all their sites.
 
-    A refusal without a site is a line of its own. The lines are in the order of the sorted
-    refusals.
+    A refusal has the form ``<site>: <reason>``. One of another form, without ": ", becomes a line
+    of its own. The lines are in the order of the sorted refusals.
     """
     pairs = []
     for refusal in sorted(refused):

@@ -47,10 +47,11 @@ class ClassMeans(Local):
         return large_classes(counts, self._floor(site))
 
     def notices(self) -> list[str]:
-        """Return a one-sentence warning if 'class-min-count' has no effect, or an empty list.
+        """Return a one-sentence warning if 'class-min-count' has no effect; otherwise nothing.
 
-        The setting has no effect if it is below the minimum number of samples
-        ('privacy.sums-min-count') of every site.
+        The setting has no effect if it is below the minimum number of samples of every site
+        ('privacy.sums-min-count'), because each site then applies its own, stricter minimum.
+        Without a warning the list is empty.
         """
         least = int(self.settings.class_min_count)
         floor = min(facts.floor for facts in self.participants.facts.values())
@@ -165,10 +166,12 @@ class FedProto(ClassMeans):
         return sentences
 
     def round(self, state: State, ask: Ask) -> State:
-        """Let sites train near the global prototypes, and average the returned ones (eq. 6).
+        """Let sites train near the global prototypes, and average their new ones by class (eq. 6).
 
-        The mean is weighted by ``_prototype_weight``. A class that no site sent in this round keeps
-        its global prototype. There are no global prototypes to send in round 1.
+        A site receives all global prototypes if it sends prototypes itself, and otherwise none. In
+        round 1 there are none. The first message to a site may also hold initial weights. Each
+        class's mean is weighted by the sites' samples (``merge_prototypes``). A class that no site
+        sent in this round keeps its global prototype.
         """
         send: dict[str, Arrays] = {}
         expect: dict[str, Specs] = {}
