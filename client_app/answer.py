@@ -231,11 +231,11 @@ def _plain_record(lab: Lab, leaving: Arrays) -> ArrayRecord:
 
 
 def _adds_to_a_sum(lab: Lab) -> bool:
-    """Tell whether the reply must carry a masked part even if the method sends no arrays.
+    """Tell whether the reply must have a masked part even if the method sends no arrays.
 
-    True only at trust 'sums', if the server expects arrays or this is the final evaluation. Always
-    False in the phases of secure aggregation itself. A failing site sends masked zeros; a
-    successful one must therefore send a part too, or the server could tell them apart.
+    This is so only at trust 'sums', if the server expects arrays or this is the final evaluation. A
+    site that fails then sends masked zeros. If a site that succeeds sent no part, the server could
+    tell the two apart. In the phases of secure aggregation itself there is no part.
     """
     phase = lab.instruction.phase
     if lab.common.trust != SUMS or phase in SECURING:
@@ -244,17 +244,20 @@ def _adds_to_a_sum(lab: Lab) -> bool:
 
 
 def _leaving_metrics(lab: Lab) -> dict[str, float]:
-    """Return the metrics that may leave at the run's level of trust, by key.
+    """Choose the metrics of this reply by the run's level of trust: key -> value.
 
-    - Trust 'sums': no measured metrics, because they are part of the secret sum.
-    - With the hospital's own cap on epsilon: only step counts, which follow from reported counts,
-      and metrics with noise, which are charged to the ledger here.
-    - Otherwise: all metrics of splits with enough samples, and the counts of work at trust 'server'
-      in a run that is not private.
+    The measured metrics are chosen first:
 
-    At trust 'server' the time and memory of this answer are added. At any trust but 'sums' the
-    number of training samples is added. In a private run the epsilon that the site has spent is
-    added at any trust.
+    - At trust 'sums' none of them leave, because they are part of the secret sum.
+    - If the hospital has its own cap on epsilon, only step counts, which follow from the reported
+      sample counts, and metrics with noise leave. The noisy metrics are charged to the ledger here.
+    - In any other case all metrics of splits with enough samples ('minimum-measured') leave. At
+      trust 'server' the counts of work (optimiser steps and samples) leave too, unless the run is
+      private.
+
+    Then further metrics are added: the time and peak memory of this answer at trust 'server', the
+    reported number of training samples at any trust but 'sums', and in a private run, at any trust,
+    the epsilon that the site has spent.
     """
     session, common, limits = lab.session, lab.common, lab.session.limits
     sizes = {name: sum(counts) for name, counts in session.reported.items()}

@@ -229,9 +229,14 @@ def shown_metrics(dataset: str, task: str) -> tuple[str, ...]:
 
 
 def shown_of(summary: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the metrics of a finished run's result tables, from the content of summary.json.
+    """Return the metrics for the result tables of a finished run, the headline first.
 
-    A run of classification does not name its task there.
+    Args:
+        summary: the content of summary.json, with the data set's name and the task's. If it has no
+            task, the task is classification.
+
+    Raises:
+        SettingError: the data set or the task does not exist.
     """
     return shown_metrics(str(summary["dataset"]), str(summary.get("task", CLASSIFICATION)))
 

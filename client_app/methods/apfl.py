@@ -44,10 +44,19 @@ class APFLSite(SiteMethod):
         return Outgoing(network, send=w, keep=v)
 
     def _joint_loss(self, batch: Batch, w: TokenClassifier, v: TokenClassifier) -> Tensor:
-        """Compute w's own loss plus the mixture's loss for a batch.
+        """Compute the global model w's loss plus the loss of a mixture of w and the own model v.
 
-        w gets gradients only from its own loss, because the mixture uses a detached copy of w. v
-        gets gradients only from the mixture's loss, scaled by its share in the mixture.
+        The mixture is alpha v + (1 - alpha) w, where alpha is 'apfl.mixing-alpha', and contains w
+        as a constant. So w is trained only by its own loss, and v only by the loss of the mixture.
+        Both losses use w's criterion.
+
+        Args:
+            batch: the inputs and labels, and the losses to use.
+            w: the global model.
+            v: the site's own model, with the same arrays.
+
+        Returns:
+            The loss of the batch: a scalar for one site, or (batch,) for a stack of sites.
         """
         # Detached, so that the mixture's loss trains v and leaves w to its own loss
         fixed = {name: p.detach() for name, p in w.named_parameters()}

@@ -54,11 +54,19 @@ class CDLSite(DecentralisedSite):
     def _divergence_loss(
         self, batch: Batch, main: TokenClassifier, support: TokenClassifier
     ) -> Tensor:
-        """Compute the main model's loss plus the divergence of both models for a batch.
+        """Compute the main model's loss plus the divergence between both models, for one batch.
 
         The divergence is ``contrastive_divergence`` between the outputs of both models, with
         'cdl.divergence-beta'. One term of it trains only the main model, and the other term trains
         only the support model. The support model has no other loss.
+
+        Args:
+            batch: the inputs and labels, and the losses to use.
+            main: the main model.
+            support: the support model, which stays at the silo.
+
+        Returns:
+            The loss of the batch: a scalar for one site, or (batch,) for a stack of sites.
         """
         logits, beta = main(batch.inputs), self.settings.divergence_beta
         apart = contrastive_divergence(logits, support(batch.inputs), beta, batch.mean)

@@ -75,11 +75,14 @@ class DecentralisedSite(SiteMethod):
         return mix_models({**neighbours, lab.site: own_model(lab)}, _mixing_row(lab))
 
     def measured(self, lab: Lab, network: SiteNetwork) -> Iterator[Measured]:
-        """Yield ``network`` and, in the final evaluation, also the silo's own model if it has one.
+        """Yield the network once for each model to measure: the mean model, then the silo's own.
 
-        Before the second yield, ``network`` is loaded with the own model. If some test samples have
-        labels that the silo never trained on, the own model is yielded again, to be measured on
-        only the labels that the silo trained on.
+        The first yield is ``network`` with the received mean of the silos' models. In the final
+        evaluation, if the silo has stored its own model, ``network`` is loaded with that model and
+        yielded again. Four of its metrics are reported, as ``own-accuracy``,
+        ``own-balanced-accuracy``, ``own-auc`` and ``own-loss``. If some test samples have labels
+        that the silo never trained on, the own model is yielded once more, to be measured only on
+        the labels that it was trained on. Measure each before requesting the next.
         """
         yield from super().measured(lab, network)
         if lab.instruction.phase == EVALUATE and (own := lab.state(OWN)):
@@ -117,7 +120,9 @@ def own_model(lab: Lab) -> dict[str, Tensor]:
 
 
 def _mixing_row(lab: Lab) -> dict[str, float]:
-    """Return this silo's row of the mixing matrix from the message: site -> weight.
+    """Read the weights with which this silo mixes the models: site -> weight.
+
+    They are the silo's row of the mixing matrix, which the message has as a note.
 
     Raises:
         SiteError: the row has no weight for this silo. Weights of neighbours are not checked.

@@ -17,11 +17,12 @@ class DittoSite(SiteMethod):
         return lab.classifier(lab.state() or lab.arrays())
 
     def train(self, lab: Lab) -> Outgoing:
-        """Train the global model, then the site's own model near the received weights.
+        """Train the global model to send it, and the site's own model near the received weights.
 
-        A penalty pulls the own model towards the received weights, not towards the trained global
-        model. Both models take the same number of steps. The global model is sent. The own model is
-        stored, and a private run trains it without noise.
+        A penalty ('ditto.personal-lambda') pulls the own model towards the received weights, not
+        towards the global model after its training. Both models take the same number of steps. The
+        own model is measured, trained without noise even in a private run, and stored. Only the
+        global model is sent.
         """
         own, shared = lab.open(), lab.classifier(lab.arrays())
         lab.measure(own)

@@ -25,7 +25,10 @@ class EnsembleSite(LocalSite):
         return super().open(lab)
 
     def train(self, lab: Lab) -> Outgoing:
-        """Train and store the site's own model. If the server asks for arrays, also send it."""
+        """Train the site's own model, and store it for the next round.
+
+        The trained model is also sent, but only if the server asks for arrays.
+        """
         network = lab.open()
         lab.measure(network)
         lab.fit(network)

@@ -15,7 +15,9 @@ class FedAvgFTSite(SiteMethod):
     trains_stacked = True
 
     def open(self, lab: Lab) -> SiteNetwork:
-        """Build the network with the received weights; if none were sent, with the stored weights.
+        """Build the network with the received weights or, if none were sent, with the stored ones.
+
+        The stored weights are the site's own, fine-tuned model.
 
         Raises:
             SiteError: no weights were sent and none are stored, because the site missed the round
@@ -30,17 +32,23 @@ class FedAvgFTSite(SiteMethod):
         return lab.classifier(arrays)
 
     def train(self, lab: Lab) -> Outgoing:
-        """Train and send the global model, or fine-tune and store the site's own model.
+        """Train the global model and send it, or fine-tune the site's own model and store it.
 
-        If the server expects arrays, the received global model is trained. Otherwise the network
-        that ``open`` builds is trained without noise, with 'fedavg-ft.finetune-learning-rate'. The
-        trained network's arrays are stored here as the site's own model, and no arrays are sent. In
-        both cases the network is measured before training.
+        What the server expects decides:
+
+        - If it expects arrays, the received global model is trained and sent (``train_shared``).
+        - If it expects none, the network from ``open`` is trained with
+          'fedavg-ft.finetune-learning-rate', without noise, because it stays here. It begins as the
+          received global model or, if none was sent, as the stored own model. The result is stored
+          as the own model, and no arrays are sent.
+
+        In both cases the network is first measured if the server asks for metrics.
 
         Raises:
-            SiteError: the server expects arrays but sent none, so the site's own model would leave.
-                Or the server neither expects arrays nor sent any, and the site has not stored a
-                model of its own.
+            SiteError: the server expects arrays but sent none, so the own model would leave; the
+                server neither expects arrays nor sent any, and no own model is stored; or the
+                training diverged.
+            RefusedError: the hospital's limits forbid the training.
         """
         if lab.instruction.returns and not lab.arrays():
             raise SiteError(

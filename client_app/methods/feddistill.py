@@ -24,10 +24,13 @@ class FedDistillSite(LocalSite):
     measures_what_stays = False
 
     def train(self, lab: Lab) -> Outgoing:
-        """Train near the others' mean logits, then send this site's own mean logits of each class.
+        """Train near the other sites' mean logits, then send this site's mean logits per class.
 
-        Mean logits have shape (classes,), and are computed by the trained network. A class with too
-        few training samples is not sent. The network is stored at the site.
+        The loss has a penalty on the distance from the received mean logits (``_logit_loss``). In
+        round 1 there are none, and no penalty. After the training, the network computes the mean
+        logits (classes,) of each class over this site's training samples. A class with too few
+        training samples is not sent. Only the means leave. The network itself is stored at the site
+        for the next round.
         """
         network = cast(TokenClassifier, lab.open())
         lab.measure(network)
@@ -35,11 +38,12 @@ class FedDistillSite(LocalSite):
         return send_class_means(lab, network, LOGITS, network, self.settings.class_min_count)
 
     def _logit_loss(self, lab: Lab, network: TokenClassifier) -> StackableLoss | None:
-        """Return a function: the network's own loss plus the weighted distance to the mean logits.
+        """Build the loss: the network's own loss plus a distance from the others' mean logits.
 
-        Each sample's logits are compared with the other sites' mean logits for its label; a label
-        without received logits adds nothing. Returns None if no mean logits were received, as in
-        round 1; the network's own loss is then used.
+        The logits of each sample are compared with the received mean logits of its label. A label
+        without received mean logits adds nothing. The distance is weighted by
+        'feddistill.logit-weight'. If no mean logits were received, as in round 1, the result is
+        None, and the network's own loss is used.
 
         Raises:
             SiteError: a received array has an unknown class or another shape, or is not finite.

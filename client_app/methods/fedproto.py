@@ -42,10 +42,11 @@ class FedProtoSite(LocalSite):
         return send_class_means(lab, network, PROTOTYPE, embeddings, self.settings.class_min_count)
 
     def measured(self, lab: Lab, network: SiteNetwork) -> Iterable[Measured]:
-        """Return the classifier to measure: by the nearest received prototype, or by the head.
+        """Return the networks to measure: a nearest-prototype classifier or the usual network.
 
-        'fedproto.inference' chooses; without received prototypes the head is used. A
-        nearest-prototype classifier has no evidence metrics, because distances are not evidence.
+        If 'fedproto.inference' is "prototype" and prototypes were received, samples are classified
+        by the nearest received prototype. Such a classifier has no evidence metrics, because
+        distances are not evidence. In any other case the result is that of ``SiteMethod.measured``.
         """
         if self.settings.inference == "prototype":
             classifier = cast(TokenClassifier, network)
@@ -57,10 +58,23 @@ class FedProtoSite(LocalSite):
 def prototype_loss(
     lab: Lab, network: TokenClassifier, arrays: dict[str, Tensor], weight: float
 ) -> StackableLoss | None:
-    """Return a function: the loss plus the weighted distance to the label's prototype (eq. 7).
+    """Build the loss: the network's own loss plus a distance to the label's prototype (eq. 7).
 
-    Returns None if ``arrays``, the received prototypes, are empty, as in round 1; the network's own
-    loss is then used. The distance is a mean squared error, times ``weight``.
+    The distance is the mean squared error between a sample's flattened tokens and the prototype of
+    its label. A label without a prototype adds nothing.
+
+    Args:
+        lab: the lab of the message.
+        network: the network to train.
+        arrays: the received prototypes, by name.
+        weight: the factor of the distance.
+
+    Returns:
+        The loss. None if ``arrays`` has no prototypes, as in round 1, and the network's own loss is
+        then used.
+
+    Raises:
+        SiteError: a received prototype has an unknown class or another shape, or is not finite.
     """
     prototypes = _prototypes(lab, network, arrays)
     if prototypes is None:

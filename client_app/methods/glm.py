@@ -114,10 +114,16 @@ class GLMSite(SiteMethod):
         return Outgoing(send=send)
 
     def own_fit(self, lab: Lab) -> Outgoing:
-        """Fit the model to this site's patients alone; send its coefficients and their variances.
+        """Fit the model to this site's patients alone, and send coefficients and variances.
 
         A third array, ``USABLE``, is 1. If these patients determine no coefficients, or if the fit
-        would rest on too few of them, all three arrays are zeros and the reason is logged here.
+        would rest on too few of them, all three arrays are zeros, and the reason is written to the
+        site's log.
+
+        Raises:
+            SettingError: the settings name a column that the table lacks, or name one twice.
+            SiteError: the units in the message, an outcome or a time cannot be used.
+            RefusedError: there are too few patients or events, or too few share a value.
         """
         x, y = self._design(lab)
         usable = 1.0
@@ -136,12 +142,16 @@ class GLMSite(SiteMethod):
         return Outgoing(send=send)
 
     def _units(self, lab: Lab) -> tuple[Floats, Floats]:
-        """Return the server's units: centres and deviations of outcome and columns, (k,) each.
+        """Read the server's units of outcome and columns: centres and deviations, (k,) each.
+
+        A value in these units is the value minus its centre, divided by its deviation. The first
+        entry belongs to the outcome, the others to the columns. Only a linear model may have units
+        for its outcome. In any other model, scaling the outcome would change how the residuals are
+        spread over the patients.
 
         Raises:
-            SiteError: a deviation is not above 0, or a value is not finite; or the model is not
-                linear, but the outcome's centre is not 0 or its deviation not 1. Scaling the
-                outcome would change how the residuals are spread over the patients.
+            SiteError: a deviation is not above 0, a value is not finite, or the model is not linear
+                but the outcome's centre is not 0 or its deviation is not 1.
         """
         arrays = lab.arrays()
         centers = arrays[CENTERS].double().numpy()

@@ -63,7 +63,11 @@ class FitPath:
 def follow_path(
     part: MaskedPart, settings: GLMSettings, sites: int, before: ProvenSum | None
 ) -> None:
-    """Check that a message asks the next question of the fit, and note the question.
+    """Check that a message asks the next question of the fit, and note the question on the disk.
+
+    A question is what the server asks sums for: the columns' units, the coefficients and the scale.
+    This hospital computes the next question itself, from the question before and the proven sum
+    that answers it, and compares.
 
     Args:
         part: the message.
@@ -73,7 +77,7 @@ def follow_path(
 
     Raises:
         RefusedError: the message is not the next question: its phase, round, settings, columns'
-            units, coefficients, scale or arrays are others.
+            units, coefficients, scale or arrays differ, or the fit has ended.
         SiteError: the message's notes cannot be read.
         CheckpointError: this hospital's copy of the path is damaged, or cannot be written.
     """
@@ -105,9 +109,9 @@ def follow_path(
 
 
 def _total_of(answered: FitProgress, before: ProvenSum, common: CommonSettings) -> Floats | None:
-    """Return the total that answers a question, as the server computes it from the proven sum.
+    """Compute the total that answers a question from the proven sum, as the server computes it.
 
-    It is None if a hospital had to clip its numbers.
+    The result is None if a hospital had to clip its numbers, because the total is then wrong.
 
     Raises:
         RefusedError: a hospital could not answer, so the fit must end.
@@ -122,10 +126,15 @@ def _total_of(answered: FitProgress, before: ProvenSum, common: CommonSettings) 
 
 
 def _step_after(model: FittedModel, answered: FitProgress, vector: Floats | None) -> FitProgress:
-    """Return the progress with the next question.
+    """Compute the question that follows an answered question, as the server computes it.
+
+    Args:
+        model: the regression's family and columns.
+        answered: the question before.
+        vector: the total that answers it; None if a hospital had to clip its numbers.
 
     Raises:
-        RefusedError: there is none, because the fit has converged or has no solution.
+        RefusedError: no question follows, because the fit has converged or has no solution.
     """
     try:
         expected = next_progress(model, answered, vector)
@@ -139,16 +148,20 @@ def _step_after(model: FittedModel, answered: FitProgress, vector: Floats | None
 def _read_question(
     expected: FitProgress, size: int, notes: ScaleNotes, arrays: Mapping[str, NDArray]
 ) -> FitProgress:
-    """Read the question that a message asks, in the form of the expected question.
+    """Read the question in a message, after checking the form of its arrays.
+
+    A question has the columns' units, the coefficients (none if the message asks for moments) and
+    the scale. The arrays that return must be sent as zeros. All other values of the result are
+    those of ``expected``.
 
     Args:
-        expected: the expected question.
+        expected: the question that this hospital has computed itself.
         size: the number of coefficients.
         notes: the message's notes.
         arrays: the received arrays, named ``<record>/<array>``.
 
     Raises:
-        RefusedError: an array is missing, unknown, not float32 or of another shape; or an array
+        RefusedError: an array is missing, unknown, not float32 or of another shape, or an array
             that must be 0 is not.
     """
     columns, length = len(expected.centers), sums_length(size)

@@ -25,7 +25,11 @@ class LocalSite(SiteMethod):
         return lab.classifier(lab.state() or lab.arrays(START) or None)
 
     def train(self, lab: Lab) -> Outgoing:
-        """Train the site's own model without noise, and store it; no array leaves."""
+        """Train the site's own model without noise, and store it for the next round.
+
+        No array leaves the site. If the server asks for metrics, the model is measured before and
+        after the training.
+        """
         network = lab.open()
         lab.measure(network)
         lab.fit(network, stays=True)

@@ -51,9 +51,9 @@ class MixSite(SiteMethod):
 
 
 def pooled_training_data(lab: Lab) -> Split:
-    """Load the training samples of all sites in the run, standardised if they are tables.
+    """Load the training samples of all sites in the run, and join them in the order of the message.
 
-    The samples are joined in the order of the sites in the message.
+    Tables are standardised site by site, as each site would standardise its own.
 
     Raises:
         SiteError: this is not a simulation.

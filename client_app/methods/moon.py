@@ -44,10 +44,10 @@ class MoonSite(SiteMethod):
         return lab.compute.place(network)
 
     def train(self, lab: Lab) -> Outgoing:
-        """Train near the global model and away from the site's previous model.
+        """Train with representations near the global model's, far from the last own model's.
 
-        In the site's first round the usual loss is used. The trained model is sent, and stored as
-        the next previous model.
+        In the site's first round there is no previous model, and the network's own loss is used.
+        The trained network and its projection head are sent, and stored as the next previous model.
         """
         network = cast(TokenClassifier, lab.open())
         lab.measure(network)
@@ -60,11 +60,17 @@ class MoonSite(SiteMethod):
     def _contrastive_objective(
         self, network: TokenClassifier, stored: dict[str, Tensor]
     ) -> StackableLoss | None:
-        """Return a function: the network's loss plus mu times the model-contrastive loss (eq. 4).
+        """Build the loss: the network's own loss plus mu times the model-contrastive loss (eq. 4).
+
+        The contrastive loss compares the representations of the trained network with those of two
+        fixed networks, the global and the previous model. mu is 'moon.contrast-mu'.
 
         Args:
-            network: the network to train; a frozen copy of its present state is the global model.
-            stored: the arrays of the site's previous model; if it is empty, the result is None.
+            network: the network to train. A frozen copy of its present state is the global model.
+            stored: the arrays of the site's previous model; empty in the site's first round.
+
+        Returns:
+            The loss, or None if ``stored`` is empty.
         """
         if not stored:
             return None

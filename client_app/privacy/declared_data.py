@@ -174,10 +174,10 @@ def declared_data(folder: Path, settings: CommonSettings, load: Callable[[], Sil
 
 
 def _decisive(settings: CommonSettings) -> dict[str, Value]:
-    """Return the settings that decide what a site's data are: key -> value.
+    """Return the settings that decide which samples a site has and how they are read, by key.
 
-    These are the data set, the partition with its settings, and the settings of the data set. A
-    fold's number is left out if there are no folds.
+    These are the data set, the partition with its settings, and the settings of the data set. The
+    number of a test or validation fold is left out if there are no such folds.
     """
     read = {"dataset", "split.partition", *data_set(settings.dataset).settings}
     values = as_mapping(settings)

@@ -37,17 +37,20 @@ class ProvenSum:
 def prove_sum(
     record: Mapping[str, Any], seals: Mapping[str, str], common: CommonSettings, samples: int
 ) -> ProvenSum:
-    """Check the proof of a sum against the seals that all its sites have signed, and add it up.
+    """Check the server's proof of a sum, and add up the sum itself from the proof.
+
+    The proof has the masked parts of all sites, and the seeds of their own masks. A seal is the
+    hash of such a part, which all sites have signed. The proof is right if each part fits its seal.
 
     Args:
         record: the message's record of secure aggregation, with the proof.
-        seals: the seal of each site's part, from this site's record of unmasked sums.
+        seals: the seal of each site's part, by site, as this site has stored them.
         common: the run's settings.
-        samples: 'secure-samples', by which each site's part was scaled.
+        samples: 'secure-samples', the number by which each site's part was scaled.
 
     Raises:
         SiteError: the record has no proof, or a malformed one.
-        RefusedError: this site has no signed seals, or the proof does not fit them.
+        RefusedError: this site has stored no seals, or a part does not fit its seal.
     """
     if not seals:
         raise RefusedError(
@@ -66,10 +69,16 @@ def prove_sum(
 
 
 def _add_up(proof: SumProof, common: CommonSettings, samples: int) -> ProvenSum:
-    """Add up the parts of all sites in a proof, and remove their own masks.
+    """Add up the masked parts of all sites in a proof, and remove their own masks from the sum.
 
-    The masks between pairs of sites cancel, because no site is missing. The arithmetic is that of
-    the server (``SecureSum.mean``), so that both get the same bits.
+    The masks that two sites share cancel, because no site is missing. The arithmetic is that of the
+    server (``SecureSum.mean``), so that both get the same bits. If all sites have failed, the
+    result has no totals.
+
+    Args:
+        proof: the proof, which is already checked.
+        common: the run's settings.
+        samples: 'secure-samples', the number by which each site's part was scaled.
     """
     sums: dict[str, Words] = {}
     for arrays in proof.parts.values():
@@ -104,10 +113,15 @@ def refuse_missing(sites: Iterable[str], expected: Iterable[str]) -> None:
 
 
 def refuse_other_seal(seals: Mapping[str, str], site: str, own: str) -> None:
-    """Check that the server's list of seals has the part of ``site`` as the site has sent it.
+    """Check that the server lists this site's part as the site has sent it.
+
+    Args:
+        seals: the seal (a hash) of each site's part, by site, from the server.
+        site: this site.
+        own: the seal of the part that this site has sent.
 
     Raises:
-        RefusedError: the site's own seal is missing, or is of another part.
+        RefusedError: the list has no seal for this site, or another one.
     """
     if seals.get(site) != own:
         raise RefusedError(

@@ -66,14 +66,20 @@ class Signer:
     refuse_unknown: Callable[[Mapping[str, str]], None]
 
     def refuse_unsigned(self, received: Sequence[SignedKeys]) -> None:
-        """Check that each site signed its keys of this round, with a key that is accepted here.
+        """Check that every site has signed its keys of this round with a trusted signing key.
 
-        ``received`` has one entry for each site, this site included.
+        The keys of secure aggregation come through the server, which could replace them. So each
+        site signs its own public keys. A hospital trusts a signing key if people at both hospitals
+        have compared its code. A simulated site trusts the key that follows from the run's seed.
+
+        Args:
+            received: one entry for each site that has keys, this site included.
 
         Raises:
-            RefusedError: a signature does not match, or a signing key was not compared. The error
-                names the sites.
-            SiteError: a public key is malformed.
+            RefusedError: a signature does not match, or a signing key is not trusted here. The
+                error names the sites.
+            SiteError: a public signing key is malformed.
+            CheckpointError: the hospital's list of compared keys is damaged, or cannot be written.
         """
         codes = {one.site: key_code(one.public) for one in received}
         for one in received:

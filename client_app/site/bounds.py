@@ -46,6 +46,7 @@ def enforce_bounds(answering: Answering) -> Iterator[None]:
 
     Raises:
         RefusedError: the message or the run breaks a limit. The error names the key and what to do.
+        CheckpointError: the run book is damaged, or cannot be written.
     """
     message, context = answering.message, answering.context
     site = own_name(context)
@@ -97,19 +98,19 @@ def without_paths(text: str, context: Context) -> str:
 
 @contextmanager
 def watch_usage(seconds: float, megabytes: int) -> Iterator[None]:
-    """Run a block; raise inside it once the block exceeds its time, or the process its memory.
+    """Run a block, and raise an error in it once its time or the process's memory is used up.
 
-    A timer's signal checks time and memory every half second, so decoding, training and measuring
-    need no checks of their own. Both limits are checked again at the end of the block. Python
-    delivers signals only to the main thread, where a SuperNode's process answers. In another thread
-    nothing is checked.
+    A timer's signal checks both limits every half second, so decoding, training and measuring need
+    no checks of their own. Both limits are checked once more when the block has ended. Python
+    delivers signals only to the main thread, in which a SuperNode's process answers. In another
+    thread nothing is checked.
 
     Args:
         seconds: the time limit for the block.
-        megabytes: the memory limit for the process; 0 means nine tenths of the machine's memory.
+        megabytes: the memory limit for the process; 0 for nine tenths of the machine's memory.
 
     Raises:
-        RefusedError: a limit is exceeded. The error names its key.
+        RefusedError: a limit is exceeded. The error names 'max-seconds' or 'max-memory'.
     """
     if threading.current_thread() is not threading.main_thread():
         yield

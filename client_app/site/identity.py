@@ -223,8 +223,9 @@ def site_name(context: Context, settings: CommonSettings) -> str:
 def own_name(context: Context) -> str:
     """Return the site's name as far as it is known, for errors and the audit log.
 
-    If the name cannot be found, it is "partition N" with the 'partition-id', or "partition
-    unknown". No FedsiloError is raised.
+    It is the node config's 'site' or the name of the silo of the 'partition-id'. If the silo's name
+    cannot be found, it is "partition N" with the 'partition-id', or "partition unknown". No
+    FedsiloError is raised.
     """
     if "site" in context.node_config:
         return str(context.node_config["site"])

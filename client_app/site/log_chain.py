@@ -36,7 +36,11 @@ START = Link(0, "")
 
 
 def add_link(line: Mapping[str, Any], before: Link) -> dict[str, Any]:
-    """Return the line with its number and check value, as the line after ``before``."""
+    """Return the audit log's next line with its number and its check value.
+
+    The number is one above that of ``before``, the place of the line before. The check value is a
+    SHA-256 over the line and the check value before it. ``line`` is not changed.
+    """
     numbered = {**line, NUMBER: before.number + 1}
     return {**numbered, CHECK: _check_value(numbered, before.check)}
 
@@ -130,11 +134,12 @@ def _follows(line: Mapping[str, Any], before: Link) -> bool:
 
 
 def _gap(last: int, following: int) -> str:
-    """Describe lines that are missing between two numbers, or a number out of order.
+    """Describe in one sentence lines that are missing between two line numbers, or a wrong order.
 
     Args:
         last: the number of the line before the gap; 0 at the start of the log.
-        following: the number of the line after it.
+        following: the number of the line after the gap. If it is not above ``last``, the order is
+            wrong.
     """
     first, end = last + 1, following - 1
     if end < first:

@@ -105,13 +105,17 @@ class SiteState:
         return not older or state_key(*older[-1]) <= instruction.expects_state
 
     def store(self, instruction: Instruction, arrays: dict[str, Tensor]) -> None:
-        """Write the state after ``instruction``; delete the states of all but the last two rounds.
+        """Write the site's state after a phase, and delete states that are no longer needed.
 
-        States newer than ``instruction`` are deleted too, because they belong to an attempt that
-        the server lost. ``arrays`` may be empty; their values are not checked.
+        The states of the two newest rounds stay. Deleted are those of older rounds, and those newer
+        than ``instruction``, because they belong to an attempt that the server lost.
+
+        Args:
+            instruction: the request that was answered, whose round and step name the file.
+            arrays: the arrays by name; may be empty. Their values are not checked.
 
         Raises:
-            CheckpointError: the state cannot be written; all stored states remain.
+            CheckpointError: the state cannot be written. Then all stored states remain.
         """
         now = round_, step = instruction.round, instruction.step
         facts = {"round": round_, "step": step, _DIGEST: self.settings_digest}
@@ -138,9 +142,9 @@ class SiteState:
         return self.folder / f"round-{round_:06d}-{step:02d}.safetensors"
 
     def _keys(self) -> list[tuple[int, int]]:
-        """Return the (round, step) of each stored state, sorted; empty if there is no folder.
+        """List the stored states by their file names: (round, step), sorted.
 
-        Files whose names are not those of states are ignored.
+        The list is empty if the folder does not exist. Files with other names are ignored.
         """
         if not self.folder.is_dir():
             return []
@@ -152,9 +156,10 @@ class SiteState:
         return sorted(keys)
 
     def _older_keys(self, instruction: Instruction) -> list[tuple[int, int]]:
-        """Return the (round, step) of each stored state from before ``instruction``, sorted.
+        """List the stored states from before ``instruction``: their (round, step), ascending.
 
-        Newer states may exist too, because a resumed server can ask again for a finished round.
+        A step is the number of a phase in its round. States of the same or a later phase are not
+        listed. They exist if a server that lost its newest rounds asks for them again.
         """
         now = (instruction.round, instruction.step)
         return [key for key in self._keys() if key < now]
@@ -169,11 +174,18 @@ _FREE = frozenset(
 
 
 def settings_digest_of(common: CommonSettings, own: Any) -> str:
-    """Return the SHA-256, in hexadecimal, of all settings that decide what a stored state means.
+    """Return a digest of the settings that decide what a stored state of a site means.
 
-    Settings that a hospital may change during a run, such as the device and timeouts, are left out.
-    Each setting is hashed under its name from version 0.1, because states from that version must
-    still open.
+    The digest is stored with each state, and a state opens only under the same digest. It is the
+    SHA-256, in hexadecimal, of settings by key as sorted JSON. Four rules choose the settings. The
+    last three keep states of version 0.1 valid.
+
+    - Settings that a hospital may change during a run are left out: those of server, secure
+      aggregation, machine and run, the hospital's own ones, 'rounds', 'plugin-settings' and
+      'privacy.sums-min-count'.
+    - A setting that came after 0.1 is left out if it has its default.
+    - Every other setting has its key of 0.1.
+    - Removed settings that decided states in 0.1 are included with their former defaults.
 
     Args:
         common: the run's common settings.

@@ -41,17 +41,21 @@ class RunRecord:
     )
 
     def refuse(self, message: Instruction, rounds: int, limits: Limits) -> None:
-        """Check a message against this run's history and the hospital's quotas.
+        """Check that a message fits the history of its run, and the hospital's quotas.
+
+        Nothing is counted here (see ``enter``). Only the first reason to refuse is reported.
 
         Args:
             message: the server's request.
-            rounds: the number of rounds in the run's settings.
+            rounds: the number of rounds in the run's settings. The final evaluation has one number
+                more.
             limits: the hospital's quotas.
 
         Raises:
-            RefusedError: the message names an impossible round, step or phase, goes back more than
-                one round, asks for a phase that was already asked for 'max-repeats' times in this
-                round, or comes after the run has used up its messages or seconds.
+            RefusedError: the message has an impossible round, step or phase name; its round is more
+                than one before the highest round so far; its phase was answered 'max-repeats' times
+                in this round; or the run has used up its messages ('max-messages') or seconds
+                ('max-seconds').
         """
         reason = next(self._reasons_against(message, rounds, limits), "")
         if reason:
@@ -158,13 +162,13 @@ class RunBook:
                 runs[run_name].seconds += seconds
 
     def count_hello(self, limits: Limits) -> None:
-        """Count a hello or a survey against a daily quota that hellos and surveys share.
+        """Count a hello or a survey against the daily quota that both kinds of message share.
 
-        The quota is 3 * 'max-runs-per-day' + 10.
+        The quota is 3 * 'max-runs-per-day' + 10. A day begins with its first such message and lasts
+        24 hours.
 
         Raises:
-            RefusedError: the quota is used up. A new day begins 24 hours after the first message of
-                the old one.
+            RefusedError: the quota is used up.
             CheckpointError: the record is damaged, or cannot be written.
         """
         most = 3 * limits.max_runs_per_day + 10

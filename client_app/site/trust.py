@@ -84,11 +84,11 @@ def tells_single_answers(node_config: Mapping[str, Value], run: Mapping[str, Val
 
 
 def constant_error(error: Exception) -> FedsiloError:
-    """Return the error to send in place of an error that may depend on a patient.
+    """Return the error that leaves the site in place of ``error``, whose text may reveal a patient.
 
-    An EpsilonSpentError keeps its type and text, because it depends on the request and on noisy
-    counts but not on a patient, and the server needs it to plan. For any other error, the same
-    WithheldError is returned.
+    It is a WithheldError with a constant text. Only an EpsilonSpentError leaves as it is, because
+    it depends on the request and on noisy counts, but not on a single patient, and because the
+    server needs it to plan.
     """
     if isinstance(error, EpsilonSpentError):
         return EpsilonSpentError(str(error))

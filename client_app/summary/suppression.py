@@ -62,14 +62,17 @@ def suppress(
 
 
 def secret_of(data: bytes) -> int:
-    """Return a seed for ``suppress``, 56 bits of the SHA-256 of the data."""
+    """Derive a seed for ``suppress`` from secret data: 56 bits of their SHA-256."""
     return int.from_bytes(hashlib.sha256(data).digest()[:7], "big")
 
 
 def _draw_order(cells: int, seed: int, in_a_row: bool) -> list[int]:
-    """Return the cell indices 0 to ``cells`` - 1 in a random order, which may be any permutation.
+    """Draw a random order of the cell indices 0 to ``cells`` - 1, in which any order is possible.
 
-    If ``in_a_row``, outer cells tend to come first. The same ``seed`` gives the same order.
+    If ``in_a_row``, the cells are neighbours, such as the bins of a histogram, and a cell at
+    distance d from the middle has weight 1 + d^3. Outer cells then tend to come first, because they
+    hold few samples, whose suppression costs the reader least. The same ``seed`` gives the same
+    order.
     """
     places = np.arange(cells)
     from_middle = np.abs(places - (cells - 1) / 2)

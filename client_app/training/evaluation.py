@@ -272,11 +272,14 @@ class EvidenceProbe:
         self.alphas.append(_alpha(self.network, tokens))
 
     def values(self) -> dict[str, float]:
-        """Return the metrics over all batches so far, by name.
+        """Return the evidential network's metrics over all recorded batches, by name.
 
-        The first is ``vacuity``, the mean. If ``binned``, there are also three metrics for each bin
-        of confidence and of vacuity, named ``<family>.<bin>.<part>``: its number of samples, its
-        number of correct predictions, and its mean value.
+        ``vacuity`` is the mean vacuity of the samples, which is high if there is little evidence.
+        If ``binned``, the samples are also counted in 10 bins of equal width over their confidence
+        (the largest expected class probability) and in 10 bins over their vacuity. The families are
+        called "reliability" and "certainty". A bin has three metrics: ``<family>.<bin>.count`` (its
+        samples), ``.right`` (its correct predictions) and ``.mean`` (its mean confidence or
+        vacuity, 0 for an empty bin).
         """
         alphas = torch.cat(self.alphas)
         uncertain = vacuity(alphas)

@@ -85,12 +85,14 @@ def open_optimiser(module: nn.Module, settings: CommonSettings) -> Optimizer:
 
 
 def _own_arguments(settings: CommonSettings) -> dict[str, Any]:
-    """Parse 'train.optimiser-arguments'; lists, such as Adam's betas, become tuples.
+    """Read 'train.optimiser-arguments' as keyword arguments for the optimiser.
 
-    Whether the optimiser takes the arguments is not checked here.
+    Lists, such as Adam's betas, become tuples. Whether the optimiser takes the arguments is not
+    checked here.
 
     Raises:
-        SettingError: the text is malformed, or names an argument that has its own setting.
+        SettingError: the text is malformed, or names an argument that has its own setting, such as
+            the learning rate.
     """
     chosen: dict[str, Any] = parse_structure(
         "train.optimiser-arguments", settings.optimiser_arguments, _EXAMPLE
@@ -216,10 +218,11 @@ def moments_of(optimiser: Optimizer, module: nn.Module) -> dict[str, Tensor]:
 
 
 def restore_moments(optimiser: Optimizer, module: nn.Module, stored: Mapping[str, Tensor]) -> None:
-    """Put the arrays of ``moments_of`` back into an optimiser, on the parameters' device.
+    """Put an optimiser's stored state back into it, so that it continues where it stopped.
 
-    A parameter begins with new moments if no arrays are stored for it, or if their shape differs
-    from its own. Arrays for unknown parameters are ignored.
+    The arrays are those of ``moments_of``, and are moved to the device of their parameters. A
+    parameter begins with new moments if no arrays are stored for it, or if their shape differs from
+    its own. Arrays for unknown parameters are ignored.
     """
     moments: dict[str, dict[str, Tensor]] = {}
     for key, value in stored.items():

@@ -102,11 +102,18 @@ class PrivateTraining:
 
 
 def private_rate(settings: CommonSettings, reported: int) -> float:
-    """Return the probability, at most 1, that a given one of ``reported`` samples is in a batch."""
+    """Return the probability that a sample is in a private batch: batch size / reported, at most 1.
+
+    The number of ``reported`` samples, which is public, takes the place of the true number.
+    """
     return min(1.0, settings.batch_size / reported)
 
 
 def private_steps(settings: CommonSettings, reported: int) -> int:
-    """Return the number of optimiser steps in a private training over ``reported`` samples."""
+    """Return the number of optimiser steps in a private training.
+
+    It is 'train.local-steps' or, if that is 0, 'train.local-epochs' times the batches of an epoch:
+    ``reported`` / batch size, rounded up.
+    """
     per_epoch = max(1, math.ceil(reported / settings.batch_size))
     return settings.local_steps or settings.local_epochs * per_epoch

@@ -120,10 +120,10 @@ class ImageDataSet(DataSet):
         return self.share
 
     def content(self, index: ImageIndex) -> list[Any]:
-        """Return the facts that decide the pixels, as part of a cached silo's key.
+        """Return the facts that identify the image files, as part of the key of a cached silo.
 
-        The facts are the folder, and the size and modification time of each file (None for a
-        missing file).
+        They are the resolved folder, and a list with the size in bytes and the modification time in
+        ns of each file (None for a missing file). File contents are not read.
         """
         stamps = [file_stamp(index.folder / name) for name in index.names]
         return [str(index.folder.resolve()), stamps]

@@ -27,7 +27,11 @@ _LESIONS = (("HAM10000_metadata", "image_id"), ("ISIC_2019_Training_Metadata.csv
 
 
 def classes_of(target: str) -> dict[str, tuple[str, ...]]:
-    """Return class name -> its diagnoses for 'data.target': eight classes, or nevus and other."""
+    """Return the classes to predict for 'data.target', in order: class name -> its diagnoses.
+
+    For 'diagnosis', each of the eight diagnoses is a class. Otherwise there are two: 'nevus' (NV),
+    and before it 'other' with the other seven.
+    """
     if target == "diagnosis":
         return {diagnosis: (diagnosis,) for diagnosis in DIAGNOSES}
     others = [diagnosis for diagnosis in DIAGNOSES if diagnosis != "NV"]
@@ -35,7 +39,10 @@ def classes_of(target: str) -> dict[str, tuple[str, ...]]:
 
 
 def class_of(diagnosis: int, target: str) -> int:
-    """Return the class index of a diagnosis (an index into ``DIAGNOSES``) for 'data.target'."""
+    """Return the class index for 'data.target' of a diagnosis, an index into ``DIAGNOSES``.
+
+    For 'diagnosis' it is the same index. Otherwise it is 1 for a nevus (NV) and 0 for any other.
+    """
     if target == "diagnosis":
         return diagnosis
     return int(DIAGNOSES[diagnosis] == "NV")

@@ -62,7 +62,11 @@ def is_dicom(path: Path) -> bool:
 
 
 def read_radiograph(path: Path, bits: int) -> Grey:
-    """Decode a DICOM by ``read_dicom``, and any other file by ``read_grey``.
+    """Read a grey radiograph: a DICOM file by ``read_dicom``, any other by ``read_grey``.
+
+    Args:
+        path: the file.
+        bits: the declared bits per pixel, 8 to 16.
 
     Raises:
         BrokenImageError: the file is missing or damaged, is not grey, or has another depth.

@@ -91,7 +91,7 @@ class Tumours(DrawnImages):
     sites, names = tuple(_CLINICS), ("regrowth",)
 
     def draw(self, site: str) -> Drawn:
-        """Draw a site's images, with times in months and events, (n, 2)."""
+        """Draw a site's images, with labels (n, 2) float32: time in months, and event (0 or 1)."""
         patients = _draw_patients(site)
         labels = np.array([patients.times, patients.events], dtype=np.float32).T
         return np.stack(patients.images), labels

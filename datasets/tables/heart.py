@@ -204,7 +204,10 @@ class PulseOfSyntheticHeart(SyntheticHeart):
 
 @cache
 def _pulse_schema() -> TableSchema:
-    """Build the schema in which the largest pulse (thalach) is a numeric outcome."""
+    """Build the table schema for predicting the largest pulse (thalach) by regression.
+
+    The pulse is no longer an input, and the usual label, heart disease, becomes an ignored column.
+    """
     disease = Column(name=_schema().label.column, kind="ignored")
     columns = [column for column in _schema().columns if column.name != _PULSE]
     label = Label(column=_PULSE, task="regression", unit="beats per minute")

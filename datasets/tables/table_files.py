@@ -463,10 +463,11 @@ class _WorkbookPart:
             check_unpacked(self.path, CELL_BYTES * cells)
 
     def _begin_formula(self) -> None:
-        """Start watching the rest of a cell with a formula, to see whether a value follows.
+        """Start watching a cell that has a formula, to see whether a stored value follows.
 
-        Other cells are not watched this closely, because handling every end tag and text would
-        double the time.
+        The formula's own text is skipped; text after it counts as a value (``_take_text``). Cells
+        without a formula are not watched, because handling every end tag and text would double the
+        time.
         """
         self.has_value = False
         self.parser.EndElementHandler = self._end

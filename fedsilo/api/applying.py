@@ -215,14 +215,15 @@ def predict(
 
 
 def _refuse_without_classes(run: FinishedRun, of_classes: Mapping[str, object]) -> None:
-    """Check that the run predicts classes if an option of ``predict`` is given that needs them.
+    """Check that options of ``predict`` that need predicted classes are given only for such a run.
 
     Args:
-        run: the run.
+        run: the finished run.
         of_classes: the name of such an option -> its value; None means that it is not given.
 
     Raises:
-        SettingError: an option is given, but the run's answers are not classes.
+        SettingError: an option is given, but the run predicts something other than classes. The
+            message names the first such option.
     """
     for name, value in of_classes.items():
         if value is not None:
@@ -242,17 +243,20 @@ def calibrate(
 ) -> Calibration:
     """Calibrate a finished run's model at a site.
 
-    A temperature is fitted on the site's validation rows, and the scores for prediction sets are
-    stored. ``coverage`` is the highest coverage that ``predict`` can make prediction sets for. A
-    higher coverage needs more validation rows; at least ten are always needed.
+    Calibration makes predicted probabilities match observed frequencies: a temperature, by which
+    the model's logits are divided, is fitted on the site's validation rows. The scores of these
+    rows are stored as well, so that ``predict`` can make prediction sets that contain the true
+    class as often as promised. ``coverage`` is the highest coverage that such sets can be asked
+    for. A higher coverage needs more validation rows; at least ten are always needed.
 
     Returns:
         The calibration, which is also written to ``out``. Without ``out`` it is written to the run
         directory, where it replaces an earlier calibration of the site.
 
     Raises:
-        FedsiloError: the site has too few validation rows, they have changed since the run, or
-            the file ``out`` already exists.
+        FedsiloError: ``coverage`` is out of range, the run has not ended or does not predict
+            classes, the site has too few validation rows, they have changed since the run, or the
+            file ``out`` already exists.
     """
     from fedsilo.inference.predict.calibration import (
         calibrate_model,
@@ -334,17 +338,18 @@ def export(
 ) -> Export:
     """Write a run's model as a program that needs no fedsilo.
 
-    The program, test vectors and a model card are written to a new folder. Before that, the
-    program's answers are compared with fedsilo's. An answer is what the run's task predicts, such
-    as class probabilities or a number.
+    The program, test vectors and a model card are written to a new folder, by default
+    ``export-<form>`` in the run directory, or ``export-<form>-<site>`` if a site is named. The
+    program's answers are first compared with fedsilo's. An answer is what the run's task predicts,
+    such as class probabilities or a number.
 
     Returns:
         The folder, the largest difference between two answers, and the types and shapes of the
         inputs and outputs.
 
     Raises:
-        FedsiloError: the folder exists, the model cannot be written in this format, or the
-            program's predictions differ from fedsilo's.
+        FedsiloError: the run cannot be opened, the folder exists, the model cannot be written in
+            this format, or the program's predictions differ from fedsilo's.
     """
     from fedsilo.inference.export.export import export_model
     from fedsilo.runs.finished_run import FinishedRun

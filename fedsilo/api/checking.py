@@ -98,7 +98,17 @@ def site(
 def _setups_of_deployment(
     folder: Path, sites: Sequence[str], settings: RunSettings | None
 ) -> list[SiteSetup]:
-    """Build the setup of each named site of a deployment, or of all its sites if none is named."""
+    """Build the setups of a deployment's sites, which tell the checks how a node is started.
+
+    Args:
+        folder: the deployment's folder.
+        sites: the names of the sites to check, in this order; empty for all sites of this machine.
+        settings: the settings of a run that the sites must be able to join; None to check the nodes
+            only.
+
+    Raises:
+        FedsiloError: the folder is not a deployment, or a site is unknown.
+    """
     from fedsilo.deployment.deployment import read_deployment
     from fedsilo.deployment.doctor.site import SiteSetup
 
@@ -110,9 +120,20 @@ def _setups_of_deployment(
 def _setup_of_kit(
     path: Path, node_config: Sequence[str], settings: RunSettings | None, opened: ExitStack
 ) -> SiteSetup:
-    """Build the setup of a kit's node.
+    """Build the setup of a hospital's node from its kit, for the checks.
 
-    A zipped kit is opened into a temporary folder, which is removed when ``opened`` is closed.
+    A kit is the folder, or the zip of it, with which a hospital joins a deployment. If it is
+    zipped, it is opened into a temporary folder, which is removed when ``opened`` is closed.
+
+    Args:
+        path: the folder or the zip.
+        node_config: further entries of the node config, each ``key=value``.
+        settings: the settings of a run that the hospital must be able to join; None to check the
+            node only.
+        opened: keeps the temporary folder until the checks are done.
+
+    Raises:
+        FedsiloError: the kit or the node config cannot be read.
     """
     from fedsilo.deployment.doctor.hospital_checks import build_setup, open_temporarily
     from fedsilo.deployment.kit import read_kit
@@ -152,11 +173,14 @@ def server(
 ) -> Iterator[Finding]:
     """Check the server, by the arguments of flower-superlink.
 
-    With ``deployment`` the arguments are the deployment's. A failed check is a finding, not an
-    error.
+    The server is described either by a deployment, or by the other parameters, which have the
+    defaults of flower-superlink. In the latter case, the folder of runs and the registry of
+    hospitals are read from the environment. A failed check is a finding, not an error, and later
+    checks still run. A check that needs a failed one is reported as skipped.
 
     Yields:
-        A finding for each check, in the order of the checks.
+        The findings of the checks, in a fixed order. Each check runs only when its finding is
+        requested.
 
     Raises:
         SettingError: ``deployment`` is given together with another option.
@@ -206,13 +230,15 @@ def run(
 ) -> Iterator[Finding]:
     """Ask the sites of a run for their facts, but train nothing.
 
-    The sites are those of ``deployment``, or are simulated without one.
+    The checks find out whether the experiment could run. The sites are those of ``deployment``;
+    without a deployment, they are simulated on this machine.
 
     Yields:
-        A finding for each check, in the order of the checks.
+        The findings of the checks, in a fixed order. A failed check is a finding, not an error.
 
     Raises:
         SettingError: the experiment is unknown, or ``supernodes`` is given with ``deployment``.
+        FedsiloError: the deployment cannot be read.
     """
     from fedsilo.deployment.deployment import read_deployment
     from fedsilo.deployment.doctor.findings import examine

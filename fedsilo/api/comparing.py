@@ -104,7 +104,9 @@ def _plan_jobs(
     own_splits: bool,
     sources: options.Sources,
 ) -> list[Job]:
-    """Plan a run for each experiment and seed; the arguments are those of ``compare``.
+    """Plan a run for each experiment and each seed, experiment by experiment.
+
+    The arguments are those of ``compare``. Seeds are 0 to ``seeds`` - 1. Nothing is run.
 
     Raises:
         SettingError: no experiment is named, ``seeds`` is below 1, or a setting is wrong.
@@ -133,7 +135,11 @@ def plan_comparison(
     unequal: bool = False,
     **sources: Unpack[options.Sources],
 ) -> Iterator[str]:
-    """Yield the lines of ``compare --dry-run``; the arguments are those of ``compare``.
+    """Yield the lines of ``compare --dry-run``: what a comparison would run, without running it.
+
+    An experiment whose first run has not begun is described by its plan and cost. Then each run has
+    a line with its directory and its state: to be run, to be resumed, or finished. The arguments
+    are those of ``compare``.
 
     Raises:
         FedsiloError: the comparison could not begin, see ``compare``.

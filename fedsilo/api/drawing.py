@@ -128,15 +128,17 @@ def attention(
 ) -> Iterator[Path | str]:
     """Draw the attention of a run's ViT, a sheet per site.
 
-    For each class, a sheet shows up to ``images`` images: the ones the site's model is most certain
-    about.
+    A sheet is a picture of one site. For each class, it shows up to ``images`` images, the ones
+    that the site's model is most certain about. Without ``site``, all sites of the run are drawn,
+    and without ``pictures``, the files are written to the run directory.
 
     Yields:
         For each site the path of its sheet, ``attention-<site>.png``, or a line of text if the site
         has no images in the split.
 
     Raises:
-        FedsiloError: the network is not a ViT, a site is unknown, or its data cannot be opened.
+        FedsiloError: ``images`` is below 1, the run has not ended or does not predict classes, the
+            network is not a ViT, a site is unknown, or its data cannot be opened.
     """
     from fedsilo.explanations.attention import attention_sheet
     from fedsilo.runs.finished_run import FinishedRun
@@ -166,16 +168,18 @@ def overlays(
 ) -> Iterator[Path | str]:
     """Draw the best, the median and the worst segmented image of each site.
 
-    The images are chosen by their Dice score. Each is drawn with the outlines of its true and of
-    its predicted mask. A picture shows patients' images, so keep it where they are.
+    The images of a site are ranked by their Dice score, the mean over the classes that are marked
+    in the true or the predicted mask. Each chosen image is shown with the outlines of both masks. A
+    picture shows patients' images, so keep it where they are. Without ``site``, all sites of the
+    run are drawn, and without ``pictures``, the files are written to the run directory.
 
     Yields:
-        For each site the path of its sheet, ``overlays-<site>.png``, or a line of text if no image
-        of the split has anything to mark.
+        For each site the path of its picture, ``overlays-<site>.png``, or a line of text if no
+        image of the split has anything to mark.
 
     Raises:
-        FedsiloError: the run's task is not segmentation, a site is unknown, or its data cannot be
-            opened.
+        FedsiloError: the run has not ended, its task is not segmentation, a site is unknown, or its
+            data cannot be opened.
     """
     from fedsilo.explanations.mask_overlays import overlay_sheet
     from fedsilo.runs.finished_run import FinishedRun
@@ -191,12 +195,12 @@ def overlays(
 
 
 def _write_sheet(path: Path, sheet: Figure | None, lacking: str) -> Path | str:
-    """Write a site's picture and return its path; without a picture, return ``lacking``.
+    """Write a site's picture and return its path; without a picture, return a line of text.
 
     Args:
         path: the picture's file.
         sheet: the picture; None if the site has no images for it.
-        lacking: the line of text that says so.
+        lacking: the line of text to return if ``sheet`` is None.
     """
     from fedsilo.pictures.picture_files import write_picture
 
@@ -219,16 +223,18 @@ def histograms(
 ) -> Path:
     """Draw the brightness of images at each site.
 
-    The left panel shows histograms of the stored pixels, and the right panel histograms of the
-    network's inputs. Each site is a line. Background pixels are left out. ``tell`` is called with a
-    line of text for each site without images in the split.
+    The picture has two panels with a line for each site. The left panel shows the histogram of the
+    stored pixels, and the right panel that of the pixels as the network gets them. Background
+    pixels are left out. ``tell`` is called with a line of text for each site without images in the
+    split. The picture is written to ``picture`` or, without it, to histograms.png in the run
+    directory.
 
     Returns:
         The path of the picture.
 
     Raises:
-        FedsiloError: the data are a table, have changed since the run, or have no images in the
-            split at any site.
+        FedsiloError: the run or its data cannot be opened; or the data are a table, have changed
+            since the run, or have no images in the split at any site.
     """
     from fedsilo.explanations import intensity_histograms as intensity
     from fedsilo.pictures.picture_files import picture_path, write_picture
@@ -269,17 +275,22 @@ def embeddings(
 ) -> Iterator[Path | str]:
     """Draw the embeddings of all sites' samples.
 
-    Each run gets a panel, which shows every sample as a point by t-SNE. Two numbers say how well a
-    sample's site and class can be predicted from its embedding. ``tell`` is called with a line of
-    text for each site without samples in the split.
+    An embedding is a sample's values at a layer of its site's network. Each run gets a panel, in
+    which t-SNE places every sample as a point in the plane. Two numbers beside it say how well a
+    classifier can predict a sample's site and its class from the embedding. ``tell`` is called with
+    a line of text for each site without samples in the split. Nothing is written before all runs
+    are embedded.
 
     Yields:
-        For each run, a text with the path of its embeddings.json and its numbers; then the path of
-        the picture; then the path of the CSV file if ``csv`` is given.
+        For each run, a text with the path of embeddings.json in its directory and the two numbers;
+        then the path of the picture, by default embeddings.png in the first run's directory; then
+        the path of the CSV file if ``csv`` is given.
 
     Raises:
-        FedsiloError: no run is named; or a run has not ended, has a model that mixes several
-            networks, or has fewer than four samples.
+        FedsiloError: no run is named, ``state_dir`` is given for several runs or sites, ``seed`` or
+            ``limit`` is out of range, or the picture's file name has a wrong ending. Also raised if
+            a run has not ended, does not predict classes, has a model that mixes several networks,
+            or has fewer than four samples.
     """
     import pandas as pd
 
@@ -346,7 +357,9 @@ def gradcam(
     """Draw the image regions by which convolutional networks find a class (Grad-CAM).
 
     The picture has a row per image and a column per run. Choose the images by ``rows``, or by
-    ``scenarios``, which compares two runs or more.
+    ``scenarios``, which takes images that all runs, no run, or only certain runs predict correctly,
+    and so needs at least two runs. By default, the picture is written to the first run's directory
+    as ``gradcam-<site>.png``.
 
     Returns:
         The path of the picture.
@@ -456,7 +469,7 @@ def report(
 
 
 def _named_folders(run_dirs: Sequence[AnyRun]) -> list[Path]:
-    """Return the paths of the named runs' directories, in the given order.
+    """Return the directories of the runs that a command names, in the given order.
 
     Whether the directories exist is not checked.
 

@@ -44,17 +44,17 @@ class _Facts:
 
 
 def list_experiments(path: Path, method: str | None = None, here: bool = False) -> Iterator[str]:
-    """Yield the list of experiments as lines: each method, in sorted order, then its experiments.
+    """Yield the lines of a list of experiments: each method, in sorted order, with its experiments.
 
-    The experiments of a matrix share a line, written as ``a-{x,y}``, which a shell expands to their
-    names. The line of an experiment that cannot run gives the reason. A known ``method`` without
-    experiments in the file gets a line that says so.
+    The experiments of a matrix share one line, under a name such as ``a-{x,y}``, which a shell
+    expands to their names. If an experiment cannot run, its line has the reason. If ``method`` is
+    given, but the file has no experiment with it, a line says how to run it with its defaults.
 
     Args:
         path: the simulation file.
         method: list only the experiments with this method; None for all.
         here: list only the experiments whose data are on this machine, in $FEDSILO_DATA or in a
-            package; methods without such experiments are left out.
+            package. Methods without such experiments are left out.
 
     Raises:
         SettingError: the file or an entry is malformed, or the method is unknown.
@@ -100,10 +100,18 @@ def experiment_records(
 def _choose_experiments(
     file: SimulationFile, method: str | None, here: bool
 ) -> dict[str, dict[str, dict[str, Experiment]]]:
-    """Return the experiments to list: method -> entry -> name -> experiment.
+    """Select the experiments to list: method -> entry of the file -> name -> experiment.
+
+    Args:
+        file: the simulation file.
+        method: select only experiments with this method; None for all methods.
+        here: select only experiments whose data are on this machine.
+
+    Returns:
+        The selected experiments. If ``method`` has none, the result is empty.
 
     Raises:
-        SettingError: the method is unknown.
+        SettingError: the method is neither one of fedsilo's nor used by an experiment of the file.
     """
     by_method = _group_by_method(file)
     if method is not None and method not in METHODS and method not in by_method:
@@ -167,10 +175,15 @@ def _group_by_method(file: SimulationFile) -> dict[str, dict[str, dict[str, Expe
 
 
 def _describe_entry(file: SimulationFile, experiments: Mapping[str, Experiment]) -> dict[str, str]:
-    """Return the list's lines for the experiments of one entry and one method: names -> text.
+    """Build the lines of the list for the experiments that one entry of the file makes.
 
-    If every combination of the entry's values is in ``experiments``, there is one line, under a
-    name such as ``a-{x,y}``. Otherwise each experiment has a line of its own.
+    All ``experiments`` have the same method. If they are all combinations of the values that they
+    have, they share one line, under a name such as ``a-{x,y}``. Otherwise each experiment has a
+    line of its own. If the experiments of a shared line have different descriptions, the line shows
+    the description of the entry.
+
+    Returns:
+        The name or names -> the text of the line.
     """
     # A cell is one combination of the values of a matrix
     cells = [file.cells[name] for name in experiments]
@@ -187,10 +200,11 @@ def _describe_entry(file: SimulationFile, experiments: Mapping[str, Experiment])
 
 
 def _describe(experiments: Sequence[Experiment], purpose: Any) -> str:
-    """Format the data, silos, rounds and cost of experiments, and their ``purpose``, in one text.
+    """Describe one or more experiments by their data, silos, rounds, cost and purpose.
 
-    An empty purpose is left out. The cost is left out if it is 'CPU' for every experiment. More
-    than three data sets are only counted. If an experiment cannot run, the text is only 'cannot
+    The parts are separated by commas, and the purpose follows a semicolon. More than three
+    different data sets are only counted. The cost is left out if it is 'CPU' for every experiment,
+    and an empty ``purpose`` is left out too. If an experiment cannot run, the text is only 'cannot
     run:' and the reason.
     """
     # Dictionaries without values keep each text once and in order, which sets do not
@@ -263,13 +277,19 @@ def _format_count(numbers: Set[int], noun: str) -> str:
 
 
 def show_experiment(path: Path, name: str) -> Iterator[str]:
-    """Yield the lines of a YAML file that has only this experiment, with its base's settings.
+    """Yield the lines of a simulation file (YAML) that has just one experiment, written in full.
 
-    The first two lines are comments about the experiment and its method. The output can be saved as
-    a simulation file.
+    The settings that the experiment inherits from its base, or that its matrix gives, are written
+    out. Empty parts are left out. The first two lines are comments: one on the data, silos, rounds
+    and cost, and one on the method. A method without an entry in the file counts as an experiment
+    with the method's defaults.
+
+    Args:
+        path: the simulation file to read.
+        name: the name of the experiment.
 
     Raises:
-        SettingError: the experiment is not in the file, or the file is malformed.
+        SettingError: the name is unknown, or the file is malformed.
     """
     import yaml
 
@@ -325,11 +345,11 @@ def check_experiments(path: Path) -> dict[str, str]:
 def check_all(path: Path) -> Iterator[str]:
     """Check every experiment of a simulation file, and yield a line for each that cannot run.
 
-    If all experiments can run, one line says that no mistake was found.
+    If all experiments can run, a single line says that no mistake was found.
 
     Raises:
-        SettingError: the file is malformed; or an experiment cannot run, in which case the error is
-            raised after the last line.
+        SettingError: the file is malformed. Also raised after the last line if an experiment cannot
+            run, with the number of such experiments.
     """
     faults = check_experiments(path)
     wrong = 0

@@ -71,10 +71,10 @@ def start(
 
 
 def _leave_replaced_folder(home: Path) -> None:
-    """Go into ``home`` if this process works in a folder that no longer exists.
+    """Change the working folder to ``home`` if the present one no longer exists.
 
-    Opening a kit replaces an empty folder. If that was the working folder, PyTorch's libraries
-    could not be loaded by the processes that start from it.
+    Opening a kit replaces an empty folder. If that was the working folder of this process, the
+    processes that start from it could not load PyTorch's libraries.
     """
     try:
         Path.cwd()

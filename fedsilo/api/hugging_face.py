@@ -68,10 +68,16 @@ def fetch_named(name: str, data_dir: Path, label: str = "label") -> Iterator[str
 
 
 def _write_parts(folder: Path, parts: dict[str, Any], label: str) -> str:
-    """Write the parts of a data set into ``folder``; return the kind of data that was written.
+    """Write the parts of a Hugging Face data set into ``folder``, and return their kind.
 
-    Without a column of images, the rows of all parts are joined to one 'table'. Otherwise the kind
-    is 'images', and each part becomes a folder: train, val or test.
+    If the data set has no column of images, the rows of all parts are joined into one table, and
+    the kind is 'table'. Otherwise each part becomes the folder train, val or test, and the kind is
+    'images'. Rows with missing values are dropped from tables.
+
+    Args:
+        folder: an empty folder.
+        parts: name of each part -> its samples.
+        label: the column of the labels.
 
     Raises:
         DataError: a part with images is not named train, validation, valid, val or test; or the
@@ -109,12 +115,13 @@ def _keep_labelled(part: Any, label: str) -> Any:
 
 
 def _load_parts(name: str) -> dict[str, Any]:
-    """Load a data set from a folder or from the Hub: name of each part -> its samples.
+    """Load a data set from a folder or from the Hugging Face Hub: name of each part -> its samples.
 
-    A data set without parts is returned as one part named ``train``.
+    If ``name`` is an existing folder, it must be one that ``save_to_disk`` wrote. Otherwise the
+    data set of this name is downloaded. A data set without parts becomes one part named ``train``.
 
     Raises:
-        DataError: the package is missing, or the data set cannot be loaded.
+        DataError: the package ``datasets`` is missing, or the data set cannot be loaded.
     """
     library = _library()
     load = library.load_dataset
@@ -130,11 +137,11 @@ def _load_parts(name: str) -> dict[str, Any]:
 
 
 def _library() -> Any:
-    """Import Hugging Face's package ``datasets``.
+    """Import Hugging Face's package ``datasets`` and return it.
 
     Raises:
-        DataError: the package is not installed; or Python runs in a checkout of fedsilo, where a
-            folder named ``datasets`` hides the package.
+        DataError: the package is not installed, or another package named ``datasets`` was imported
+            in its place, as happens in a checkout of fedsilo.
     """
     with suppress(ImportError):
         library = import_module("datasets")

@@ -183,12 +183,13 @@ def settings(
 def methods(*, plugin: options.NewPlugin = None) -> Iterator[str]:
     """List the methods: built-in ones, and those of installed packages and of plugins.
 
-    The files in ``plugin`` are executed to find their methods. They are then recorded as trusted by
-    this user, so later commands on this machine execute them too.
+    A plugin is a Python file of the user with a method in it. The files in ``plugin`` are executed
+    to find their methods. They are then recorded as trusted by this user, so later commands on this
+    machine execute them without a question.
 
     Yields:
-        A line with the name and description of each method: first the built-in methods, then those
-        of installed packages, both sorted, then those of ``plugin`` in the given order.
+        A line "name: description" for each method: first the built-in methods in sorted order, then
+        those of installed packages in sorted order, then those of ``plugin`` in the given order.
 
     Raises:
         FedsiloError: a plugin cannot be loaded.

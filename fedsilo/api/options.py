@@ -142,9 +142,11 @@ class Sources(Changes, total=False):
 
 
 def run_sources(given: Changes) -> RunSources:
-    """Convert the ``Changes`` or ``Sources`` of a command to ``RunSources``.
+    """Collect the places that a command's settings come from as ``RunSources``.
 
-    Plugins become the first change, ``plugin=...``, before the ``settings``.
+    ``given`` has the options of the command by name; missing options count as not given. Plugins
+    become a change ``plugin=...``, which comes before the ``settings``, so a setting 'plugin'
+    overrides it.
     """
     entries = plugin_texts(given.get("plugin"))
     plugins = [f"plugin={', '.join(entries)}"] if entries else []
@@ -186,9 +188,10 @@ def command(function: Callable[P, Any]) -> Callable[P, Any]:
 
 
 def _collect(results: Iterable[Any]) -> list[Any]:
-    """Return the values that a command yields as a list.
+    """Run a command that yields values to its end, and return the values as a list.
 
-    If the command raises a FedsiloError, the values before it are added to the error as notes.
+    If the command raises a FedsiloError, the values that it yielded before are added to the error
+    as notes, and the error is raised again.
     """
     collected = []
     try:
@@ -238,9 +241,9 @@ def _resolve(annotation: Any, names: dict[str, Any]) -> Any:
 
 
 def option_of(hint: Any) -> Option | None:
-    """Return the help in an ``Annotated`` type as an ``Option``; None without any help.
+    """Return an annotation's help for the command line as an ``Option``; None if it has no help.
 
-    The first string or ``Option`` in the annotation counts.
+    The help is the first string or ``Option`` in an ``Annotated`` type.
     """
     for entry in getattr(hint, "__metadata__", ()):
         if isinstance(entry, str):

@@ -134,10 +134,15 @@ def _name_silos(silos: object) -> dict[str, Any]:
 
 
 def _write_pictures(folder: Path, silos: Mapping[str, Any]) -> None:
-    """Write pictures as ``<site>/<class>/<number>.png`` with manifests for the data set 'images'.
+    """Write the pictures of each silo as PNG files, and the manifests by which 'images' reads them.
 
-    ``silos`` maps each site to its (picture, class name) pairs. The site 'data', which stands for
-    data without sites, is written as ``<class>/<number>.png``.
+    The data set 'images' reads them as ``<site>/<class>/<number>.png``. If the only site is 'data',
+    which stands for data without sites, the files are ``<class>/<number>.png``. A number is the
+    position of the picture in its silo, with six digits.
+
+    Args:
+        folder: the folder to write into.
+        silos: site -> its (picture, class name) pairs.
 
     Raises:
         DataError: a silo is empty, a class name cannot be used, an object is not a picture, or all
@@ -163,15 +168,18 @@ def _write_pictures(folder: Path, silos: Mapping[str, Any]) -> None:
 
 
 def _name_class_folders(silos: Mapping[str, Any]) -> dict[str, str]:
-    """Return class -> name of its folder, for silos of (picture, class name) pairs.
+    """Choose a folder name for each class: class -> name of its folder.
 
     A folder usually has the name of its class. If the class name has a "/" or begins with ".", the
-    folder is called "class-1", "class-2" and so on, in sorted order of these classes. If another
-    class already has that name, underscores are added until the name is free.
+    folder is named "class-1", "class-2" and so on, in sorted order of these classes. Underscores
+    are added to such a name while another class has it.
+
+    Args:
+        silos: site -> its (picture, class name) pairs.
 
     Raises:
-        DataError: a silo is empty; or a class name is empty, longer than 255 bytes, or has a
-            character that cannot be seen.
+        DataError: a silo is empty; or a class name is empty, longer than 255 bytes, or has an
+            invisible character.
     """
     folders: dict[str, str] = {}
     for site, pictures in silos.items():
@@ -216,12 +224,20 @@ def _make_upright(picture: Any, where: str) -> Any:
 
 
 def _convert_silo(site: str, data: Any, label: str) -> tuple[str, Any]:
-    """Convert a silo's data to one of three kinds that can be written.
+    """Convert a silo's data to one of three kinds that can be written as files.
+
+    The data may be a pandas frame, a data set of Hugging Face or of PyTorch, or a pair (samples,
+    labels).
+
+    Args:
+        site: the silo's name, for errors.
+        data: the silo's data.
+        label: the column with the labels, or the name of the column to make from them.
 
     Returns:
         The kind and the converted data: 'tables' with a frame, 'arrays' with (samples, labels), or
-        'pictures' with a list of (picture, class name). A frame is returned unchanged and
-        unchecked.
+            'pictures' with a list of (picture, class name). A frame is returned unchanged and
+            unchecked.
 
     Raises:
         SettingError: the type of the data is unknown, or samples and labels do not fit together.
@@ -270,12 +286,13 @@ def _convert_torch(site: str, data: Any, label: str) -> tuple[str, Any]:
 
 
 def _class_names(site: str, labels: Iterable[Any], names: Any) -> list[str]:
-    """Return the class name of each label, in order, by ``_class_name``.
+    """Return the class name of each label, in order.
 
-    ``names`` are the classes' names by number; None if the labels themselves are used as names.
+    A number in ``labels`` is looked up in ``names``, the names of the classes by number. If
+    ``names`` is None, the label itself, as a string, is the name (see ``_class_name``).
 
     Raises:
-        DataError: ``_class_name`` returns None for a label.
+        DataError: a label is missing, has several values, or is a number without a name.
     """
     called = []
     for place, label in enumerate(labels):

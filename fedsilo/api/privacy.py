@@ -81,9 +81,19 @@ def _plan_site(
     delta: float,
     counts_noise: float,
 ) -> Iterator[str]:
-    """Yield the lines of ``plan`` for a site with ``count`` training samples.
+    """Yield the lines of ``plan`` for one site.
 
-    ``budgets`` are the epsilons; the other arguments are those of ``plan``.
+    The first line has the optimiser steps, the share of the samples in each step, and the number of
+    releases of metrics. Then each budget has a line with the settings that meet it, with the
+    smallest sufficient noise rounded up to 0.01.
+
+    Args:
+        common: the settings of the experiment.
+        count: the number of training samples of the site.
+        budgets: the epsilons to plan for.
+        delta: the delta of all budgets.
+        counts_noise: the noise of the site's sample counts; 0 for a noise that costs a quarter of
+            the budget.
     """
     from fedsilo.models.privacy.accountant import counts_noise_for, noise_for
 

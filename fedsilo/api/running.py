@@ -125,9 +125,10 @@ def simulate(
 
 
 def _overrides(seed: int | None, name: str | None, track: str | None) -> dict[str, Value]:
-    """Return the settings that the options name, key -> value. Options not given are left out.
+    """Collect the settings that a command's own options set, key -> value.
 
-    These settings override the experiment, a file and --set.
+    An option that is None or empty is left out. The result overrides the settings of the
+    experiment, of a file and of --set.
     """
     given: dict[str, Value | None] = {"seed": seed, "run.name": name, "run.track": track}
     overrides: dict[str, Value] = {}
@@ -147,7 +148,9 @@ def plan_simulation(
     track: str | None = None,
     **sources: Unpack[options.Sources],
 ) -> Iterator[str]:
-    """Yield the lines of ``simulate --dry-run``; the arguments are those of ``simulate``.
+    """Yield the lines of ``simulate --dry-run``: the plan of a run, its cost and its folder.
+
+    The arguments are those of ``simulate``. Nothing is run or written.
 
     Raises:
         FedsiloError: the run could not begin.
@@ -165,11 +168,11 @@ def plan_simulation(
 
 
 def _finish(directory: RunDirectory, *, draw: bool = True) -> FinishedRun:
-    """Open a finished run, draw its pictures, and print its metrics next to a paper's.
+    """Open a run that has just ended, draw its pictures, and print its metrics next to a paper's.
 
-    The server does not do this, because it has neither the drawing packages nor the papers' values.
-    If ``draw`` is False, no pictures are drawn. If no paper reports the run's method on its data,
-    nothing is printed.
+    The pictures are drawn here and not by the server, because the server has neither the drawing
+    packages nor the papers' values. If ``draw`` is False, no pictures are drawn. If no paper
+    reports the run's method on its data, no metrics are printed.
     """
     from fedsilo.datasets.registry import shown_of
     from fedsilo.pictures.learning_curves import draw_pictures

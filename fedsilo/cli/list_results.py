@@ -13,7 +13,10 @@ from fedsilo.core.errors import SettingError
 
 
 def methods(lines: Iterable[str], *, as_json: AsJson = False) -> None:
-    """Print a line for each method, or JSON with its name and description."""
+    """Print the list of methods, as text or as JSON.
+
+    ``lines`` has a line "name: description" for each method. JSON has a record with both for each.
+    """
     if not as_json:
         print_result(lines)
         return
@@ -27,12 +30,16 @@ def methods(lines: Iterable[str], *, as_json: AsJson = False) -> None:
 def settings(
     lines: Iterable[str], *, word: str = "", pyproject: bool = False, as_json: AsJson = False
 ) -> None:
-    """Print the list of settings, or JSON with group, key, default and help of each setting.
+    """Print the list of settings, as text or as JSON.
+
+    As text, ``lines`` are printed. As JSON, each setting is a record with its group, key, default
+    and help.
 
     Args:
-        lines: the lines of the list, which are printed unless ``as_json`` is set.
-        word: the word by which the settings in the JSON are found; empty for all settings.
-        pyproject: whether ``lines`` are the section of pyproject.toml.
+        lines: the lines of the list. They are ignored for JSON.
+        word: for JSON, the name of a group, or a text to find in the keys and help of settings;
+            empty for all settings.
+        pyproject: whether ``lines`` are the section of pyproject.toml, which has no JSON form.
         as_json: whether to print JSON.
 
     Raises:
@@ -63,12 +70,16 @@ def experiments(
     file: AnyPath | None = None,
     as_json: AsJson = False,
 ) -> None:
-    """Print the list of experiments, or JSON with method, data, silos, rounds and cost of each.
+    """Print the list of experiments, as text or as JSON.
 
-    An experiment that cannot run has a 'fault' in place of these facts.
+    As text, ``lines`` are printed. For JSON, the list is read again from the simulation file
+    ``file``, limited by ``method`` and ``here``. A record has the experiment's name, method,
+    description, data, silos, rounds and cost. If the experiment cannot run, it has the key 'fault'
+    in place of the last four.
 
     Raises:
-        SettingError: JSON was asked for a single experiment, which is YAML, or for the check.
+        SettingError: JSON is asked for a single experiment or with ``check``, which have no JSON
+            form.
     """
     if not as_json:
         print_result(lines)

@@ -77,11 +77,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _refuse_removed(words: Sequence[str]) -> None:
-    """Check that the command line does not use a command or option of an earlier version.
+    """Check that the command line does not use a command or an option of an earlier version.
 
     Raises:
-        SettingError: the first word is a removed command, or a removed option follows its command.
-            The message names the replacement.
+        SettingError: the first word is a removed command, or one of the next words is an option
+            that was removed from this command. The message names the replacement.
     """
     # Before click parses the words, because it would suggest a name of similar letters in place of
     # the replacement
@@ -96,9 +96,10 @@ def _refuse_removed(words: Sequence[str]) -> None:
 
 
 def _invoke(words: list[str]) -> int:
-    """Run one command of the command line and return 0.
+    """Run one command of the command line, and return 0 if it ends without an exit code.
 
-    Broken pipes and interrupts reach the caller; click's own handling would hide them.
+    If a shell asks for completions, they are printed here, and the process ends. Interrupts, broken
+    pipes and errors of the command reach the caller, whose message is clearer than click's.
 
     Raises:
         SystemExit: the command ended with an exit code, or click rejected the arguments and printed
@@ -123,10 +124,11 @@ def _invoke(words: list[str]) -> int:
 
 @cache
 def _parser_of(_: tuple[tuple[Callable[..., Any], ...], ...]) -> click.Command:
-    """Build the parser, once per process, because reading all signatures takes a tenth of a second.
+    """Build the parser of the command line. Later calls in the process return the same parser.
 
-    The argument, the functions of all commands, is only the key of the cache: if a caller has
-    replaced a function, the parser is built anew.
+    It is cached because reading the signatures of all commands takes a tenth of a second. The
+    argument, the functions of all commands, is only the key of the cache: if a function was
+    replaced, as in a test, the parser is built anew.
     """
     return typer.main.get_command(make_app())
 
@@ -145,9 +147,10 @@ def _shown_by(name: str) -> Callable[..., Any]:
 
 
 def _show_usage_error(error: click.ClickException, words: Sequence[str]) -> None:
-    """Show click's error with the usage.
+    """Show click's error about the arguments, with the usage of the command.
 
-    If ``suggest`` knows what the user meant, the error says that in place of click's words.
+    If ``suggest`` finds what the user meant, such as a setting in place of an option, the error's
+    text is replaced by this suggestion.
     """
     instead = suggest(error, words)
     if instead and isinstance(error, click.UsageError):
@@ -174,7 +177,7 @@ class _ByPanel(typer.core.TyperGroup):
 
 
 def make_app() -> typer.Typer:
-    """Build the typer app with all commands."""
+    """Build the typer app of the command line, with all commands and their help."""
     # Typer prints escape sequences even in plain help if it may use rich
     typer.core.HAS_RICH = False
     app = typer.Typer(
@@ -217,7 +220,11 @@ class _ClickCommand(typer.core.TyperCommand):
 
 
 def _make_command(texts: Mapping[str, str], **words: Any) -> _ClickCommand:
-    """Build typer's command, and give its arguments the help that Typer 0.20 does not pass on."""
+    """Build a command of typer with the help of its arguments, which Typer 0.20 does not pass on.
+
+    ``texts`` maps the name of an argument or option to its help. ``words`` are passed to typer's
+    command.
+    """
     made = _ClickCommand(**words)
     for parameter in made.params:
         if parameter.name in texts:
@@ -281,10 +288,19 @@ def _add_commands(app: typer.Typer) -> None:
 
 
 def _add_command(app: typer.Typer, name: str, command: Command, panel: str) -> None:
-    """Add one command, which runs its function and shows the result.
+    """Add a command to an app, which calls its function and shows the result.
 
-    Its own options come first, then those for showing the result, then --quiet and, if it has a
-    plan, --dry-run.
+    On the command line, the options of the function come first, then those of the function that
+    shows the result, then --quiet and, if the command has a plan, --dry-run. If both functions have
+    an option, it appears once. With --dry-run, only the plan is printed. With --quiet or --json,
+    the function's own lines are discarded, and if the result has a path, as a run has, only this
+    path is printed.
+
+    Args:
+        app: the app, or the group of a command of two words.
+        name: the name of the command, such as 'deploy up'.
+        command: the function, the plan and the example.
+        panel: the heading under which the help lists the command.
     """
     function = command.load()
     show = _shown_by(name)

@@ -40,12 +40,14 @@ def predict(
     html: AnyPath | None = None,
     as_json: AsJson = False,
 ) -> None:
-    """Print a summary of the predictions, and the written files.
+    """Print a summary of the predictions, and the paths of the written files; or JSON.
 
-    JSON has a record for each input, with the columns of the CSV file.
+    JSON has a record for each input, with the columns of the CSV file. The CSV file and the page
+    have been written before. For masks, the summary itself ends with their folder.
 
     Raises:
-        typer.Exit: code 3, if an input has no prediction or mask.
+        typer.Exit: some input has no prediction or mask. The exit code is 3. Everything is printed
+        first.
     """
     if as_json:
         print_json(result.frame().to_dict("records"))
@@ -78,10 +80,15 @@ def monitor(
     overwrite: Annotated[bool, "replace existing files"] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Print the checks, or JSON, and write a page if asked.
+    """Print the checks on new cases, as text or as JSON, and write a page about them.
+
+    The page is an HTML file, and is written only if ``out`` is given. An existing file is replaced
+    only with ``overwrite``.
 
     Raises:
-        typer.Exit: code 3, if a check is an alarm.
+        FedsiloError: the file ``out`` exists, and ``overwrite`` is False.
+        typer.Exit: a check is beyond its limit. The exit code is 3. Everything is printed and
+        written first.
     """
     from fedsilo.inference.monitor.monitor import ALARM
     from fedsilo.pages.page import write_page

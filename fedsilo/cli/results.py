@@ -60,12 +60,15 @@ def watch(
         str | None, "with --port: the address of this machine (default: 127.0.0.1)"
     ] = None,
 ) -> None:
-    """Print one line, serve pages on ``port``, or redraw the terminal until the run ends.
+    """Show the progress of runs: print one line, serve web pages, or redraw the terminal.
 
-    Ctrl-C ends the pages or the drawing, but not the run.
+    With ``once``, the line is printed and the function ends. With ``port``, pages are served until
+    Ctrl-C. Otherwise the terminal is redrawn until the run ends or the user presses Ctrl-C. Ctrl-C
+    does not end the run itself.
 
     Raises:
         SettingError: both ``once`` and ``port`` are given, or ``address`` without ``port``.
+        FedsiloError: the progress cannot be read.
     """
     if once and port is not None:
         raise SettingError(
@@ -118,9 +121,14 @@ def fit(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Print a regression, or JSON.
+    """Print a regression, as text or as JSON, and write the files that options name.
 
-    The files that options name are written, and the forest plot is drawn if a picture is named.
+    The files are coefficients as CSV or LaTeX, and a forest plot as picture. If a picture is drawn,
+    its path is printed unless ``as_json`` is set.
+
+    Raises:
+        SettingError: the forest plot cannot be drawn, because hospitals have no regressions of
+            their own.
     """
     if as_json:
         print_json(result.document)
@@ -160,9 +168,10 @@ def compare(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Print the tables and the tests of a comparison, or JSON.
+    """Print a comparison, as text or as JSON, and write the files that options name.
 
-    The files that options name are written, and the comparison is drawn if a picture is named.
+    The text has tables of the results and the budgets, and the tests. If a picture is drawn, its
+    path is printed unless ``as_json`` is set.
     """
     if as_json:
         print_json(result.document())
@@ -182,7 +191,10 @@ def crossvalidate(
     markdown: Annotated[MaybePath, "also write the tables as Markdown"] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Print a table for each metric, or JSON. The files that options name are written."""
+    """Print a cross-validation, as text or as JSON, and write the files that options name.
+
+    The text has a table for each metric.
+    """
     if as_json:
         print_json(result.document())
     else:
@@ -191,7 +203,10 @@ def crossvalidate(
 
 
 def deploy_up(deployment: Deployment) -> None:
-    """Print the sites that are online, and how to add a hospital if the server has an address."""
+    """Print the sites of this machine that are online, and how hospitals join.
+
+    The second line is printed only if the server has an address that other machines can reach.
+    """
     if deployment.sites:
         line(f"{format_count(len(deployment.sites), 'site')} online: {', '.join(deployment.sites)}")
     if deployment.address:
@@ -241,7 +256,11 @@ def deploy_restore(restored: Restored, *, deployment: AnyPath) -> None:
 def deploy_status(
     members: list[MemberStatus], *, deployment: AnyPath, as_json: AsJson = False
 ) -> None:
-    """Print a table of a deployment's members, or JSON, then the progress of its newest run."""
+    """Print the members of a deployment as a table, then a line about its newest run; or JSON.
+
+    The table has each member's process, when the server last saw it, and its log file. A missing
+    value is "-". JSON has only the members.
+    """
     if as_json:
         line(json.dumps([asdict(member) for member in members], indent=2, default=str))
         return
@@ -261,10 +280,12 @@ def deploy_status(
 
 
 def _print_findings(target: str) -> Callable[..., None]:
-    """Make the function that prints the findings of ``doctor <target>`` and a summary.
+    """Make the function that shows the results of ``fedsilo doctor <target>``.
 
-    With ``as_json`` the function prints one JSON document instead. In both cases it ends with a
-    ``typer.Exit`` if the findings' exit code is not 0.
+    The function takes the findings of the checks, and prints each one as soon as its check ends,
+    then a summary such as "3 passed, 0 failed, 1 skipped". With ``as_json`` it prints a single JSON
+    document after the last check instead. It raises ``typer.Exit`` with code 1 if a check failed,
+    or with code 3 if no check passed.
     """
 
     def show(findings: Iterable[Finding], *, as_json: AsJson = False) -> None:
@@ -302,13 +323,14 @@ def audit(
     csv: Annotated[MaybePath, "also write the chosen messages as CSV"] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Print the chosen messages and the state of the chain, or JSON.
+    """Print what left a hospital by its audit log, as text or as JSON.
 
-    If ``csv`` is given, the chosen messages are written to that file.
+    The text has the chosen messages and the state of the chain, the check values that link the
+    lines of the log. If ``csv`` is given, the chosen messages are also written to that file.
 
     Raises:
-        typer.Exit: the chain is broken. The exit code is 1. Everything is printed and written
-            first.
+        typer.Exit: the chain is broken, so lines were altered, removed or inserted. The exit code
+        is 1. Everything is printed and written first.
     """
     if as_json:
         print_json(found.document())
@@ -324,7 +346,11 @@ def audit(
 
 
 def datasets(rows: list[dict[str, str]], *, as_json: AsJson = False) -> None:
-    """Print a table of the data sets, or JSON."""
+    """Print the data sets as a table or as JSON.
+
+    Each row has the keys "name", "kind", "tasks", "licence", "terms", "size" and "here", which are
+    the columns of the table.
+    """
     if as_json:
         print_json(rows)
         return

@@ -47,14 +47,16 @@ def runs(
 
 
 def _delete_runs(found: list[ListedRun], yes: bool, quietly: bool) -> None:
-    """Ask whether to delete the runs, and delete them, with a line for each.
+    """Delete runs, after the user has confirmed it.
 
-    With ``yes``, nothing is asked. If the answer is no, nothing is deleted. With ``quietly``, no
-    lines are printed.
+    Args:
+        found: the runs to delete, in this order.
+        yes: delete without a question.
+        quietly: do not print a line for each deleted run.
 
     Raises:
-        SettingError: the question cannot be asked, because there is no terminal.
-        RunDirectoryError: a run cannot be deleted.
+        SettingError: the question cannot be asked, because standard input is not a terminal.
+        RunDirectoryError: a run cannot be deleted. The runs before it have been deleted.
     """
     size = bytes_text(sum(run.bytes for run in found))
     what = f"{format_count(len(found), 'run')} ({size})"

@@ -78,10 +78,14 @@ class Budget:
     seconds: float = 0.0  # duration of a run, from the first message to the last
 
     def with_costs(self, runs: Sequence[FinishedRun]) -> Budget:
-        """Return a copy with the costs of ``runs``, the experiment's finished runs, one per seed.
+        """Return a copy of the budget with the costs of the experiment's finished runs.
 
-        Steps, samples and bytes are sums over all sites. Seconds are the duration of a run. Each
-        cost is the mean over the runs. ``rounds`` lists the finished rounds of each run.
+        Steps, samples and bytes are sums over all sites, and seconds are the duration of a run.
+        Each of these costs is the mean over the runs. ``rounds`` lists the finished rounds of each
+        run.
+
+        Args:
+            runs: the finished runs, one per seed; at least one.
         """
         rounds: list[int] = []
         # A row of costs per run, in the order of the fields below
@@ -105,12 +109,17 @@ class Budget:
         )
 
     def differences(self, other: Budget) -> Iterator[str]:
-        """Yield a phrase for each difference from ``other``, such as "rounds 5, not 10".
+        """Yield a phrase for each difference from another budget, such as "rounds 5, not 10".
 
-        Settings that apply to only one of the budgets are ignored. Finished rounds are compared if
-        some run ended early. If the steps of both budgets were measured, the training settings are
-        not compared. In their place, steps and samples are compared, and differ only if they are
-        more than 10 % apart.
+        A budget is what an experiment may spend: rounds, training settings, and tuning. These are
+        compared, in this order:
+        - Settings that both budgets have. Training settings, such as the batch size, are skipped if
+          both budgets have measured optimiser steps.
+        - The numbers of points that tuning tried.
+        - The rounds that the runs finished, regardless of the order of runs. They are compared only
+          if a run of either budget ended early.
+        - Measured optimiser steps and samples, if both budgets have measured steps. They differ
+          only if they are more than 10 % apart.
         """
         # Measured steps are more exact than the settings of training, which are then ignored
         known = bool(self.steps and other.steps)
@@ -176,10 +185,10 @@ class Budgets:
     of: Mapping[str, Budget] = field(default_factory=dict)
 
     def unlike(self) -> dict[str, list[str]]:
-        """Return experiment -> phrases for the differences from its baseline.
+        """Find the experiments whose budgets are unequal: experiment -> phrases on the differences.
 
-        The baseline is the first experiment on the same data set. Experiments without a difference
-        are left out.
+        Each experiment is compared with its baseline, which is the first experiment on the same
+        data set. Experiments without a difference are left out.
         """
         first: dict[str, Budget] = {}
         found = {}
@@ -208,8 +217,8 @@ class Budgets:
         """Check that all experiments on the same data set have equal budgets.
 
         Raises:
-            SettingError: names the first unequal experiment with all its differences, and ends with
-                ``advice``.
+            SettingError: some budgets are unequal. The message names the first unequal experiment
+                with all its differences from its baseline, and ends with ``advice``.
         """
         # The first remark is enough for an error
         for remark in self.remarks():
@@ -291,9 +300,15 @@ class Budgets:
 def budget_of(settings: RunSettings, trials: int = 0) -> Budget:
     """Build an experiment's budget from its settings, before any run.
 
-    Training settings without effect are left out: epoch steps override local steps, which override
-    local epochs. ``trials`` is the number of points that were tried to choose the settings; 0 if
-    they were not tuned.
+    It has the settings that decide the number of rounds, the training, and the start. Settings that
+    another one overrides are left out: 'train.epoch-steps' overrides 'train.local-steps', and both
+    override 'train.local-epochs'. Without 'train.epoch-steps', 'train.pace' has no effect and is
+    left out too.
+
+    Args:
+        settings: the settings of the experiment.
+        trials: the number of points that were tried to choose the settings; 0 if they were not
+            tuned.
     """
     common = settings.common
     # Epoch steps replace the local steps, which replace the local epochs
@@ -326,10 +341,11 @@ def planned_budgets(plans: Mapping[str, RunSettings], sources: RunSources) -> Bu
 
 
 def tuned_over(settings: RunSettings, experiment: str) -> int:
-    """Return the number of points that 'fedsilo tune' tried for an experiment in the same ``out``.
+    """Return the number of points that 'fedsilo tune' tried in order to choose these settings.
 
-    The search counts only if ``settings`` contain every value that it chose. Otherwise, or if
-    ``chosen.json`` is missing or damaged, the number is 0.
+    The search is read from ``tune-<experiment>/chosen.json`` in the folder of runs. It counts only
+    if ``settings`` still have every value that it chose. If they do not, or if the file is missing
+    or damaged, the number is 0.
     """
     path = runs_folder(settings.common.out) / f"tune-{experiment}" / "chosen.json"
     if file_fault(path):  # reading a pipe would never end
@@ -347,14 +363,17 @@ def tuned_over(settings: RunSettings, experiment: str) -> int:
 
 
 def refuse_mixed_optimisers(experiments: Mapping[str, CommonSettings]) -> None:
-    """Check that all methods treat the optimiser's state alike: keep it over rounds, or restart it.
+    """Check that all methods keep the optimiser's state over rounds, or that all restart it.
 
     Each experiment is compared with the first one. Experiments with the same method may differ,
     because that difference may be what the user compares.
 
+    Args:
+        experiments: experiment -> its settings.
+
     Raises:
-        SettingError: an experiment of another method treats the state differently from the first
-            one.
+        SettingError: an experiment with another method than the first one treats the state
+            differently.
     """
     first, *others = experiments
     for other in others:

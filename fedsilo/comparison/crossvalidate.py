@@ -151,12 +151,18 @@ def _refuse_other_data(plans: Mapping[str, RunSettings]) -> None:
 
 
 def _trials(settings: RunSettings, folds: int, repeats: int) -> list[Trial]:
-    """Plan the trials of one experiment, repetition by repetition and fold by fold.
+    """Plan the runs of an experiment's cross-validation, repetition by repetition, fold by fold.
 
-    The seed of a trial is the number of its repetition.
+    In each run, one fold is the test set. A repetition's number is the seed of its runs and of its
+    shuffling into folds.
+
+    Args:
+        settings: the settings of the experiment.
+        folds: the number of folds.
+        repeats: the number of repetitions.
 
     Raises:
-        SettingError: the data set has a fixed split.
+        SettingError: the data set has a fixed split, so it cannot be cut into folds.
     """
     base, data = settings.as_mapping(), data_fingerprint(settings.common)
     if "split.test-folds" not in data_set(str(base["dataset"])).settings:
@@ -182,14 +188,19 @@ def _trials(settings: RunSettings, folds: int, repeats: int) -> list[Trial]:
 def metric_intervals(
     summaries: Mapping[str, Summaries], metrics: Sequence[str], folds: int
 ) -> pd.DataFrame:
-    """Compute the intervals of each experiment's metrics, per site and for the mean over sites.
+    """Compute the interval of each experiment's metrics, for each site and for the mean over sites.
 
-    A metric may be undefined at a site in some runs (AUC with one class). Then the site's interval
-    is over the other runs, and the mean over sites leaves out the site. Intervals are clipped to
-    [0, 1].
+    The intervals are 95 % corrected resampled t intervals over the runs, clipped to [0, 1]. A
+    metric may be undefined at a site in some runs, such as AUC with one class. The site's interval
+    is then over the other runs, and the mean over sites leaves the site out.
+
+    Args:
+        summaries: experiment -> the summaries of its runs.
+        metrics: the names of the metrics.
+        folds: the number of folds, which decides the correction.
 
     Returns:
-        A table with the columns ``COLUMNS``; ``compared_with`` is empty.
+        A table with the columns ``COLUMNS``, in which ``compared_with`` is empty.
     """
     records = []
     for name, metric in product(summaries, metrics):
@@ -205,9 +216,17 @@ def difference_intervals(
     """Compute the intervals of the first experiment's metrics minus each other experiment's.
 
     Values are subtracted run by run, because the k-th runs of all experiments have the same split.
+    The intervals are 95 % corrected resampled t intervals, and each has the p value for a
+    difference of 0.
+
+    Args:
+        summaries: experiment -> the summaries of its runs.
+        metrics: the names of the metrics.
+        folds: the number of folds, which decides the correction.
 
     Returns:
-        A table with the columns ``COLUMNS``; ``compared_with`` is the subtracted experiment.
+        A table with the columns ``COLUMNS``, in which ``compared_with`` is the subtracted
+        experiment.
     """
     first, *others = summaries
     records = []
@@ -222,9 +241,10 @@ def difference_intervals(
 
 
 def _intervals(by_group: pd.DataFrame, folds: int) -> Iterator[tuple[str, CorrectedInterval]]:
-    """Yield each column's name and its interval over the runs that have a value.
+    """Yield the name of each column and the interval of its mean over runs.
 
-    A column without any value is skipped.
+    ``by_group`` has a row per run and a column per site. Missing values are left out, and a column
+    without any value is skipped. ``folds`` decides the correction of the interval.
     """
     for group, values in by_group.items():
         # Runs without the metric at this site do not count
@@ -247,10 +267,11 @@ def interval_frame(records: Iterable[tuple[str, str, str, str, CorrectedInterval
 
 
 def _by_group(runs: Summaries, metric: str) -> pd.DataFrame:
-    """Build a table of one metric: a row per run, a column per site, and the column ``all``.
+    """Arrange one metric as a data frame: a row per run, a column per site, and the column ``all``.
 
-    ``all`` is the mean over the sites that have the metric in every run. ``POOLED`` has only the
-    column ``all``, because no single site has it. An undefined value is NaN.
+    Sites are in alphabetical order. ``all`` is the mean over the sites that have the metric in
+    every run. The metric ``POOLED`` has only the column ``all``, because no single site has it. An
+    undefined value is NaN.
     """
     if metric == POOLED:
         return pd.DataFrame({"all": [summary["mean"][POOLED] for summary in runs]})

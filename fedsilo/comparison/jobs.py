@@ -44,13 +44,13 @@ class Job:
         return FinishedRun(runs_folder(common.out) / common.run_name)
 
     def is_finished(self) -> bool:
-        """Return whether the job's run has ended.
+        """Tell whether the job's run has ended already, so that it need not run again.
 
-        If the directory has no run yet, the result is False.
+        The result is False if its directory has no run yet, or if the run did not end.
 
         Raises:
             RunDirectoryError: the directory has a run with other settings, other sites or other
-                data.
+                data, so it cannot be used as this job's run.
         """
         run = self.directory
         if not (run.path / CONFIG).is_file():
@@ -71,11 +71,15 @@ class Job:
         return differences(run.settings.decisive(), self.settings.decisive())
 
     def _other_data(self, silos: Mapping[str, Any]) -> str:
-        """Name the sites whose data have changed since a run, in a phrase; empty if none have.
+        """Describe in a phrase how the sites' data have changed since a run; empty if not.
 
-        ``silos`` is the run's ``silos.json``, with each site's fingerprints and schema. A site
-        without fingerprints is compared only by schema. If the data cannot be read, the phrase
-        gives the error, or is empty if this machine has no data folder.
+        Args:
+            silos: the run's ``silos.json``, with each site's fingerprints and schema. A site
+                without fingerprints is compared only by schema.
+
+        Returns:
+            A phrase with the names of the changed sites. If the data cannot be read, it gives the
+            error; but if this machine has no data folder at all, it is empty.
         """
         common = self.settings.common
         try:
@@ -147,12 +151,16 @@ class _Work:
 def run_all(jobs: Sequence[Job], at_once: Jobs, tell: Callable[[str], None]) -> None:
     """Run or resume all jobs, several at once, each in a process of its own or as a Slurm job.
 
-    ``at_once`` is the number of runs at once, 0 for as many as the cores allow, or Slurm's
-    parameters. ``tell`` takes a line about the number of runs, then one for each finished run.
-    Without jobs, nothing is done.
+    Pictures are drawn after each run. Without jobs, nothing is done.
+
+    Args:
+        jobs: the planned runs that have not finished yet.
+        at_once: the number of runs at once, 0 for as many as the cores allow, or Slurm's
+            parameters.
+        tell: is called with a line about the number of runs, then with one for each finished run.
 
     Raises:
-        RunFailedError: a run failed; runs that have not started by then do not begin.
+        RunFailedError: a run failed. Runs that have not started by then do not begin.
     """
     if not jobs:
         return

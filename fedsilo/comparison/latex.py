@@ -108,7 +108,12 @@ class _ResultsTable:
     median: bool
 
     def text(self) -> str:
-        """Build the table: a row per experiment and group, with its intervals in a row below."""
+        """Build the LaTeX table, with two rows for each experiment and group.
+
+        The upper row has the values, and the lower one the intervals. The lower row is left out if
+        no value has an interval. A metric that a paper reports has a second column, with the
+        published numbers.
+        """
         spreads = over_seeds(self.results)
         metrics = list(spreads["metric"].unique())
         known = set(spreads.loc[spreads["published"].notna(), "metric"])
@@ -170,7 +175,13 @@ class _ResultsTable:
         return text
 
     def _interval(self, row: Any) -> str:
-        """Format the interval of a mean in small print; empty for one seed or a median."""
+        r"""Format the 95 % t interval of a mean over seeds as LaTeX.
+
+        It is in small print (``\scriptsize``). ``row`` is a row of ``over_seeds``, or None if the
+        experiment lacks the metric. The interval is computed from the values of all seeds and
+        clipped to the metric's range. The result is an empty string without a row, with a single
+        seed, or if the table shows medians.
+        """
         if row is None or self.median:
             return ""
         same = self.results[KEY] == [row.experiment, row.group, row.metric]
@@ -247,10 +258,15 @@ def _format_published(row: Any) -> str:
 
 
 def _find_best(spreads: pd.DataFrame, median: bool) -> set[Any]:
-    """Find the (experiment, group, metric) with the best value of each group and metric.
+    """Find the best value of each group and metric, as a set of (experiment, group, metric).
 
-    Values that look equal with three decimals are equally good. There is no best value of a metric
-    without a better direction, such as entropy, or if all values look equal.
+    Values are compared after rounding to three decimals, so several experiments may be best.
+    Whether a high or a low value is better depends on the metric. A metric without a better
+    direction, such as entropy, has no best value. The same holds if all values look equal.
+
+    Args:
+        spreads: the rows of ``over_seeds``.
+        median: compare medians in place of means.
     """
     best: set[Any] = set()
     column = "mean"

@@ -109,7 +109,11 @@ class Comparison:
         return text + markdown_tests(self.tested, self.split, self.notes)
 
     def document(self) -> dict[str, Any]:
-        """Return results over seeds, budgets, tests and remarks as plain values for JSON."""
+        """Return the comparison as a dictionary for JSON.
+
+        It has the split, the results over seeds, the budgets, the tests, and the remarks as
+        ``notes``.
+        """
         tests: list[dict[str, Any]] = []
         for test in self.tested:
             tests += test.records()
@@ -254,9 +258,10 @@ def _have_one_split(jobs: Sequence[Job]) -> bool | None:
 
 
 def _nothing_to_compare(split: str, *, too_few: bool) -> SettingError:
-    """Build the error that no metric of ``split`` can be compared.
+    """Build the error that says why no metric of ``split`` can be compared.
 
-    ``too_few`` tells that there are samples, but too few to show a metric of them.
+    ``too_few`` tells whether there are samples, but too few to show a metric of them. Otherwise no
+    site has samples in the split.
     """
     if too_few:
         return SettingError(
@@ -270,10 +275,11 @@ def _nothing_to_compare(split: str, *, too_few: bool) -> SettingError:
 
 
 def _explain_hidden(runs: Sequence[FinishedRun], split: str, metrics: Sequence[str]) -> list[str]:
-    """Build a sentence for each group of ``metrics`` that some run hides at the same sites.
+    """Build sentences on the metrics that are hidden at some sites because they cover few samples.
 
-    A last sentence names the option that shows all values. If ``runs`` are not views from
-    ``shown``, or if they hide nothing, the list is empty.
+    Metrics that are hidden at the same sites share a sentence. A last sentence names the option
+    that shows all values. If ``runs`` have all their metrics, or if they hide none of ``metrics``,
+    the list is empty.
     """
     sites_of: dict[str, dict[str, None]] = {}
     for run in runs:
@@ -289,9 +295,10 @@ def _explain_hidden(runs: Sequence[FinishedRun], split: str, metrics: Sequence[s
 
 
 def _left_out(runs: Sequence[FinishedRun], split: str) -> list[str]:
-    """Build a sentence that names the sites where means leave out a metric that some run lacks.
+    """Build a sentence with the sites at which means leave out a metric that some run lacks.
 
-    The list is empty if no metric is left out.
+    Means of all runs must cover the same sites, so a metric that one run lacks at a site is not
+    used there for any run. If no metric is left out, the list is empty.
     """
     ends = [run.last_metrics(split) for run in runs]
     sites: set[str] = set()
@@ -381,9 +388,10 @@ def refuse_without(split: str, jobs: Sequence[Job], no_floor: bool = False) -> N
 
 
 def refuse_one_split(jobs: Sequence[Job]) -> None:
-    """Check for ``--splits`` that the first two seeds of each experiment have different splits.
+    """Check that each experiment's seeds have different splits, which ``--splits`` asks for.
 
-    If the data are not on this machine, the check passes, because finished runs can be shown.
+    Only seeds 0 and 1 are compared. If the data are not on this machine, the check passes, because
+    finished runs can still be shown.
 
     Raises:
         SettingError: the splits of an experiment's seeds 0 and 1 are the same.

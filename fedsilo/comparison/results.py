@@ -29,9 +29,9 @@ CONSTANT = "always positive (class 1)"
 
 
 def of_split(summary: Summary, split: str) -> dict[str, Any]:
-    """Return a copy of ``summary`` with the metrics of ``split``, ``test`` or ``val``.
+    """Return a copy of a run's summary whose metrics are those of ``split``, ``test`` or ``val``.
 
-    For ``val``, ``published`` is None, because papers publish test metrics.
+    For ``val``, the published numbers are None, because papers publish test metrics.
     """
     if split == "test":
         return dict(summary)
@@ -41,12 +41,12 @@ def of_split(summary: Summary, split: str) -> dict[str, Any]:
 def shared_metrics(
     runs: Sequence[FinishedRun], metrics: Sequence[SiteMetrics]
 ) -> list[SiteMetrics]:
-    """If one run lacks a metric at a site, remove it there from all runs on that data set.
+    """Keep only metrics that all runs have at a site, so that their means cover the same sites.
 
-    Otherwise means would differ only because they are over different sites. There are two
-    exceptions. If a run's method does not measure a metric, so that the run has it at no site, the
-    other runs keep the metric. If the runs on a data set have no site in common, each run is only
-    checked at its own sites.
+    If a run lacks a metric at a site, the metric is removed there from all runs on the same data
+    set. There are two exceptions. If a run has a metric at no site, its method does not measure it,
+    and the other runs keep it. If the runs on a data set have no site in common, each run is
+    checked only at its own sites.
 
     Args:
         runs: the finished runs.
@@ -74,10 +74,10 @@ def shared_metrics(
 def _lacking_metrics(
     runs: Sequence[FinishedRun], metrics: Sequence[SiteMetrics]
 ) -> set[tuple[str, str, str]]:
-    """Find each (data set, site, metric) where a run has the metric elsewhere, but not at the site.
+    """Find each (data set, site, metric) at which a run lacks a metric that it has at other sites.
 
-    If the runs on the data set have a site in common, the sites of all of them count, otherwise
-    only a run's own sites.
+    If the runs on a data set have a site in common, a run must have its metrics at the sites of all
+    these runs. Otherwise it must have them only at its own sites.
     """
     sites_of: dict[str, list[set[str]]] = {}  # data set -> the sites of each run
     for run in runs:
@@ -135,9 +135,15 @@ def shared_summaries(runs: Sequence[FinishedRun], split: str) -> list[dict[str, 
 def summaries_by_seed(
     experiments: Sequence[str], runs: Sequence[FinishedRun], split: str
 ) -> dict[str, dict[int, dict[str, Any]]]:
-    """Return experiment -> seed -> summary for ``split``, from ``shared_summaries``.
+    """Group the summaries of runs for a split: experiment -> seed -> summary.
 
-    ``experiments`` has the name of each run's experiment, in the order of ``runs``.
+    The summaries are those of ``shared_summaries``, so their means cover the same sites. If an
+    experiment has two runs with one seed, the later one counts.
+
+    Args:
+        experiments: the name of each run's experiment, in the order of ``runs``.
+        runs: the finished runs.
+        split: ``test`` or ``val``.
     """
     summaries: dict[str, dict[int, dict[str, Any]]] = {}
     for experiment, summary in zip(experiments, shared_summaries(runs, split), strict=True):
@@ -148,17 +154,20 @@ def summaries_by_seed(
 def chosen_metrics(
     wanted: str, summaries: Sequence[Summary], option: str, measured: Collection[str] = ()
 ) -> list[str]:
-    """Return the metrics in any of the summaries that ``wanted`` names.
+    """Select the metrics that ``wanted`` names among those that some summary has.
 
     Args:
         wanted: names and patterns, separated by commas.
-        summaries: the runs' summaries, as they may be shown.
+        summaries: the runs' summaries, without metrics that must not be shown.
         option: the option that ``wanted`` was given by, for errors.
         measured: all metrics that the runs have, hidden ones too.
 
+    Returns:
+        The metrics, each once, in the order of ``wanted``.
+
     Raises:
-        SettingError: a name matches no metric. If it was measured but is hidden, the message
-            says so.
+        SettingError: a name matches no metric. If it was measured but is hidden, the message says
+            so.
     """
     known: set[str] = set()
     for summary in summaries:
@@ -279,12 +288,13 @@ def constant_results(
 ) -> pd.DataFrame:
     """Build the tidy results of a baseline that always predicts the second of two classes.
 
-    Its accuracy is the share of that class. Its balanced accuracy and AUC are 0.5 at sites with
-    both classes. Sites with a hidden count are left out. Without sites with two classes, the table
-    is empty.
+    Its accuracy is the share of that class among the site's samples. Its balanced accuracy and its
+    AUC are 0.5 at sites with samples of both classes, and missing at other sites. Sites without
+    samples in the split, with a hidden count or with another number of classes are left out. If no
+    site remains, the table is empty.
 
     Args:
-        silos: the content of ``silos.json``.
+        silos: the content of ``silos.json``, with the label counts of each site.
         split: ``test`` or ``val``.
         metrics: the metrics to return; None for all.
         seed: the seed of the rows.
@@ -324,12 +334,12 @@ class TwoClassMetrics:
     balanced: float | None
 
     def count_correct(self) -> tuple[int, int] | None:
-        """Solve for the number of correct predictions in each class, or return None.
+        """Recover the number of correct predictions in each class from a site's metrics.
 
         With n samples and r correct ones per class, accuracy is (r0 + r1) / (n0 + n1) and balanced
-        accuracy is (r0 / n0 + r1 / n1) / 2. The result is None if n0 equals n1, because then both
-        equations are the same, or if balanced accuracy is missing. If a class has no samples,
-        accuracy suffices.
+        accuracy is (r0 / n0 + r1 / n1) / 2. These two equations are solved for r0 and r1, which are
+        rounded. If a class has no samples, accuracy suffices. The result is None if the equations
+        do not determine r0 and r1, because n0 equals n1 or balanced accuracy is missing.
         """
         first, second = self.counts
         # Metrics are float32, and counts are whole numbers

@@ -87,7 +87,7 @@ class SlurmPool(ThreadPoolExecutor):
         super().shutdown(wait=wait, cancel_futures=cancel_futures)
 
     def _by_job(self, work: Callable[..., Outcome], *args: Any, **kwargs: Any) -> Outcome:
-        """Submit ``work`` as a Slurm job, wait until the job ends, and return its result.
+        """Run ``work`` as a Slurm job, wait for its end in this thread, and return its result.
 
         Raises:
             RunFailedError: the job failed. The message has the last line of the job's traceback and

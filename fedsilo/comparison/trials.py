@@ -59,9 +59,13 @@ class Trial:
 
 
 def trial_settings(values: Mapping[str, Value]) -> RunSettings:
-    """Build a trial's settings: without a run name, and evaluated only after the last round.
+    """Build the settings of a trial, which is a run whose directory is not kept.
 
-    With early stopping, which needs a metric of each round, 'server.evaluate-every' stays as it is.
+    The run has no name. It is evaluated only after the last round, unless it uses early stopping,
+    which needs a metric of each round and so keeps 'server.evaluate-every'.
+
+    Raises:
+        SettingError: the settings are not valid together.
     """
     own: dict[str, Value] = {**values, "run.name": ""}
     if values["server.early-stopping-metric"] == "none":
@@ -262,9 +266,9 @@ class WorkerPool(ProcessPoolExecutor):
     def _adjust_process_count(self) -> None:
         """Start a process if one is missing. Python's pool calls this at each submission and exit.
 
-        If each process makes only one run, a process is started only if a run waits for it.
-        Otherwise Python's pool would also replace the last processes, and closing the pool would
-        wait until the new ones have imported everything.
+        If each process makes only one run, a process is started only if more runs wait than there
+        are processes. Python's pool would also replace the last processes, and its end would be
+        delayed until the new ones have imported everything.
         """
         if not self._one_run or len(self._pending_work_items) > len(self._processes):
             super()._adjust_process_count()
@@ -277,10 +281,14 @@ class WorkerPool(ProcessPoolExecutor):
 def make_pool(
     jobs: Jobs, folder: Path, workers: int, runs_per_worker: int | None = None
 ) -> Executor:
-    """Create a pool of ``workers`` processes, or of Slurm jobs if ``jobs`` has Slurm's parameters.
+    """Create the pool in which runs are computed: worker processes, or jobs of a Slurm cluster.
 
-    Slurm jobs write their logs below ``folder``. ``runs_per_worker`` is passed to ``WorkerPool``,
-    and has no effect on Slurm jobs.
+    Args:
+        jobs: Slurm's parameters for Slurm jobs; a number otherwise, which is ignored here.
+        folder: the folder below which Slurm jobs write their logs.
+        workers: the number of worker processes.
+        runs_per_worker: the number of runs after which a worker process is replaced, or None. It
+            has no effect on Slurm jobs.
     """
     if isinstance(jobs, Slurm):
         return SlurmPool(jobs, folder)

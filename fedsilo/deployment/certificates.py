@@ -33,7 +33,10 @@ _LOCAL = ("localhost", "127.0.0.1")  # names that the server's own processes use
 
 
 def make_hospital_key() -> tuple[bytes, bytes]:
-    """Make a private key and its public key, both in OpenSSH's format."""
+    """Make a new key pair of a hospital, and return the private and the public key.
+
+    Both are EC P-384 keys in OpenSSH's format, as bytes of text. The private key is not encrypted.
+    """
     key = generate_private_key(SECP384R1())
     private = key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption())
     public = key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
@@ -41,10 +44,11 @@ def make_hospital_key() -> tuple[bytes, bytes]:
 
 
 def make_authority(secrets: Path) -> None:
-    """Write a new authority's ``ca.crt`` and ``ca.key`` to ``secrets``, and a new ``server.key``.
+    """Make a new certificate authority and a new key for the server, and write their files.
 
-    The authority's certificate is signed by itself and is valid for ten years. The server's
-    certificate is not made here; ``sign_server`` makes it.
+    The files are ``ca.crt``, ``ca.key`` and ``server.key``. The authority's certificate is signed
+    by itself and is valid for ten years. The server's certificate is not made here; ``sign_server``
+    makes it.
 
     Args:
         secrets: an existing folder. Existing files of these names are replaced.
@@ -75,11 +79,15 @@ def make_authority(secrets: Path) -> None:
 
 
 def sign_server(secrets: Path, hosts: Sequence[str] = ()) -> datetime:
-    """Sign a new certificate for ``server.key``, write it to ``server.crt``, and return its expiry.
+    """Make a new certificate for the server's key, and return the time at which it expires.
 
-    The certificate is valid for one year, also for localhost and 127.0.0.1. ``hosts`` are the other
-    names or addresses that hospitals use to reach the server. If ``hosts`` is empty, all names are
-    taken from the existing certificate.
+    The authority in ``secrets`` signs it. It is valid for one year, also for localhost and
+    127.0.0.1, and is written to ``server.crt``. The key, ``server.key``, stays the same.
+
+    Args:
+        secrets: the folder of ``ca.crt``, ``ca.key`` and ``server.key``.
+        hosts: further names or addresses by which hospitals reach the server. If empty, all names
+            are taken from the existing certificate.
 
     Raises:
         DeploymentError: a file is missing or damaged (``server.crt`` too, if ``hosts`` is empty),
@@ -141,9 +149,10 @@ def _builder(name: str, key: EllipticCurvePrivateKey, days: int) -> x509.Certifi
 
 
 def _names(hosts: Sequence[str]) -> x509.SubjectAlternativeName:
-    """Build the certificate's alternative names: localhost, 127.0.0.1 and ``hosts``.
+    """Build the list of names for which the server's certificate is valid.
 
-    Each host is a name or an IP address. Duplicates are left out.
+    The list has localhost, 127.0.0.1 and ``hosts``, each a name or an IP address. Duplicates are
+    left out.
     """
     names: list[x509.GeneralName] = []
     for host in dict.fromkeys((*_LOCAL, *hosts)):

@@ -67,11 +67,15 @@ def hospital_address(host: str | None) -> str:
 
 
 def requested_node_config(options: DeploymentOptions) -> dict[str, Value]:
-    """Return the node config values that the options request for every site, by key.
+    """Return the node config entries that the command's options request for all sites.
 
-    Options that were not given are left out. Keys are not checked, and values of ``node_config``
-    are read as TOML. An entry of ``node_config`` overrides ``device`` and ``data_dir``. The path of
-    ``data_dir`` becomes absolute.
+    The options ``device`` and ``data_dir`` become the keys 'device' and 'data-dir', the latter with
+    an absolute path. Each text key=value in ``node_config`` adds an entry, whose value is read as
+    TOML; it overrides the other two options. Options that were not given are left out. Whether a
+    key exists is not checked.
+
+    Raises:
+        SettingError: a text in ``node_config`` does not have the form key=value.
     """
     config: dict[str, Value] = {}
     if options.get("device"):
@@ -86,14 +90,15 @@ def requested_node_config(options: DeploymentOptions) -> dict[str, Value]:
 
 
 def refuse_changes(deployment: Deployment, options: DeploymentOptions) -> None:
-    """Check that the options do not differ from the existing deployment.
+    """Check that the options given for an existing deployment agree with it.
 
-    Options that were not given are not compared. Node config values are compared with those of the
-    first site, because all sites have the same values. In a deployment without sites, every
-    requested value differs. The order of site names does not matter.
+    Only options that were given are compared: ``host``, the number and the names of sites, and node
+    config entries. The order of site names does not matter. Node config entries are compared with
+    those of the first site, because all sites have the same ones. In a deployment without sites on
+    this machine, every requested entry differs.
 
     Raises:
-        SettingError: an option differs. The message names the first such option.
+        SettingError: an option differs; the message names the first one. Or an option is malformed.
     """
     # All sites have the same keys, but for their names and folders, so the first one is compared
     config = next(iter(deployment.node_config.values()), {})
@@ -116,14 +121,15 @@ def refuse_changes(deployment: Deployment, options: DeploymentOptions) -> None:
 
 
 def refuse_other_silos(deployment: Deployment, experiment: str, options: DeploymentOptions) -> None:
-    """Check that the silos of ``experiment`` are the sites of the existing deployment.
+    """Check that the silos of ``experiment`` are the sites of an existing deployment.
 
-    Nothing is checked if the option ``site`` names the sites. If ``sites`` is not given either,
-    nothing is checked for a deployment that has an address and no sites on this machine.
+    A silo is one site's part of the experiment's data, and its name must be a site's name. Nothing
+    is checked if the option ``site`` names the sites. Nothing is checked either if all sites are on
+    other machines and the option ``sites``, their number, is not given.
 
     Raises:
-        SettingError: the experiment's silos are not the deployment's sites, or ``_silos`` refuses
-            the experiment.
+        SettingError: the names of the silos and of the sites differ. Or the experiment or its
+            settings are invalid, or it does not have the number of silos that ``sites`` requests.
     """
     count, sites = options.get("sites"), several(options.get("site"))
     if sites or (deployment.address and not deployment.sites and not count):
@@ -139,22 +145,27 @@ def refuse_other_silos(deployment: Deployment, experiment: str, options: Deploym
 
 
 def plan_deployment(folder: Path, experiment: str, options: DeploymentOptions) -> Deployment:
-    """Plan a new deployment in ``folder``, an absolute path, with ports that are free now.
+    """Plan a new deployment: its sites, its ports and the node config of its sites.
 
-    The option ``site`` names its sites. If none is named, the silos of ``experiment`` are its
-    sites. If only ``host`` is given, without ``site`` and ``sites``, the deployment starts without
-    sites. By default sites use the CPU, trust the server, and use the folders in $FEDSILO_DATA and
-    $FEDSILO_CACHE. No file is written here. ``prepare`` writes the deployment's files.
+    The sites are those in the option ``site``. If it is not given, they are the silos of
+    ``experiment``, and the option ``sites`` may set their number. If only ``host`` is given, the
+    deployment begins without sites, because all of them may be on other machines.
+
+    The ports are free now, but are not reserved. With ``host``, the port for hospitals is the one
+    in that option, or 9092, and it is not checked. By default, sites use the CPU, have the level of
+    trust 'server', and use the folders in $FEDSILO_DATA and $FEDSILO_CACHE. No file of the
+    deployment is written; ``prepare`` does that.
 
     Args:
-        folder: the deployment's folder, an absolute path that need not exist.
-        experiment: the experiment whose silos become sites if no site is named; a method will do.
+        folder: the absolute path of the deployment's folder, which need not exist.
+        experiment: an experiment or a method.
         options: the options of ``deploy up``. ``node_config`` overrides the defaults.
 
     Raises:
-        SettingError: the experiment, an option or a site's name is not usable, or there is no site.
-            Also raised if ``folder`` is in fedsilo's checkout, because a run would send the folder
-            to every site; only the checkout's folder ``deployment`` is allowed.
+        SettingError: the experiment, an option or a site's name cannot be used, or there is no
+            site. Also raised if ``folder`` is in fedsilo's checkout, because a run would send the
+            folder to every site; only the checkout's folder ``deployment`` is allowed.
+        ProcessError: fedsilo was not installed from a checkout.
     """
     app = app_folder()
     if folder.is_relative_to(app) and folder != app / "deployment":
@@ -179,10 +190,11 @@ def plan_deployment(folder: Path, experiment: str, options: DeploymentOptions) -
 
 
 def prepare(planned: Deployment) -> None:
-    """Create the folders of a new deployment, and write deployment.json.
+    """Create the folders of a new deployment, and write its deployment.json.
 
-    New folders can be opened only by their owner. Folders that exist are kept with their mode, and
-    an existing deployment.json is replaced.
+    The folders are the deployment's own, one for each member, and ``flwr`` in each of these. If
+    they are new, only their owner can open them. Missing folders above them get the usual mode, and
+    existing folders keep theirs. An existing deployment.json is replaced.
     """
     planned.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     for member in planned.members:
@@ -193,7 +205,7 @@ def prepare(planned: Deployment) -> None:
 
 
 def _silos(experiment: str, count: int | None, file: Path | None) -> list[str]:
-    """Return the names of an experiment's silos.
+    """List the names of an experiment's silos, which are the parts into which its data are split.
 
     Args:
         experiment: an experiment of ``file``, or a method.
@@ -223,11 +235,12 @@ def _silos(experiment: str, count: int | None, file: Path | None) -> list[str]:
 
 
 def share_signing_keys(deployment: Deployment) -> None:
-    """Make each local site's signing key, and mark it as compared at every other local site.
+    """Make a signing key for each site on this machine, and let the other sites trust it.
 
-    One operator runs all these sites, so nobody needs to compare the keys by telephone. Existing
-    keys and unchanged marks are kept. A mark for a changed key is replaced. A hospital on another
-    machine compares its key with each site by ``fedsilo hospital keys``.
+    Sites identify each other by these keys before a secure sum, if a key is marked as compared.
+    Hospitals compare the keys by telephone (``fedsilo hospital keys``), but one operator runs all
+    these sites, so no call is needed. Existing keys are kept. If a site has marked another key of
+    the same site before, the mark is replaced; otherwise it keeps its date.
     """
     from fedsilo.client_app.privacy.signing import KnownKeys, signing_key
     from fedsilo.client_app.site.node import own_folder_of, owner_only
@@ -254,12 +267,14 @@ def share_signing_keys(deployment: Deployment) -> None:
 
 
 def make_secrets(deployment: Deployment) -> None:
-    """Make the certificates if their folder is missing, and a key pair for each site without a key.
+    """Make the deployment's certificates and the key pairs of its sites, if they are missing.
 
-    Existing certificates and keys are kept.
+    If the folder of secrets does not exist, it is made with a new authority and a certificate for
+    the server. Then each site on this machine gets a key pair if it has no private key. Existing
+    files are kept, and their content is not checked.
 
     Raises:
-        DeploymentError: an existing key has a file mode that lets other users read it.
+        DeploymentError: the mode of an existing private key lets other users read it.
     """
     from fedsilo.deployment.certificates import make_authority, make_hospital_key, sign_server
 
@@ -287,19 +302,20 @@ def make_secrets(deployment: Deployment) -> None:
 
 
 def up(folder: Path, experiment: str | None, options: DeploymentOptions, say: Say) -> Deployment:
-    """Make the deployment if it is new, and start every member that does not run.
+    """Make a deployment if it is new, start all members that do not run, and wait for them.
 
-    The call returns when all are online.
+    The members are the server and the sites on this machine. The call returns when all of them are
+    online at the server.
 
     Args:
         folder: the deployment's folder, which may be relative.
-        experiment: the experiment that a new deployment takes its sites from, None for
-            ``_EXPERIMENT``. Its silos must be the sites of an existing deployment.
+        experiment: the experiment whose silos are the sites. None means ``uefl-digits`` for a new
+            deployment, and no check for an existing one.
         options: options for a new deployment. For an existing one, they must agree with it.
         say: prints one line, such as a command that is run.
 
     Returns:
-        The deployment, with all its members online.
+        The deployment, with the ids of its processes.
 
     Raises:
         FedsiloError: the options contradict each other or the deployment, another command changes
@@ -329,11 +345,21 @@ def up(folder: Path, experiment: str | None, options: DeploymentOptions, say: Sa
 def _start_missing(deployment: Deployment, say: Say) -> Deployment:
     """Start every member that does not run, register new sites, and wait until all are online.
 
-    Missing keys and certificates are made first. deployment.json and the registry are updated. Each
-    wait takes at most 90 seconds.
+    Missing keys and certificates are made first. The server is started before the sites, which are
+    registered as soon as it answers. If the server still shows a registered site as online, the
+    site's start waits until the server has noticed that its old process is gone. The connection
+    file of ``flwr``, deployment.json and the registry are written. Each wait takes at most 90
+    seconds.
+
+    Args:
+        deployment: the deployment, whose folder must be locked.
+        say: prints one line, such as a command that is run.
+
+    Returns:
+        The deployment, with the new processes and node ids.
 
     Raises:
-        FedsiloError: a member does not start, or a key, certificate or registration is not usable.
+        FedsiloError: a member does not start, or a key, certificate or registration cannot be used.
     """
     make_secrets(deployment)
     share_signing_keys(deployment)
@@ -344,7 +370,7 @@ def _start_missing(deployment: Deployment, say: Say) -> Deployment:
         if not deployment.process(member):
             if member in known:
                 wait_until_left(deployment, member, say)
-            deployment = _start(deployment, member, say)
+            deployment = _start_process(deployment, member, say)
         # Sites are registered as soon as the server answers, before they are started
         if member == SERVER:
             wait_for(deployment, _find_silent_server)
@@ -357,9 +383,9 @@ def _start_missing(deployment: Deployment, say: Say) -> Deployment:
 
 
 def _find_silent_server(deployment: Deployment) -> list[str]:
-    """List the server if it does not answer yet; the list is empty as soon as it answers.
+    """List the server if it does not answer a health request; otherwise return an empty list.
 
-    ``wait_for`` calls this function again and again, until the list is empty.
+    ``wait_for`` calls this function again and again until the list is empty.
     """
     if is_healthy(deployment):
         return []
@@ -367,12 +393,13 @@ def _find_silent_server(deployment: Deployment) -> list[str]:
 
 
 def logs(folder: Path, member: str, lines: int) -> str:
-    """Return the last ``lines`` lines (at least 1) of a member's log.
+    """Return the last ``lines`` lines of the log of the server or of a site on this machine.
 
-    The newest line is last. The whole file is read into memory.
+    ``lines`` must be at least 1. The newest line is last. The whole file is read into memory.
 
     Raises:
-        FedsiloError: ``member`` is not in the deployment, or it has not run on this machine yet.
+        FedsiloError: the folder has no usable deployment, ``member`` is not in it or runs on
+            another machine, or the member has no log because it was never started.
     """
     path = read_deployment(folder).log(member)
     if not path.is_file():
@@ -385,15 +412,17 @@ def logs(folder: Path, member: str, lines: int) -> str:
 
 
 def down(folder: Path) -> tuple[Deployment, list[str]]:
-    """End all processes of a deployment, sites before the server, but keep its folder.
+    """End all processes of a deployment on this machine, sites before the server; keep its files.
 
-    The deployment is not locked meanwhile.
+    Each process gets SIGTERM and, if it still runs after 10 seconds, SIGKILL. The sites end first
+    so that they can sign off at the server. The deployment is not locked meanwhile.
 
     Returns:
-        The deployment, and the members that were running.
+        The deployment as it was read, and the members that were running, with the server first.
 
     Raises:
         DeploymentError: the folder does not contain a usable deployment.
+        psutil.AccessDenied: a process belongs to another user.
     """
     deployment = read_deployment(folder)
     running = deployment.running()
@@ -408,11 +437,12 @@ def down(folder: Path) -> tuple[Deployment, list[str]]:
     return deployment, running
 
 
-def _start(deployment: Deployment, member: str, say: Say) -> Deployment:
-    """Start a member's process, and return the deployment with the process's id recorded in it.
+def _start_process(deployment: Deployment, member: str, say: Say) -> Deployment:
+    """Start a member's process in the background, and return the deployment with its id recorded.
 
     The process keeps running after this command has ended, and Ctrl-C in this terminal does not
-    reach it. Its output is appended to the member's log. ``say`` prints the command.
+    reach it. Its output is appended to the member's log. The id is also written to deployment.json.
+    ``say`` prints the command before it is run.
     """
     command = deployment.command(member)
     print_command(command, say)

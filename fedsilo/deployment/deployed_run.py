@@ -52,31 +52,32 @@ def run(
 ) -> Path:
     """Run an experiment on a deployment, wait for its end, and return the run directory.
 
-    Flower's log of the run is printed while it runs.
+    Flower's log of the run is printed meanwhile.
 
     Args:
-        experiment: the experiment, or a method.
+        experiment: an experiment or a method.
         folder: the deployment's folder.
         sources: the files and changed settings of the run. Its ``out`` is ignored, because the run
             directory is in the server's folder.
-        say: prints one line for each command that is run.
+        say: prints the commands that start the run and show its log.
         seed: the run's seed; None for the experiment's.
         name: the run's name; None for the experiment's, or a generated one.
         overrides: settings that take precedence over all others, including ``seed`` and ``name``.
 
     Raises:
-        FedsiloError: a member is down, the run directory cannot be used, or the run failed. For a
-            failed run whose directory exists, the message has the command that resumes it.
+        FedsiloError: a setting is invalid, a member is down, the run directory cannot be used, or
+            the run failed. If a failed run has a directory, the message ends with the command that
+            resumes it.
     """
     deployment, settings, directory = plan(
         experiment, folder, sources, seed=seed, name=name, overrides=overrides
     )
     run_name = settings.common.run_name
-    number = _start(deployment, settings, deployment.home(SERVER) / f"{run_name}.toml", say)
+    number = _start_run(deployment, settings, deployment.home(SERVER) / f"{run_name}.toml", say)
     log = [tool("flwr"), "log", number, FEDERATION, "--stream"]
     print_command(log, say)
     error, _ = stream(log, deployment.environment(SERVER), make_console())
-    status = _end(deployment, number)
+    status = _wait_for_end(deployment, number)
     if status != _COMPLETED:
         fault = f"ended as {status}: read {_logs_command(deployment)}"
         if error:
@@ -98,24 +99,27 @@ def plan(
     name: str | None = None,
     overrides: Mapping[str, Value] | None = None,
 ) -> tuple[Deployment, RunSettings, Path]:
-    """Plan what ``run`` starts, and start nothing.
+    """Build the settings of a run on a deployment, and check that it could start; start nothing.
 
-    Whether the local members run and are online is checked.
+    The check covers the run directory, and that the server and the run's sites on this machine run
+    and are online. Hospitals on other machines are not checked.
 
     Args:
-        experiment: the experiment, or a method.
+        experiment: an experiment or a method.
         folder: the deployment's folder.
-        sources: the files and changed settings of the run. Its ``out`` is ignored.
+        sources: the files and changed settings of the run. Its ``out`` is ignored, because the run
+            directory is in the server's folder.
         seed: the run's seed; None for the experiment's.
         name: the run's name; None for the experiment's, or a generated one.
         overrides: settings that take precedence over all others, including ``seed`` and ``name``.
 
     Returns:
-        The deployment, the settings of the run, and the run directory, which may not exist yet.
+        The deployment, the settings of the run, and the path of the run directory, which may not
+        exist yet.
 
     Raises:
-        FedsiloError: a member is down, the settings are not valid, or the run directory cannot be
-            used.
+        FedsiloError: the folder has no usable deployment, a member is down or offline, a setting is
+            invalid, or the run directory cannot be used.
     """
     deployment = read_deployment(folder)
     chosen: dict[str, Value] = {}
@@ -134,18 +138,20 @@ def plan(
 
 
 def meet(experiment: str, deployment: Deployment, sources: RunSources, seed: int | None) -> Meeting:
-    """Ask the sites for their facts through the deployment's server, as at a run's start.
+    """Ask the sites of a deployment for their facts, such as sample counts, and return the answers.
 
-    No model is trained, and no run directory is kept. An absent site is waited for only 5 seconds.
+    The server does this by a run with 'run.purpose' set to "meet", in which no model is trained.
+    The run directory is in a temporary folder, which is removed. The server waits only 5 seconds
+    for an absent site.
 
     Args:
-        experiment: the experiment, or a method.
+        experiment: an experiment or a method.
         deployment: the deployment, whose server must run.
         sources: the files and changed settings. Its ``out`` is ignored.
         seed: the run's seed; None for the experiment's.
 
     Raises:
-        FedsiloError: the server is down, or the sites could not be asked.
+        FedsiloError: a setting is invalid, the server is down, or the sites could not be asked.
     """
     with tempfile.TemporaryDirectory(dir=deployment.home(SERVER), prefix="meeting-") as folder:
         overrides: dict[str, Value] = {"run.purpose": "meet", "run.away-timeout": _AWAY}
@@ -154,7 +160,9 @@ def meet(experiment: str, deployment: Deployment, sources: RunSources, seed: int
         at_folder = dataclasses.replace(sources, out=Path(folder))
         settings = planned_settings(experiment, at_folder, overrides)
         # The server's process writes the meeting to a file, because flwr returns only a status
-        status = _end(deployment, _start(deployment, settings, Path(folder) / "config.toml", None))
+        status = _wait_for_end(
+            deployment, _start_run(deployment, settings, Path(folder) / "config.toml", None)
+        )
         if status != _COMPLETED:
             raise DeploymentError(
                 f"the sites could not be asked ({status}): for the reason, read "
@@ -167,10 +175,15 @@ def _logs_command(deployment: Deployment) -> str:
     return f"'fedsilo deploy logs server --deployment {deployment.folder}'"
 
 
-def _start(deployment: Deployment, settings: RunSettings, config: Path, say: Say | None) -> str:
-    """Write the settings to the file ``config``, start a run with them, and return its run id.
+def _start_run(deployment: Deployment, settings: RunSettings, config: Path, say: Say | None) -> str:
+    """Write a run's settings to the TOML file ``config``, start the run, and return its id.
 
-    The call does not wait for the run's end. If ``say`` is not None, it prints the command.
+    The id is the server's. The call does not wait for the run's end. If ``say`` is not None, it
+    prints the command.
+
+    Raises:
+        DeploymentError: ``flwr run`` failed.
+        ProcessError: ``flwr`` or fedsilo's checkout is missing.
     """
     write_atomically(config, tomli_w.dumps(settings.run_config()))
     command = ("run", str(app_folder()), FEDERATION, "--run-config", str(config))
@@ -178,15 +191,18 @@ def _start(deployment: Deployment, settings: RunSettings, config: Path, say: Say
 
 
 def _refuse_incomplete(deployment: Deployment, sites: Sequence[str] = ()) -> None:
-    """Check that the server and the run's sites on this machine run and are connected.
+    """Check that the server and the run's sites on this machine run and are online.
+
+    Hospitals on other machines are not checked. If the deployment has an address for such
+    hospitals, the server may run in a container, where its process is not known. It then counts as
+    running if it answers a health request.
 
     Args:
         deployment: the deployment.
         sites: the sites of the run; empty for all.
 
     Raises:
-        DeploymentError: a local process is down, or a local site is offline. Hospitals on other
-            machines are not checked.
+        DeploymentError: a process does not run, the server does not answer, or a site is offline.
     """
     state, wanted = "down", [SERVER, *(sites or deployment.sites)]
     local = [member for member in deployment.members if member in wanted]
@@ -205,13 +221,16 @@ def _refuse_incomplete(deployment: Deployment, sites: Sequence[str] = ()) -> Non
         )
 
 
-def _end(deployment: Deployment, number: str) -> str:
-    """Wait until a run has ended and return its status, such as "finished:completed".
+def _wait_for_end(deployment: Deployment, number: str) -> str:
+    """Wait until a run has ended, and return its status, such as "finished:completed".
 
-    Flower's details, if there are any, follow in brackets.
+    If Flower gives details, they follow the status in brackets. The status is requested every three
+    seconds, because a run can outlive its log stream. If the server stops answering, no error is
+    raised, and the result begins with "lost".
 
-    The status is requested every three seconds, because a run can outlive its log stream. If the
-    server stops answering, the returned status begins with "lost", and no error is raised.
+    Args:
+        deployment: the deployment that runs it.
+        number: the id of the run at the server.
     """
     while True:
         try:
@@ -230,11 +249,11 @@ def _end(deployment: Deployment, number: str) -> str:
 def resume_command(
     experiment: str, folder: Path, sources: RunSources, seed: int | None, name: str
 ) -> str:
-    """Build the shell command that resumes the run ``name`` with the same options.
+    """Build the shell command that resumes the run ``name`` of a deployment with the same options.
 
-    The options are the configuration file, the seed and the changed settings (``--set``), each only
-    if it was given. Words are quoted for a shell. A change of ``run.resume`` is dropped, because
-    the command sets it to true.
+    The command is ``fedsilo deploy run`` with ``--name`` and ``--set run.resume=true``. It repeats
+    the configuration file, the seed and each ``--set`` of the first call, if they were given, but
+    no former value of 'run.resume'. Words are quoted for a shell.
     """
     words = ["fedsilo", "deploy", "run", experiment, "--deployment", str(folder)]
     if sources.config:

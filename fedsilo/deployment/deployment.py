@@ -117,24 +117,36 @@ class Deployment:
         return "0.0.0.0"
 
     def home(self, member: str) -> Path:
-        """Return the folder of the server or of a site on this machine."""
+        """Return the folder of a member: the server, or a site on this machine.
+
+        The server's folder is ``server``, and a site's is ``sites/<site>``, both below the
+        deployment's folder. Neither the name nor the folder's existence is checked.
+        """
         if member == SERVER:
             return self.folder / SERVER
         return self.folder / "sites" / folder_name(member)
 
     def private_key(self, site: str) -> Path:
-        """Return the file of a site's private key, in OpenSSH's format; it may not exist."""
+        """Return the path of a site's private key, in OpenSSH's format.
+
+        This machine has the file only for its own sites, because a hospital on another machine gets
+        its key in its kit.
+        """
         return self.secrets / f"{folder_name(site)}.key"
 
     def public_key(self, site: str) -> Path:
-        """Return the file of a site's public key, in OpenSSH's format; it may not exist yet."""
+        """Return the path of a site's public key, in OpenSSH's format; it may not exist yet."""
         return self.secrets / f"{folder_name(site)}.pub"
 
     def log(self, member: str) -> Path:
-        """Return the path of a member's log; the file may not exist yet.
+        """Return the path of the log of the server or of a site on this machine.
+
+        The file is ``<member>.log`` in the member's own folder. It does not exist before the
+        member's first start.
 
         Raises:
-            FedsiloError: the member is unknown, or runs on another machine.
+            DeploymentError: the member is a hospital on another machine, which has its own log.
+            SettingError: the deployment has no such member.
         """
         if member in self.hospitals:
             raise DeploymentError(f"{member} runs on another machine: read its log on that machine")
@@ -143,10 +155,10 @@ class Deployment:
         return self.home(member) / f"{folder_name(member)}.log"
 
     def choose_sites(self, names: Sequence[str]) -> list[str]:
-        """Check that ``names`` are sites on this machine, and return them.
+        """Return the requested sites, after checking that all of them are on this machine.
 
-        The returned names have the order of ``names``, duplicates included. If ``names`` is empty,
-        all sites on this machine are returned.
+        The order and any duplicates in ``names`` are kept. If ``names`` is empty, all sites on this
+        machine are returned, in alphabetical order.
 
         Raises:
             SettingError: a name is not a site on this machine.
@@ -157,7 +169,11 @@ class Deployment:
         return list(names) or self.sites
 
     def process(self, member: str) -> psutil.Process | None:
-        """Return a member's process, or None if it does not run."""
+        """Return the running process of the server or of a site on this machine.
+
+        The result is None if the member was never started or has ended. The process must have the
+        recorded id and start time, because the system reuses ids.
+        """
         known = self.started.get(member)
         if known is None:
             return None
@@ -168,25 +184,29 @@ class Deployment:
         return [member for member in self.members if self.process(member)]
 
     def with_started(self, member: str, pid: int) -> Deployment:
-        """Return a copy of the deployment with ``pid`` as the process of ``member``, and write it.
+        """Record a member's process in deployment.json, and return the changed deployment.
 
-        The start time of the process is recorded too. The copy is written to deployment.json.
+        The start time of the process is recorded too, because it identifies the process. This
+        object itself does not change.
+
+        Raises:
+            psutil.NoSuchProcess: no process has the id ``pid``.
         """
         started = Started(pid, psutil.Process(pid).create_time())
         return replace(self, started=self.started | {member: started}).write()
 
     def with_node(self, site: str, node: str) -> Deployment:
-        """Return a copy of the deployment with ``node`` as the node id of ``site``, and write it.
+        """Record a site's node id in deployment.json, and return the changed deployment.
 
-        The copy is written to deployment.json.
+        This object itself does not change.
         """
         return replace(self, nodes=self.nodes | {site: node}).write()
 
     def without(self, site: str) -> Deployment:
-        """Return a copy of the deployment without ``site``, and write it to deployment.json.
+        """Remove ``site`` from deployment.json, and return the changed deployment.
 
-        A site that is not in the deployment changes nothing. The site's files remain, and its
-        process is not ended.
+        This object itself does not change. If the deployment does not have the site, nothing is
+        removed. The site's own files remain, and its process is not ended.
         """
         rest: dict[str, Any] = {}
         for part in ("ports", "node_config", "started", "nodes"):
@@ -195,17 +215,18 @@ class Deployment:
         return replace(self, **rest).write()
 
     def write(self) -> Deployment:
-        """Write deployment.json, and return this deployment."""
+        """Write deployment.json, which is replaced as a whole, and return this deployment."""
         content = TypeAdapter(Deployment).dump_json(self, indent=2).decode()
         write_atomically(self.folder / FILE, content + "\n")
         return self
 
     def write_registry(self) -> None:
-        """Write the registry of sites, a JSON file: site -> its node id and its key's fingerprint.
+        """Write the registry, a JSON file that tells the server which node is which site.
 
-        The server reads this file, and then accepts a site's name only from the node with that id
-        and key. The registry has each site with a node id, and replaces an existing file. At the
-        server, $FEDSILO_SITE_REGISTRY names the file.
+        The registry maps each site that has a node id to that id and to the fingerprint of its
+        public key. The server accepts a site's name only from the node with this id and key. An
+        existing registry is replaced. The server's process finds the file by
+        $FEDSILO_SITE_REGISTRY.
 
         Raises:
             DeploymentError: a site's public key cannot be read. Nothing is written then.
@@ -242,12 +263,14 @@ class Deployment:
         ]
 
     def supernode_command(self, site: str) -> list[str]:
-        """Build the command that starts a site, with the site's node config.
+        """Build the command that starts a site on this machine, as a list of words.
 
-        Only this user's plugins are accepted.
+        The command starts a SuperNode, which is Flower's process at a site, and fedsilo's worker,
+        and passes the site's node config to them. They connect to the server on this machine.
 
         Raises:
-            SettingError: deployment.json names a plugin that this user has not given or run.
+            SettingError: the node config names a plugin file that this user has neither given nor
+                run, or whose content has changed since.
         """
         # Somebody else may have put a plugin's name into deployment.json
         named = str(self.node_config[site].get("plugin", ""))
@@ -257,17 +280,30 @@ class Deployment:
         return node_command(superlink, *files, *own, self.node_config[site])
 
     def command(self, member: str) -> list[str]:
-        """Build the command that starts the server or a site."""
+        """Build the command that starts the server or a site on this machine, as a list of words.
+
+        The errors are those of ``superlink_command`` and ``supernode_command``.
+        """
         if member == SERVER:
             return self.superlink_command()
         return self.supernode_command(member)
 
     def environment(self, member: str) -> dict[str, str]:
-        """Build the environment of a member's process: this process's, with its own FLWR_HOME.
+        """Build the environment variables with which a member's process is started.
 
-        Other FLWR_ and FEDSILO_ variables of this process are not passed on. The server also gets
-        the folder of runs and the registry, and a site gets fedsilo's own folder as PYTHONPATH.
-        Calls to this machine bypass proxies, and Flower's telemetry is off.
+        The variables are those of this process, with these changes:
+
+        - All FLWR_ and FEDSILO_ variables are removed, so that the caller's do not affect the
+          member.
+        - FLWR_HOME is ``flwr`` in the member's own folder.
+        - Flower's telemetry and its search for updates are off.
+        - PATH begins with the folder of this Python.
+        - Calls to this machine bypass proxies.
+        - The server gets the folder of runs, the registry and fedsilo's git revision. A site gets
+          fedsilo's checkout as PYTHONPATH.
+
+        Raises:
+            ProcessError: the member is a site, but fedsilo was not installed from a checkout.
         """
         # The variables of whoever starts the members must not decide how the members work
         variables = {}
@@ -293,7 +329,12 @@ class Deployment:
         return variables
 
     def write_connection(self) -> None:
-        """Write the server's address and certificate for ``flwr``, in the server's FLWR_HOME."""
+        """Write the file that tells the command ``flwr`` how to reach this deployment's server.
+
+        The file is ``config.toml`` in the server's FLWR_HOME, and an existing one is replaced. It
+        has the address of the Control API on this machine and the path of the authority's
+        certificate, ca.crt.
+        """
         connection = {
             "address": f"127.0.0.1:{self.ports['http']}",
             "root-certificates": str(self.secrets / "ca.crt"),
@@ -310,15 +351,19 @@ def node_command(
     port: int,
     node_config: Mapping[str, Value],
 ) -> list[str]:
-    """Build the command that starts a hospital's node: its SuperNode with fedsilo's worker.
+    """Build the command that starts a hospital's node, as a list of words.
+
+    The command runs ``fedsilo.deployment.worker.hospital`` with this Python. That module starts
+    Flower's SuperNode, which receives messages, and fedsilo's worker, which answers them.
 
     Args:
         superlink: the server's address for hospitals, host:port.
         authority: the file of the authority's certificate.
         key: the file of the hospital's private key.
-        host: the host of the node's own Runtime API.
+        host: the host of the SuperNode's own Runtime API.
         port: the port of that API.
-        node_config: the node config; values are written as JSON.
+        node_config: the node config. It becomes one argument of entries key=value, separated by
+            spaces, with each value as JSON.
     """
     config = " ".join(
         f"{name}={json.dumps(value, ensure_ascii=False)}" for name, value in node_config.items()
@@ -351,10 +396,10 @@ def key_fingerprint(public_key: Path) -> str:
 
 
 def find_name_fault(sites: Sequence[str]) -> str:
-    """Describe the first site name that is not allowed or is used twice.
+    """Describe the first site name that is not allowed, or that occurs twice, and what to do.
 
-    Reserved names, such as "server", are not allowed. If all names are valid, the result is an
-    empty string.
+    "all", "ca", "fleet", "http" and "server" are reserved, so a site may not have such a name. If
+    all names are valid, the result is an empty string.
     """
     for site in sites:
         fault = site_name_fault(site)
@@ -445,8 +490,9 @@ def locked(folder: Path) -> Iterator[None]:
 def read_deployment(folder: Path) -> Deployment:
     """Read the deployment in a folder, which may be relative or begin with ``~``.
 
-    Node config keys of older versions are dropped, but only from the result. Whether members run is
-    not checked.
+    The result's ``folder`` is the absolute path of this folder, even if deployment.json names
+    another. Node config keys of older versions are removed from the result, but not from the file.
+    Whether members run is not checked.
 
     Raises:
         DeploymentError: the folder does not contain a deployment, or deployment.json is damaged or
@@ -491,10 +537,11 @@ def open_locked(folder: Path) -> Iterator[Deployment]:
 
 
 def _find_altered(deployment: Deployment) -> str:
-    """Describe the first site name that is not allowed, or port that is missing or out of range.
+    """Describe the first invalid site name or port in a deployment that was read from its file.
 
-    If all names and ports are valid, the result is an empty string. Names are checked because paths
-    and commands contain them, so a name such as ``../x`` would lead out of the folder.
+    A name is invalid if it is not allowed, because paths and commands contain names: ``../x`` would
+    lead out of the folder. A port is invalid if it is missing or not between 1 and 65535. If there
+    is no such fault, the result is an empty string.
     """
     fault = find_name_fault([*deployment.node_config.keys() | deployment.nodes.keys()])
     for member in ("http", "fleet", *deployment.node_config):

@@ -19,17 +19,19 @@ _START_LIMIT = 90.0  # seconds; a member that takes longer to start counts as fa
 
 
 def flwr(deployment: Deployment, *arguments: str, say: Say | None = None) -> dict[str, Any]:
-    """Run a ``flwr`` command for the deployment's server and return its JSON answer.
+    """Run a ``flwr`` command for the deployment's server, and return its JSON answer.
 
-    The call waits for the command's end, without a limit.
+    The call waits until the command ends, without a time limit.
 
     Args:
         deployment: the deployment, whose server must run for most commands.
-        arguments: the words after ``flwr``, such as "run".
+        arguments: the words after ``flwr``, such as "run". "--format json" is added.
         say: prints the command before it is run; None to print nothing.
 
     Raises:
-        DeploymentError: the command failed; the message has its error.
+        DeploymentError: the command failed. The message has Flower's error or the last line of
+            output; if the server's certificate is the cause, it says so.
+        ProcessError: ``flwr`` is not installed.
     """
     command = [tool("flwr"), *arguments, "--format", "json"]
     if say:
@@ -49,7 +51,9 @@ def flwr(deployment: Deployment, *arguments: str, say: Say | None = None) -> dic
 
 
 def unknown_nodes(deployment: Deployment) -> list[str]:
-    """Return the ids of registered nodes that belong to no site of the deployment, sorted.
+    """List the ids of nodes that the server has registered, but that belong to no site.
+
+    The ids are sorted as strings. A node is a hospital's connection, with its own key.
 
     Raises:
         DeploymentError: the server does not answer.
@@ -63,15 +67,20 @@ def unknown_nodes(deployment: Deployment) -> list[str]:
 
 
 def states_by_node(deployment: Deployment) -> dict[str, str]:
-    """Return Flower's status of each node that was ever registered, by node id."""
+    """Return the status of each node that was ever registered at the server, by node id.
+
+    A status is "registered", "online", "offline" or "unregistered", as ``flwr supernode list``
+    shows it. The errors are those of ``flwr``.
+    """
     nodes = flwr(deployment, "supernode", "list", FEDERATION)["nodes"]
     return {str(node["node-id"]): str(node["status"]) for node in nodes}
 
 
 def node_states(deployment: Deployment) -> dict[str, str]:
-    """Return Flower's status of each site, such as "online", by site name. Local sites come first.
+    """Return the status of each site at the server, such as "online", by the site's name.
 
-    The status is "unregistered" if the server does not know the site's node.
+    The sites on this machine come first, then the hospitals on other machines. If a site has no
+    node, or the server does not know the node, the status is "unregistered".
 
     Raises:
         DeploymentError: the server does not answer.
@@ -85,18 +94,26 @@ def node_states(deployment: Deployment) -> dict[str, str]:
 
 
 def list_online_sites(deployment: Deployment) -> list[str]:
-    """Return the sites that the server reports as online, including hospitals elsewhere."""
+    """List the sites that the server reports as online, including hospitals on other machines.
+
+    Raises:
+        DeploymentError: the server does not answer.
+    """
     return [site for site, state in node_states(deployment).items() if state == "online"]
 
 
 def list_missing_sites(deployment: Deployment, seen: Sequence[str] | None = None) -> list[str]:
-    """Return the sites on this machine that are not online, or whose process has ended.
+    """List the sites on this machine that are not online, or whose process does not run.
 
+    The process is checked too, because the server notices only after a while that it was killed.
     Hospitals on other machines are not included.
 
     Args:
         deployment: the deployment.
-        seen: the sites that are online. If it is None, the server is asked.
+        seen: the sites that are online; None to ask the server.
+
+    Raises:
+        DeploymentError: the server was asked but does not answer.
     """
     if seen is None:
         seen = list_online_sites(deployment)
@@ -105,13 +122,15 @@ def list_missing_sites(deployment: Deployment, seen: Sequence[str] | None = None
 
 
 def is_healthy(deployment: Deployment) -> bool:
-    """Return whether the server answers a health request on this machine within two seconds.
+    """Return whether the deployment's server answers a health request on this machine.
 
-    The request bypasses any proxy. If the connection fails, or the server answers with an error
-    status, the result is False.
+    The request is an HTTPS GET of /health on 127.0.0.1, with a time limit of two seconds. It
+    bypasses any proxy, and the certificate is checked against the deployment's authority. If the
+    connection fails, or the server answers with an error status, the result is False.
 
     Raises:
-        DeploymentError: the server's certificate is not valid, or the authority's file is unusable.
+        DeploymentError: the server's certificate is not valid, or the authority's file (ca.crt) is
+            missing or cannot be used.
     """
     authority = deployment.secrets / "ca.crt"
     fault = file_fault(authority)  # a pipe would be waited for
@@ -141,18 +160,18 @@ def is_healthy(deployment: Deployment) -> bool:
 
 
 def wait_for(deployment: Deployment, missing: Callable[[Deployment], Sequence[str]]) -> None:
-    """Call ``missing`` every 0.3 seconds until it returns an empty list of members.
+    """Wait until all members that must be present are present, at most 90 seconds.
 
-    If the first list is empty, the function returns without waiting. Errors of ``missing`` are not
-    caught.
+    The function calls ``missing`` every 0.3 seconds, and returns as soon as the list is empty,
+    which may be at the first call. Errors that ``missing`` raises are not caught.
 
     Args:
         deployment: the deployment, whose processes are checked and whose logs explain a failure.
-        missing: returns the members that are still missing, given the deployment.
+        missing: takes the deployment, and returns the members that are still missing.
 
     Raises:
-        DeploymentError: the process of a missing member ended, or the member did not start within
-            90 seconds. The message has the last line of its log.
+        DeploymentError: the process of a missing member has ended, or a member is still missing
+            after 90 seconds. The message has the last line of the member's log.
     """
     limit = time.monotonic() + _START_LIMIT
     failed, failure = "", ""
@@ -176,11 +195,15 @@ def wait_for(deployment: Deployment, missing: Callable[[Deployment], Sequence[st
 
 
 def wait_until_left(deployment: Deployment, site: str, say: Say) -> None:
-    """Wait at most 90 seconds until the server notices that a site's killed process is gone.
+    """Wait until the server no longer shows a site as online, although its process was killed.
 
-    If the server shows the site as online at first, ``say`` prints a line about the wait.
-    Otherwise the function returns at once. The wait is needed because the server admits only one
-    process per site. After 90 seconds the function returns without an error.
+    A site can be started again only then, because the server admits one process per site. The
+    server is asked once a second. If it shows the site as online at first, ``say`` prints a line
+    about the wait. If it does not, the function returns at once. After 90 seconds, the function
+    returns without an error.
+
+    Raises:
+        DeploymentError: the server does not answer.
     """
     limit = time.monotonic() + _START_LIMIT
     if site in list_online_sites(deployment):

@@ -25,10 +25,10 @@ class HospitalCounts:
     counts_noise: float  # 'counts-noise' of the rules, in patients; 0 for the default noise
 
     def describe(self) -> Iterator[str]:
-        """Yield a line for each data set whose counts were sent.
+        """Yield a line about each data set whose noisy sample counts this hospital has sent.
 
-        If no counts were sent, yield one line that says so. Each line begins with the site's name.
-        Nothing is charged.
+        A line begins with the site's name, and has the total of each split and the amount of noise.
+        If no counts were sent, the only line says so. Nothing is charged to the ledger.
         """
         kept = kept_counts(self.ledger)
         if not kept:
@@ -37,14 +37,15 @@ class HospitalCounts:
             yield f"{self.site}: {_describe(counts)}"
 
     def charge_another_draw(self) -> Iterator[str]:
-        """Charge the ledger for drawing the counts again in the next run, and yield a line on it.
+        """Let the next run draw the noise of the counts again, and charge its epsilon.
 
-        If no counts were sent, nothing is charged and no line is yielded. If the next run already
-        draws them again, nothing is charged and the line says so. Nothing is charged before the
-        first line is requested, because this is a generator.
+        The epsilon is charged to the hospital's ledger. The only line that is yielded says how
+        epsilon over all runs rises. If no counts were sent yet, nothing is charged and no line is
+        yielded. If the next run already draws all of them again, nothing is charged and the line
+        says so. This is a generator, so nothing is charged before the first line is requested.
 
         Raises:
-            EpsilonSpentError: the draws would bring epsilon above the cap. Nothing changes.
+            EpsilonSpentError: epsilon would rise above the hospital's cap. Nothing changes then.
         """
         kept = kept_counts(self.ledger)
         if not kept:
@@ -75,14 +76,21 @@ def _describe(counts: NoisyCounts) -> str:
 
 
 def open_counts(kit: Path | None, node_config: Sequence[str]) -> HospitalCounts:
-    """Find a hospital's counts and its privacy ledger.
+    """Find a hospital's noisy sample counts, and the ledger that records the epsilon spent on them.
+
+    The hospital is described by its node config, the settings of its node. The config comes from
+    the kit if one is given, with the entries of ``node_config`` on top. The cap on epsilon, its
+    delta and the noise come from the rules that apply, the stricter of the site file and the node
+    config. Neither the counts nor the ledger is read here.
 
     Args:
-        kit: the folder of the hospital's opened kit, or None.
-        node_config: entries key=value; they override those of the kit.
+        kit: the folder of the hospital's opened kit; None to use only ``node_config``.
+        node_config: entries key=value. They override those of the kit.
 
     Raises:
-        SettingError: the hospital's name, state folder or cap on epsilon is missing.
+        SettingError: the hospital's name, its 'state-dir' or a cap on epsilon is missing, or the
+            node config cannot be read.
+        RefusedError: the site file cannot be used.
         KitError: the folder does not contain a kit, or the kit was altered.
     """
     if kit is None:

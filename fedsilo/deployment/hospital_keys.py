@@ -10,14 +10,16 @@ from fedsilo.core.files.site_names import site_of_folder
 
 
 def find_own_folder(folder: Path) -> Path:
-    """Return the folder where a hospital keeps its keys and private state over all runs.
+    """Find the folder in which a hospital keeps its keys and its private state over all runs.
+
+    The folder is ``<state-dir>/.own/<site>``. It is recognised by the hospital's signing key in it.
 
     Args:
-        folder: the folder of an opened kit, or a 'state-dir'. If it is already the wanted folder,
-            which is recognised by its parent's name, it is returned without a check.
+        folder: the folder of an opened kit, which has the state in ``state``; or a 'state-dir'; or
+            the wanted folder itself, which is returned without a check.
 
     Raises:
-        SettingError: no signing key is below ``folder``, or the keys of several sites are.
+        SettingError: no signing key is found, or the keys of several sites are.
     """
     folder = folder.expanduser().resolve()
     if folder.parent.name == OWN:
@@ -39,20 +41,23 @@ def find_own_folder(folder: Path) -> Path:
 
 
 def mark_keys(folder: Path, compared: Sequence[str], forget: Sequence[str]) -> None:
-    """Mark some hospitals' keys as compared, and remove other hospitals from the list.
+    """Mark other hospitals' signing keys as compared by telephone, or forget the keys.
 
-    The entries are processed in order, first all of ``compared``. Changes before an error are kept.
+    Only hospitals with a compared key take part in secure sums with this one. All of ``compared``
+    are processed first, in order, then all of ``forget``. Changes made before an error are kept.
 
     Args:
         folder: the hospital's own folder, as ``find_own_folder`` returns it.
-        compared: sites whose received key was compared by telephone; or SITE=CODE, where CODE is
-            the code that SITE read out. Only a key with this code is then accepted.
-        forget: sites to remove from the list.
+        compared: sites whose received key was compared; or SITE=CODE, where CODE is the code that
+            SITE read out. With a code, only the key with this code is accepted, even if it is still
+            to come.
+        forget: sites to remove from the list of known keys.
 
     Raises:
-        SettingError: ``compared`` names this hospital itself, an invalid site name or a malformed
-            code; or, without a code, a site whose key was not received, or has arrived or changed
-            since ``describe_keys`` listed it. Or ``forget`` names a site that is not in the list.
+        SettingError: ``compared`` names this hospital itself, or has an invalid site name or a
+            malformed code. Or, without a code, the site's key was not received, or has arrived or
+            changed since ``describe_keys`` listed it. Or ``forget`` names a site that is not in the
+            list.
         CheckpointError: the list is damaged, or cannot be written.
     """
     known = KnownKeys(folder)
@@ -66,11 +71,15 @@ def mark_keys(folder: Path, compared: Sequence[str], forget: Sequence[str]) -> N
 
 
 def describe_keys(folder: Path) -> list[str]:
-    """Describe this hospital's key and every other known key, in one line each.
+    """Describe the signing keys that a hospital knows, one line each, with its own key first.
 
-    The line of this hospital comes first, and the other lines are sorted by site. If no other key
-    is known, a second line explains how to enter one. The received keys are stored as listed, so
-    that ``mark_keys`` accepts them without a code.
+    The other lines are sorted by site. The first line has the code to read out to other hospitals.
+    Each other line has the code and whether the key was compared, and when. If no other key is
+    known, the second line explains how to enter one. The listed keys are recorded as shown, so that
+    ``mark_keys`` accepts them without a code.
+
+    Args:
+        folder: the hospital's own folder, as ``find_own_folder`` returns it.
 
     Raises:
         CheckpointError: the list of keys is damaged, or cannot be written.

@@ -36,7 +36,11 @@ class MadeKit:
 
 
 def add(folder: Path, names: Sequence[str], say: Say) -> list[MadeKit]:
-    """Register new hospitals and make a kit for each.
+    """Register new hospitals at the server, and make a kit for each.
+
+    A kit is the zip that a hospital on another machine needs to connect: a private key, the
+    authority's certificate and the server's address. Kits are in ``kits`` below the deployment's
+    folder.
 
     Args:
         folder: the deployment's folder.
@@ -62,7 +66,7 @@ def add(folder: Path, names: Sequence[str], say: Say) -> list[MadeKit]:
                 )
         if fault:
             raise SettingError(fault)
-        _refuse_silent(deployment)
+        _refuse_silent_server(deployment)
         keys = {}
         for name in names:
             deployment, keys[name] = _make_key(deployment, name, say)
@@ -70,26 +74,27 @@ def add(folder: Path, names: Sequence[str], say: Say) -> list[MadeKit]:
 
 
 def renew(folder: Path, name: str, say: Say) -> MadeKit | str:
-    """Replace a hospital's key, or renew the server's certificate if ``name`` is the server.
+    """Replace a hospital's key, or renew the server's certificate if ``name`` is "server".
 
-    After a new key, the server refuses the hospital's old key. A certificate can be renewed while
-    the server is down.
+    A new key is registered before the old one is removed, so the hospital always has a key that
+    works. Afterwards, the server refuses the old key. If the site is on this machine, its process
+    is ended. The certificate can be renewed while the server is down, and is used from the server's
+    next start on.
 
     Args:
         folder: the deployment's folder.
-        name: a local site, a hospital on another machine, or "server".
+        name: a site on this machine, a hospital on another machine, or "server".
         say: prints each command that is run.
 
     Returns:
-        The new kit of a hospital on another machine. Otherwise a sentence that says what to do
-        next: a site on this machine needs no kit, because ``deploy up`` starts it again with its
-        new key.
+        For a hospital on another machine, its new kit. Otherwise a sentence that says what to do
+        next. A site on this machine needs no kit, because ``deploy up`` starts it with its new key.
 
     Raises:
-        FedsiloError: ``name`` is not in the deployment, the server does not answer, another
-            command changes the deployment, or the new key cannot be registered. In these cases
-            nothing was written. If the old key cannot be removed, the hospital still has it; the
-            command can be repeated.
+        FedsiloError: ``name`` is not in the deployment, the server does not answer, another command
+            changes the deployment, or the new key cannot be registered. In these cases nothing was
+            written. If the old key cannot be removed, the hospital still has it; the command can be
+            repeated.
     """
     with open_locked(folder) as deployment:
         if name == SERVER:
@@ -101,7 +106,7 @@ def renew(folder: Path, name: str, say: Say) -> MadeKit | str:
                 "'fedsilo deploy down' and 'fedsilo deploy up'; hospitals need not do anything"
             )
         old = _node_of(deployment, name)
-        _refuse_silent(deployment)
+        _refuse_silent_server(deployment)
         # The new key is registered before the old one is removed: after an interruption the
         # hospital still has one that works
         deployment, private = _make_key(deployment, name, say)
@@ -111,15 +116,16 @@ def renew(folder: Path, name: str, say: Say) -> MadeKit | str:
             return made
         write_atomically(deployment.private_key(name), private, mode=0o600)
         deployment.write_registry()
-        _end(deployment, name)
+        _end_process(deployment, name)
         return f"{name} has a new key: to start it again, run 'fedsilo deploy up'"
 
 
 def revoke(folder: Path, name: str, say: Say) -> None:
-    """Exclude a hospital at once and permanently, and end its process if it runs on this machine.
+    """Exclude a hospital from the deployment at once, and end its process on this machine.
 
-    The hospital's registrations at the SuperLink and in the registry are removed. The server's
-    copies of its kit and keys are deleted. A revoked name can be added again.
+    The hospital is removed from the SuperLink first, which stops its messages, then from
+    deployment.json and the registry. The server's copies of its kit and keys are deleted, but a
+    site's folder with its private state is kept. The name can be added again, with a new key.
 
     Raises:
         FedsiloError: ``name`` is not in the deployment, the server does not answer, or another
@@ -127,10 +133,10 @@ def revoke(folder: Path, name: str, say: Say) -> None:
     """
     with open_locked(folder) as deployment:
         node = _node_of(deployment, name)
-        _refuse_silent(deployment)
+        _refuse_silent_server(deployment)
         # The SuperLink comes first, because it stops the hospital's messages at once
         _unregister(deployment, node, say)
-        _end(deployment, name)
+        _end_process(deployment, name)
         deployment.without(name).write_registry()
         keys = deployment.public_key(name), deployment.private_key(name)
         for path in (*keys, _kit_of(deployment, name)):
@@ -138,13 +144,19 @@ def revoke(folder: Path, name: str, say: Say) -> None:
 
 
 def register(deployment: Deployment, site: str, say: Say, public: Path | None = None) -> Deployment:
-    """Register a site's public key at the SuperLink, and return the deployment with its node id.
+    """Register a site's public key at the server, and return the deployment with the node id.
 
-    The node id is also written to deployment.json, but not to the registry.
-    ``public`` is the file of the key; None for the site's own file in the deployment.
+    The server assigns the site's node id. It is also written to deployment.json, but not to the
+    registry.
+
+    Args:
+        deployment: the deployment, whose server must answer.
+        site: the site's name, under which the server lists the node.
+        say: prints the command.
+        public: the file of the public key; None for the site's own file in the deployment.
 
     Raises:
-        DeploymentError: the SuperLink refuses the key.
+        DeploymentError: the server refuses the key, for example because it is already registered.
     """
     key = public or deployment.public_key(site)
     command = ("supernode", "register", str(key), FEDERATION)
@@ -190,12 +202,21 @@ def _make_key(deployment: Deployment, site: str, say: Say) -> tuple[Deployment, 
 
 
 def _make_kits(deployment: Deployment, keys: dict[str, bytes]) -> list[MadeKit]:
-    """Write the registry, then write a kit for each site in ``keys``.
+    """Write the registry, and write a kit for each site in ``keys``.
 
-    ``keys`` maps each site to its private key. An older kit of a site is replaced.
+    A kit is a zip in ``kits`` below the deployment's folder, which only its owner can read. It
+    replaces an older kit of the site. It has the site's private key, the authority's certificate,
+    and the server's address.
+
+    Args:
+        deployment: the deployment, in which all these sites have a node id.
+        keys: site -> its private key in OpenSSH's format.
 
     Returns:
         For each kit, its site, its path and its code, in the order of ``keys``.
+
+    Raises:
+        DeploymentError: a site's public key cannot be read for the registry.
     """
     deployment.write_registry()
     authority = (deployment.secrets / "ca.crt").read_bytes()
@@ -222,10 +243,10 @@ def _node_of(deployment: Deployment, site: str) -> str:
 
 
 def _unregister(deployment: Deployment, node: str, say: Say) -> None:
-    """Unregister a node at the SuperLink, if the SuperLink still has it as registered.
+    """Remove a node's registration at the server, so that its key is refused.
 
-    An interrupted call may have unregistered the node already, and then nothing is done. The
-    registry file is not changed. ``say`` prints the command before it runs.
+    If the server does not know the node, or an interrupted call has already removed it, nothing is
+    done. The registry file is not changed. ``say`` prints the command before it runs.
 
     Raises:
         DeploymentError: a ``flwr`` command failed.
@@ -234,14 +255,14 @@ def _unregister(deployment: Deployment, node: str, say: Say) -> None:
         flwr(deployment, "supernode", "unregister", node, FEDERATION, say=say)
 
 
-def _end(deployment: Deployment, site: str) -> None:
+def _end_process(deployment: Deployment, site: str) -> None:
     """End the process of a site on this machine, if it runs."""
     process = deployment.process(site)
     if process is not None:
         end_trees([process])
 
 
-def _refuse_silent(deployment: Deployment) -> None:
+def _refuse_silent_server(deployment: Deployment) -> None:
     if not is_healthy(deployment):
         raise DeploymentError(
             f"the server of {deployment.folder} does not answer: start it by 'fedsilo deploy up'"

@@ -84,17 +84,19 @@ class Kit:
 
 
 def make_kit(site: str, server: str, node: str, made: str, files: Mapping[str, bytes]) -> bytes:
-    """Build a kit and return the bytes of its zip.
+    """Build the zip of a kit, the files that a hospital needs to connect to the server.
 
-    The zip also has a readme and the card, which seals the other files by their digests. Equal
-    arguments give equal bytes.
+    The zip has the given files, a readme, and the card ``kit.json``. The card has the other
+    arguments, the SHA-256 of each file, and a seal over all of these. All files are for their owner
+    only. Equal arguments give equal bytes. Nothing is written to disk.
 
     Args:
         site: the hospital's name.
         server: the address of the Fleet API, host:port.
         node: the hospital's node id at the server.
-        made: the current time, ISO 8601 in UTC.
-        files: the authority's certificate and the private key, by file name.
+        made: the time to record, ISO 8601 in UTC.
+        files: file name -> content, for the authority's certificate (``AUTHORITY``) and the
+            hospital's private key (``KEY``).
     """
     readme = _text_of("kit_readme.txt", site, server).encode()
     packed_files = {**files, _README: readme}
@@ -123,15 +125,19 @@ def _text_of(name: str, site: str, server: str) -> str:
 
 
 def read_kit(path: Path) -> Kit:
-    """Read a kit from its zip, or from the folder where it was opened.
+    """Read a hospital's kit from its zip, or from the folder where it was opened, and check it.
+
+    The files must have the SHA-256 values in the kit's card, ``kit.json``, and the seal must match
+    the card. This does not prove who made the kit, because it has no signature. Therefore the
+    server's operator and the hospital compare its code by telephone.
 
     Returns:
-        The kit with its path, its card and its files by name. The server's signature is not
-        checked, because a kit has none: people compare its code by telephone.
+        The kit with its path, its card and its files by name. The text of the card is written anew
+        from its values.
 
     Raises:
-        KitError: the path is not a complete kit, the kit was altered, or other users may read the
-            zip. The mode of a folder's files is not checked.
+        KitError: the path does not exist, is not a complete kit, or is damaged or altered. Or it is
+            a zip that other users may access; the files of a folder may have any mode.
         PermissionError: this user cannot read the zip.
     """
     files = _read_folder(path) if path.is_dir() else _read_zip(path)
@@ -160,12 +166,13 @@ _ANOTHER = "do not use the kit, and ask the server's operator for another"
 
 
 def _read_zip(path: Path) -> dict[str, bytes]:
-    """Read the files of a zip by name, and check that they are files of a kit.
+    """Read the files of a kit's zip, by name. A missing file is not refused here.
 
-    A missing file is not refused here.
+    The zip may be a symbolic link, but not a pipe.
 
     Raises:
-        KitError: the zip is missing or damaged, has other files, or other users may read it.
+        KitError: the zip is missing or damaged, contains other files than a kit, or can be accessed
+            by other users.
         PermissionError: this user cannot read the zip.
     """
     try:
@@ -193,17 +200,19 @@ def _read_zip(path: Path) -> dict[str, bytes]:
 
 
 def _refuse_entries(path: Path, entries: Sequence[zipfile.ZipInfo]) -> None:
-    """Check that a zip has only files of a kit, each once, of at most 1 MiB, compressed as usual.
+    """Check that a zip contains only files of a kit, so that unpacking it is safe.
 
-    The sizes are those that the zip states. A missing file is not refused here.
+    Each file may occur once, may have at most 1 MiB when unpacked, and must be stored or compressed
+    by the usual method. The sizes are those that the zip states. A missing file is not refused
+    here.
 
     Args:
         path: the path of the zip, for errors.
         entries: the entries of the zip.
 
     Raises:
-        KitError: an entry has an unknown name or a name of older kits, occurs twice, is too large,
-            or is compressed by an unusual method.
+        KitError: an entry breaks one of these rules. If its name is that of a file in kits of older
+            versions, the message says so.
     """
     names = [entry.filename for entry in entries]
     for entry in entries:
@@ -230,10 +239,12 @@ def _refuse_entries(path: Path, entries: Sequence[zipfile.ZipInfo]) -> None:
 
 
 def _read_folder(path: Path) -> dict[str, bytes]:
-    """Read the files of an opened kit, by name. A missing file is left out.
+    """Read the files of an opened kit, by name. Other files in the folder are ignored.
+
+    A missing file is left out of the result.
 
     Raises:
-        KitError: a file exists but cannot be read.
+        KitError: a file exists but cannot be read, or is not a regular file.
     """
     files = {}
     for name in _NAMES:

@@ -20,7 +20,7 @@ _WEIGHT = 4  # bytes of a float32
 def describe_run(
     settings: RunSettings, resources: Mapping[str, Value], engine: str
 ) -> Iterator[str]:
-    """Check a planned run as its start would, and yield lines about its plan, cost and files.
+    """Check a planned run as its start would, and yield lines on its plan, cost and folder.
 
     Nothing is run or written.
 
@@ -30,7 +30,7 @@ def describe_run(
         engine: the engine that would run it, or ``auto``.
 
     Raises:
-        FedsiloError: the run could not begin.
+        FedsiloError: the run could not begin, for example because its directory exists already.
     """
     common = settings.common
     directory = open_run_directory(common.out, common.run_name, common.resume)
@@ -43,7 +43,12 @@ def describe_run(
 
 
 def _cost(settings: RunSettings) -> str:
-    """Estimate the optimiser steps and the bytes of a message that holds the whole network."""
+    """Estimate the cost of a run in one phrase.
+
+    The phrase has the optimiser steps of all sites in all rounds, the number of values in the
+    network, and the bytes of a message that holds the whole network. The data of the first site is
+    loaded to get its size and shape.
+    """
     common = settings.common
     steps = format_count(estimate_steps(common), "optimiser step")
     shape = load_silo(silo_names(common)[0], common).shape

@@ -32,11 +32,13 @@ _MOST_BASES = 50
 
 
 def _flat_settings(content: Any) -> Any:
-    """Flatten a mapping of settings to dotted keys.
+    """Flatten nested settings to one mapping with dotted keys, for validation by pydantic.
 
-    None and other empty values become an empty mapping. Anything else that is not a mapping is
-    returned unchanged, and pydantic then rejects it. Raises a PydanticCustomError if the nesting is
-    invalid.
+    None and other empty values become an empty mapping. A value that is not a mapping is returned
+    unchanged, because pydantic then rejects it with a better message.
+
+    Raises:
+        PydanticCustomError: the nesting is invalid.
     """
     if not isinstance(content, dict):
         return content or {}
@@ -47,11 +49,13 @@ def _flat_settings(content: Any) -> Any:
 
 
 def _read_grid(content: Any) -> Any:
-    """Read a tuning grid, key -> list of values, and replace former keys by their current ones.
+    """Read a tuning grid, key -> list of values, for validation by pydantic.
 
-    None and other empty values become an empty mapping. Anything else that is not a mapping is
-    returned unchanged, so that pydantic rejects it. Raises a PydanticCustomError for an unknown
-    key, or for a key without a list of values.
+    Former names of keys are replaced by the current ones. None and other empty values become an
+    empty mapping. A grid that is not a mapping is returned unchanged, so that pydantic rejects it.
+
+    Raises:
+        PydanticCustomError: a key is unknown, or does not have a list with at least one value.
     """
     if not isinstance(content, dict):
         return content or {}
@@ -134,10 +138,13 @@ class SimulationFile:
 
     @cached_property
     def cells(self) -> Mapping[str, Cell]:
-        """The entry and matrix values of each experiment, by its name, in the file's order.
+        """The name of each experiment -> its cell, in the order of the file.
+
+        A cell is the entry of the file that makes the experiment, with the matrix values that the
+        experiment has.
 
         Raises:
-            SettingError: there are no experiments, two have one name, or a matrix or a name is
+            SettingError: there are no experiments, two have the same name, or a matrix or a name is
                 invalid.
         """
         cells: dict[str, Cell] = {}
@@ -158,7 +165,10 @@ class SimulationFile:
         return entries
 
     def _cells_of(self, entry: Any) -> list[Cell]:
-        """List the cells of an entry: one, or one per combination of its matrix's values.
+        """List the cells of an entry, one for each experiment that the entry makes.
+
+        An entry without a matrix has one cell. An entry with a matrix has one for each combination
+        of the matrix's values.
 
         Raises:
             SettingError: the entry or its matrix is malformed.
@@ -179,7 +189,11 @@ class SimulationFile:
         return self._is_one_entry(name) or name in self.cells
 
     def _is_one_entry(self, name: str) -> bool:
-        """Tell whether the file has an entry ``name`` without placeholders and matrix."""
+        """Tell whether ``name`` is an entry that makes just one experiment, of the same name.
+
+        Such an entry has no placeholders in its name, and no matrix. A name that is not in the file
+        gives False.
+        """
         entries = self._raw_entries()
         if name not in entries or has_placeholder(name):
             return False
@@ -187,11 +201,13 @@ class SimulationFile:
         return not (isinstance(content, dict) and "matrix" in content)
 
     def entry(self, name: str) -> Entry:
-        """Return the file's entry of exactly this name, which is checked at the first call.
+        """Return the entry of the file that has exactly this name, with its placeholders unfilled.
+
+        An entry is checked when it is first asked for, and the result is kept for later calls.
 
         Raises:
-            SettingError: the entry is malformed.
-            KeyError: the file has no such entry; callers check this before.
+            SettingError: the entry, or its name, is malformed.
+            KeyError: the file has no such entry. Callers check this first.
         """
         if name not in self._entries:
             self._entries |= check_content(
@@ -205,17 +221,20 @@ class SimulationFile:
         return SettingError(f"{self._path}: experiment '{one_line(name, 100)}' {sentence}")
 
     def find(self, name: str, chain: tuple[str, ...] = ()) -> Experiment:
-        """Return an experiment, whose own settings override those of its bases.
+        """Return an experiment with all its settings, including those inherited from its bases.
 
-        ``about`` and ``minutes`` are never taken from a base.
+        The experiment's own settings override those of its base, and so on along the chain of
+        bases. ``about`` and ``minutes`` are never inherited, because a base's purpose and duration
+        do not hold for the experiments that are based on it.
 
         Args:
             name: the experiment's name.
-            chain: the experiments that are based on it, for the error about a loop.
+            chain: the experiments that led to this one as their base, used to detect a loop.
+                Callers leave it empty.
 
         Raises:
-            SettingError: the experiment does not exist, it is malformed, or its bases form a loop
-                or a chain of more than 50.
+            SettingError: the experiment does not exist or is malformed, or its bases form a loop or
+                a chain of more than 50.
         """
         # A long row without a loop would end in Python's RecursionError
         if name in chain or len(chain) == _MOST_BASES:
@@ -238,9 +257,11 @@ class SimulationFile:
         return both.model_copy(update={"about": own.about, "minutes": own.minutes})
 
     def _from_matrix(self, cell: Cell) -> Experiment:
-        """Build the experiment of a matrix cell, without its base.
+        """Build the experiment of a matrix cell, without the settings of its base.
 
-        The cell's settings override the entry's, and placeholders are filled.
+        The settings that the matrix gives for the cell's values override the entry's. If two
+        placeholders set the same key, the later one overrides. Then each placeholder in the fields
+        is replaced by the cell's value.
 
         Raises:
             SettingError: a placeholder in the entry's fields is not in the matrix.
@@ -258,9 +279,10 @@ class SimulationFile:
 
 
 def simulation_file(given: Path | None) -> Path:
-    """Return ``given`` or, if it is None, the simulation file to use by default.
+    """Return the path of the simulation file that a command uses.
 
-    The default is simulation.yaml in the working folder if it exists, otherwise fedsilo's own file.
+    It is ``given`` if the user named a file, which need not exist. Otherwise it is simulation.yaml
+    in the working folder or, if that does not exist, the file that is installed with fedsilo.
     """
     local = Path(SIMULATION_FILE)
     if given is not None or local.is_file():
@@ -274,9 +296,9 @@ _open_once = lru_cache(maxsize=1)(SimulationFile)
 
 
 def open_simulation(path: Path) -> SimulationFile:
-    """Open a simulation file.
+    """Read a simulation file. Its experiments are checked only when they are used.
 
-    If its text has not changed since the last call, the result of that call is returned.
+    If the text has not changed since the last call, the result of that call is returned.
 
     Raises:
         SettingError: the file is missing, is not valid YAML, or is not a mapping.
@@ -298,19 +320,21 @@ def read_experiments(path: Path) -> dict[str, Experiment]:
 
 
 def find_experiment(path: Path, name: str, plugins: Collection[str] = ()) -> Experiment:
-    """Return the experiment ``name``. Other experiments of the file are not checked.
+    """Return the experiment ``name`` with all its settings. Other experiments are not checked.
 
-    If ``name`` is a method and the file has no experiment of that name, an experiment with the
-    method's defaults is returned.
+    If the file has no experiment of that name but ``name`` is a method, the result is an experiment
+    with that method and defaults for everything else.
 
     Args:
         path: the simulation file.
-        name: an experiment's name, or a method of fedsilo, of an installed package, or in
+        name: the name of an experiment, or of a method of fedsilo, of an installed package, or in
             ``plugins``.
-        plugins: modules of plugins that the command names; any of them may be a method.
+        plugins: the names of the plugin modules that the command names. Each counts as a method
+            without being loaded.
 
     Raises:
-        SettingError: the file or the experiment cannot be used.
+        SettingError: the file or the experiment cannot be used, or the name is unknown. If a file
+            ``name``.py exists in the working folder, the message advises to add it as a plugin.
     """
     file = open_simulation(path)
     if file.has(name):
@@ -328,12 +352,12 @@ def find_experiment(path: Path, name: str, plugins: Collection[str] = ()) -> Exp
 
 
 def declared_experiment(name: str, sources: RunSources) -> Experiment:
-    """Find the experiment called ``name`` in the simulation file that ``sources`` names.
+    """Find the experiment ``name`` in the simulation file that a command names or uses by default.
 
-    If ``sources`` names no file, the default file is used. If the file has no experiment of that
-    name, but ``name`` is a method, the result is an experiment with the method's defaults. A plugin
-    among the changed settings of ``sources`` is such a method too: with ``--plugin mine.py``,
-    ``mine`` is one. Settings that ``sources`` changes are not applied here.
+    If the file has no experiment of that name but ``name`` is a method, the result is an experiment
+    with the method's defaults. A plugin counts as a method: with ``--plugin mine.py``, ``mine`` is
+    one. Plugins are taken from the changes ``plugin=...`` in ``sources``. The other changes are not
+    applied here.
 
     Raises:
         SettingError: there is no such experiment or method, or the file cannot be used.
@@ -347,10 +371,11 @@ def declared_experiment(name: str, sources: RunSources) -> Experiment:
 
 
 def _override(under: Experiment, own: Experiment) -> Experiment:
-    """Return a copy of ``under`` in which all fields that ``own`` states are replaced.
+    """Return a copy of the experiment ``under`` with everything that ``own`` states in its place.
 
-    Settings, grid and resources are merged key by key, and the values of ``own`` override. A matrix
-    is left out.
+    Settings, grid and resources are merged key by key, and the values of ``own`` override. Any
+    other field is replaced as a whole, but only if ``own`` states it. The matrix of ``own`` is
+    ignored.
     """
     update = own.stated_fields()
     update.pop("matrix", None)
@@ -360,10 +385,14 @@ def _override(under: Experiment, own: Experiment) -> Experiment:
 
 
 def read_section(path: Path, name: str, cls: type[S]) -> S:
-    """Read a section of a simulation file as ``cls``. If it is missing, ``cls`` has its defaults.
+    """Read a section of a simulation file other than the experiments into the dataclass ``cls``.
+
+    Keys that the section does not state have the defaults of ``cls``, also if the section is
+    missing.
 
     Raises:
-        SettingError: the section is not a mapping, or does not fit ``cls``.
+        SettingError: the file cannot be read, the section is not a mapping, or it does not fit
+            ``cls``.
     """
     section = open_simulation(path).content.get(name) or {}
     if not isinstance(section, dict):

@@ -77,9 +77,10 @@ class InlineGrid(Grid):
         group_id: str,
         ttl: float | None = None,
     ) -> Message:
-        """Create a message, but do not queue it.
+        """Create a message to a node and return it. The message is not queued.
 
-        Flower's grids have this method, and it is deprecated there in favour of ``Message(...)``.
+        Flower's own grids have this method, although it is deprecated there in favour of
+        ``Message(...)``. The arguments are those of Flower.
         """
         return Message(content, dst_node_id, message_type, ttl=ttl, group_id=group_id)
 
@@ -88,7 +89,10 @@ class InlineGrid(Grid):
         return list(self._contexts)
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        """Queue messages and return their ids; nothing is computed yet."""
+        """Queue messages for ``pull_messages``, and return a new id for each, in order.
+
+        Each message gets its id as metadata. Nothing is computed yet.
+        """
         ids = []
         for message in messages:
             ids.append(f"inline-{next(self._numbers)}")
@@ -97,11 +101,11 @@ class InlineGrid(Grid):
         return ids
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        """Compute and return the reply to the oldest waiting message among ``message_ids``.
+        """Compute and return one reply: to the oldest waiting message among ``message_ids``.
 
-        Returns a list with one reply, or an empty list if none of these messages is waiting. If
-        sites are trained as one, the site is first trained in one batch with the sites of the next
-        training messages.
+        The result is a list with one reply, or an empty list if none of these messages is waiting.
+        If several sites are trained as one batch, and the message's site has not been trained yet,
+        the next sites are first trained together.
         """
         wanted = set(message_ids)
         # One reply per call, so that the caller can show progress between two sites
@@ -113,16 +117,18 @@ class InlineGrid(Grid):
         return []
 
     def _train_next(self) -> None:
-        """Train the sites of the oldest training messages as one batch.
+        """Train the sites of the oldest training messages as one batch, before they answer.
 
-        The ids of these messages are noted in ``_trained``. Each site uses its result when it
-        answers. If memory is short, and the user did not choose the number of sites, a line says so
-        and sites train one after another from now on. The first time that a method has training
-        steps without a form for several sites, a line says so too.
+        The batch has up to ``_together`` sites, and the ids of their messages are noted in
+        ``_trained``. Each site uses its result when it answers its message. If the batch needs more
+        memory than there is, and the number of sites was chosen automatically, a line says so, and
+        sites train one after another from then on. A line also says so the first time that a method
+        has training steps that several sites cannot take as one.
 
         Raises:
-            MemoryShortageError: the GPU, or the machine, has no memory for the number of sites that
+            MemoryShortageError: the GPU or the machine lacks memory for the number of sites that
                 the user chose.
+            RuntimeError: the training failed for another reason than a lack of memory.
         """
         if self._train_together is None:
             from fedsilo.engines import stacked_steps, together
@@ -150,11 +156,18 @@ class InlineGrid(Grid):
             )
 
     def _go_on_alone(self, error: Exception, batch: list[tuple[Message, Context]]) -> None:
-        """Let sites train one after another if ``error`` says that a batch of them is too large.
+        """Train sites one after another from now on, because a batch exceeded the memory.
+
+        A line of output says so. The batch's stored samples are released.
+
+        Args:
+            error: the error that the training of the batch raised.
+            batch: the messages of the batch, each with the context of its site.
 
         Raises:
-            Exception: ``error`` itself, if it has another cause; or a MemoryShortageError, if the
-                user chose the number of sites.
+            MemoryShortageError: memory is short, but the user chose the number of sites
+                ('machine.vectorised').
+            Exception: ``error`` itself, if it is not about a lack of memory.
         """
         from fedsilo.client_app.training.memory import raise_memory_shortage
 
@@ -175,14 +188,21 @@ class InlineGrid(Grid):
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None
     ) -> Iterable[Message]:
-        """Compute and return the replies to all messages, in their order."""
+        """Compute the reply to each message, one after another, and return the replies in order.
+
+        ``timeout`` is ignored.
+        """
         replies: list[Message] = []
         for message_id in self.push_messages(messages):
             replies.extend(self.pull_messages([message_id]))
         return replies
 
     def answer(self, message: Message) -> Message:
-        """Let the ClientApp answer a message. If it raises an exception, build an error reply."""
+        """Compute the reply to a message by calling the ClientApp with the context of its site.
+
+        If the ClientApp raises an exception, the reply is an error message with the type and the
+        text of the exception, as at a real node.
+        """
         context = self._contexts[message.metadata.dst_node_id]
         try:
             return self._app(message, context)
@@ -210,11 +230,12 @@ def flower_identity() -> Iterator[None]:
 
 
 def choose_together(common: CommonSettings, sites: int) -> int:
-    """Choose the number of sites to train as one batch, at least 1.
+    """Choose how many simulated sites are trained as one batch, at least 1.
 
-    The number is 'machine.vectorised'. If that is 0, it is all sites on a GPU if the method and the
-    settings allow it, and otherwise 1. On a machine with a GPU that choice is printed with its
-    reason.
+    If 'machine.vectorised' is above 0, it is the number. Otherwise the number is ``sites`` if there
+    is a GPU, the device is not "cpu", and the method and the settings allow common training. In all
+    other cases it is 1. If there is a GPU to use and at least two sites, the automatic choice is
+    printed, with the reason if it is 1.
 
     Args:
         common: the run's common settings.
@@ -249,9 +270,12 @@ def inline_grid(settings: RunSettings, nodes: int, together: int = 1) -> Iterato
 
 
 def run_inline(settings: RunSettings, nodes: int) -> RunDirectory:
-    """Run ``settings`` over ``nodes`` simulated sites in this process.
+    """Run the settings over ``nodes`` simulated sites in this process; return the run directory.
 
-    Returns the run directory. Raises the errors of ``run``.
+    Sites may be trained as one batch; see ``choose_together``.
+
+    Raises:
+        FedsiloError: the run failed; see ``run``.
     """
     from fedsilo.server_app.run.runner import run
 

@@ -80,13 +80,18 @@ def read_values(content: Any, check: Callable[[Any], Any]) -> dict[Value, Any]:
 
 
 def list_cells(entry: str, matrix: Mapping[str, Mapping[Value, Any]]) -> list[Cell]:
-    """List one cell for each combination of the matrix's values.
+    """List the combinations of a matrix's values as cells, each of which makes one experiment.
 
-    The value of the first placeholder changes least often, that of the last one from cell to cell.
+    The last placeholder's value changes from cell to cell, and the first one's changes least often.
+
+    Args:
+        entry: the entry's name, with a placeholder in braces for each key of the matrix.
+        matrix: placeholder -> its values, each with the settings that it makes.
 
     Raises:
-        SettingError: the placeholders of name and matrix differ, or there are more than 1000 cells.
-            The message continues a sentence that begins with the entry.
+        SettingError: the name and the matrix do not have the same placeholders, or there are more
+            than 1000 cells. The message is only the end of a sentence, which the caller begins with
+            the entry.
     """
     in_name, count = set(_PLACEHOLDER.findall(entry)), prod(map(len, matrix.values()))
     fault = ""
@@ -111,7 +116,7 @@ def has_placeholder(name: object) -> bool:
 
 
 def fill(text: str, values: Mapping[str, Value]) -> str:
-    """Replace each placeholder in a string by its value.
+    """Replace each placeholder in a string, such as ``{method}``, by its value as text.
 
     Raises:
         SettingError: a placeholder is not in ``values``.

@@ -36,18 +36,22 @@ def plan_run(
     overrides: Mapping[str, Value] | None = None,
     engine: str = "",
 ) -> tuple[RunSettings, Mapping[str, Value]]:
-    """Build the settings and resources of a run of simulated sites.
+    """Build the settings and the resources of a run of simulated sites.
 
-    Later sources override earlier ones: experiment, file, changes, ``overrides``. If the run may
-    use processes, the fork server is started here.
+    The settings come from the experiment, then the TOML file, then the changes in ``sources``, then
+    ``overrides``. Later ones override earlier ones. If the run may train in worker processes, the
+    process that forks them is started here, so that it loads PyTorch in the meantime.
 
     Args:
-        experiment: an experiment's name, or a method.
-        sources: the sources of settings that the command names.
-        supernodes: number of simulated sites; None for the experiment's number or, without one, for
-            all silos.
-        overrides: settings that the command itself sets.
+        experiment: the name of an experiment, or of a method, which then has its defaults.
+        sources: the files and changes that the command names.
+        supernodes: the number of simulated sites. If it is None, the experiment's number counts or,
+            without one, the number of the data set's silos.
+        overrides: settings that the command itself sets, key -> value.
         engine: the engine that will run it, or empty if it is unknown.
+
+    Returns:
+        The settings, and the resources as ``check_resources`` returns them.
 
     Raises:
         SettingError: a source cannot be read, or a setting or resource is wrong.
@@ -65,7 +69,10 @@ def plan_run(
 def planned_settings(
     experiment: str, sources: RunSources, overrides: Mapping[str, Value] | None = None
 ) -> RunSettings:
-    """Build only the settings of a run. Unlike ``plan_run``, this needs no data on this machine.
+    """Build only the settings of a run, without its resources.
+
+    The sources override each other as in ``plan_run``. Unlike ``plan_run``, this needs no data on
+    this machine.
 
     Raises:
         SettingError: a source cannot be read, or a setting is wrong.
@@ -79,8 +86,12 @@ def _settings_over(
 ) -> RunSettings:
     """Build the settings of a run from its experiment and the sources that override it.
 
-    The order is: experiment, file, changes, ``overrides``. The result has absolute paths, a run
-    name and the plugins' digests.
+    Later ones override earlier ones: the experiment, the TOML file, the changes in ``sources``, and
+    ``overrides``. In the result, paths are absolute, the run has a name, and the digests of the
+    plugins are recorded.
+
+    Raises:
+        SettingError: a source cannot be read, or a setting is wrong.
     """
     named_here = dict(run_settings.parse_assignment(text) for text in sources.changes)
     named_here.update(overrides or {})
@@ -94,11 +105,15 @@ def _settings_over(
 
 
 def _read_settings(path: Path, named_here: Mapping[str, Value]) -> dict[str, Value]:
-    """Read the settings in a TOML file, and check that its plugins may be executed.
+    """Read a TOML file of settings, and check that its plugins may be executed.
 
-    The file may be the config.toml of somebody else's run, so it cannot make a plugin trusted. The
-    keys in ``named_here``, from the command line or Python, are left out, because they override the
-    file.
+    The file may be the config.toml of somebody else's run, so a plugin is not trusted just because
+    the file names it. Plugins that the user names in the command are trusted.
+
+    Args:
+        path: the file.
+        named_here: settings from the command line or from Python. Their keys are left out of the
+            result, because they override the file.
 
     Raises:
         SettingError: the file cannot be read, or a plugin may not be executed.
@@ -114,11 +129,11 @@ def _read_settings(path: Path, named_here: Mapping[str, Value]) -> dict[str, Val
 
 
 def _with_paths(values: Mapping[str, Value], sources: RunSources) -> dict[str, Value]:
-    """Return the settings with absolute paths of files, folders, plugins and 'run.out'.
+    """Return the settings with absolute paths of files, folders and plugins, and with 'run.out'.
 
-    'run.out' is the command's value. If the command has none, it is the value in the settings. If
-    both have none but $FEDSILO_RUNS is set, it stays empty, and the variable is read later.
-    Otherwise it becomes ``runs``.
+    'run.out', the folder of run directories, is the first of these that is given: the command's
+    --out, the settings' own value, the variable $FEDSILO_RUNS, and ``runs``. The variable is not
+    copied into the settings: 'run.out' stays empty, and the variable is read later.
     """
     placed = dict(values)
     if sources.out or not (placed.get("run.out") or os.environ.get("FEDSILO_RUNS")):
@@ -131,10 +146,14 @@ def _with_paths(values: Mapping[str, Value], sources: RunSources) -> dict[str, V
 
 
 def _with_plugins(values: dict[str, Value]) -> dict[str, Value]:
-    """Move the plugin files that settings name to 'plugin', as absolute paths.
+    """Move the plugin files that settings name to the setting 'plugin', as absolute paths.
 
-    ``network.name`` 'nets.py:build' becomes 'nets:build', and the path of nets.py goes into
-    'plugin'. ``values`` is changed and returned.
+    A plugin is a Python file of the user. For example, the value 'nets.py:build' of 'network.name'
+    becomes 'nets:build', and the path of nets.py is added to 'plugin'. The same is done for
+    'method', 'dataset' and 'split.partition'. Each file is listed once.
+
+    Args:
+        values: the settings, which are changed in place and returned.
     """
     entries = plugins.plugin_entries(str(values.get("plugin", "")))
     for key in ("network.name", "method", "dataset", "split.partition"):
@@ -201,11 +220,11 @@ def plan_resumed_run(
 
 
 def _start_forks_early(common: CommonSettings, engine: str) -> None:
-    """Start the fork server now if the run may use processes.
+    """Start the fork server now if the run may use worker processes, to save time later.
 
-    The server then loads PyTorch at the same time as this process. With engine "processes", it is
-    always started. With "auto", it is started only if the data are not a table, the run is not
-    vectorised, and the machine has more than one core.
+    The server loads PyTorch while this process continues. With engine "processes", the server is
+    always started. With "auto", it is started only if the machine has more than one core, the data
+    are not a table, and 'machine.vectorised' is at most 1. With other engines, nothing is started.
     """
     is_table = ".tables." in DATA_SETS.get(
         common.dataset, ""
@@ -219,17 +238,17 @@ def _start_forks_early(common: CommonSettings, engine: str) -> None:
 def engine_for(
     common: CommonSettings, resources: Mapping[str, Value], engine: str, ray_address: str | None
 ) -> str:
-    """Return the name of the engine: ``engine`` itself, or for "auto" the probably fastest one.
+    """Choose the engine of a run: ``engine`` itself or, if it is "auto", the probably fastest one.
 
     With "auto", the first rule that applies decides:
-
     - With a Ray address, the engine is "ray".
     - With 'machine.vectorised' above 1, it is "inline".
-    - It is also "inline" if only one process fits, if sites have no share of the GPU, or if a run
-    on tables is so short that starting processes takes longer (docs/engines.md).
+    - It is also "inline" if only one worker process fits, if a run on tables is too short to repay
+      the start of processes (docs/engines.md), or if there is a GPU to use but the sites have no
+      share of it.
     - Otherwise it is "processes".
 
-    The choice of "inline" or "processes" is printed with its reason.
+    If "auto" chooses "inline" or "processes", the choice is printed with its reason.
     """
     if engine != "auto":
         return engine
@@ -254,10 +273,16 @@ def engine_for(
 
 
 def _why_inline(common: CommonSettings, resources: Mapping[str, Value], workers: int) -> str:
-    """Explain why a run should use only this process, as the end of a sentence.
+    """Explain why a run should train all sites in this process, as the end of a sentence.
 
-    If worker processes should be used, the result is an empty string. ``workers`` is the number of
-    worker processes that this machine allows.
+    The result is an empty string if worker processes should be used. The reasons are checked in
+    this order: only one worker process fits; the data are a table and the run has few steps; or
+    this machine has a GPU that this process can use, but worker processes have no share of it.
+
+    Args:
+        common: the run's common settings.
+        resources: as ``check_resources`` returns them.
+        workers: the number of worker processes that this machine allows.
     """
     if workers == 1:
         return "the cores, memory, GPUs or sites allow no second process"
@@ -291,13 +316,13 @@ def start(
     engine: str,
     ray_address: str | None = None,
 ) -> RunDirectory:
-    """Check a run's plan, run it on an engine, and return the run directory.
+    """Check a run's plan, run it to its end on an engine, and return the run directory.
 
     Args:
         settings: the settings of the run.
         resources: as ``check_resources`` returns them.
         engine: "inline", "processes", "ray" or "auto"; see ``engine_for``.
-        ray_address: the address of a running Ray cluster, ``auto`` or ``HOST:PORT``; or None.
+        ray_address: the address of a running Ray cluster, ``auto`` or ``HOST:PORT``; None for none.
 
     Raises:
         FedsiloError: a check failed, or the run failed.

@@ -54,10 +54,13 @@ class SiteProcess:
         self.start()
 
     def start(self) -> None:
-        """Start the process, in place of an earlier one that has died.
+        """Start the worker process. It replaces an earlier process that has died.
+
+        If the fork server was just killed, the start is tried again, three times in all, with a
+        pause before each further try.
 
         Raises:
-            ProcessError: the machine does not start a process in three tries.
+            ProcessError: all tries failed.
         """
         for pause in _PAUSES:
             time.sleep(pause)
@@ -75,9 +78,12 @@ class SiteProcess:
         )
 
     def submit(self, parcel: Parcel) -> Future[Parcel]:
-        """Let the process answer a packed message, and return the future of its reply.
+        """Send a packed message to the process, and return the future of its packed reply.
 
-        If the process was killed while idle, it is started again first.
+        If the process was killed while it was idle, it is started again first.
+
+        Raises:
+            ProcessError: the process cannot be started again.
         """
         try:
             return self.pool.submit(_answer_parcel, parcel)
@@ -116,9 +122,10 @@ class ProcessGrid(InlineGrid):
         self._deaths = Counter[str]()
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        """Drop what is left of earlier messages, then queue ``messages`` and return their ids.
+        """Start a new phase: forget the messages of the phase before, and queue ``messages``.
 
-        Dropped are messages that wait for a worker, and replies that were not pulled.
+        Messages that still wait for a worker, and replies that were not pulled, are dropped,
+        because nobody waits for them any more. The ids of the queued messages are returned.
         """
         # A new phase begins only when nobody waits for the replies of the phase before
         self._waiting.clear()
@@ -127,12 +134,13 @@ class ProcessGrid(InlineGrid):
         return super().push_messages(messages)
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        """Wait for a reply to any of ``message_ids``, and return all of their replies so far.
+        """Wait for a reply to any of the messages, and return all replies that have arrived.
 
-        The result is empty if no reply to any message arrives within 30 seconds.
+        The replies are in the order of ``message_ids``, and are returned only once. The result is
+        empty if no running message is answered within 30 seconds.
 
         Raises:
-            ProcessError: shared memory has no room.
+            ProcessError: shared memory has no room for a message.
         """
         wanted = list(message_ids)
         while self._replies.keys().isdisjoint(wanted):
@@ -146,10 +154,11 @@ class ProcessGrid(InlineGrid):
         return [self._replies.pop(key) for key in wanted if key in self._replies]
 
     def _dispatch(self) -> None:
-        """Give each idle worker a waiting message.
+        """Give a waiting message to each idle worker, until no worker is idle or no message waits.
 
-        A worker gets the oldest message for a site that no other worker has run last. If there is
-        no such message, the worker gets the oldest message of all.
+        A worker has the data of the sites that it has run in memory. So it gets the oldest message
+        for a site that it was the last worker to run, or that no worker has run yet. If there is no
+        such message, it gets the oldest message of all.
         """
         while self._idle and self._waiting:
             worker = self._idle.pop()
@@ -165,10 +174,10 @@ class ProcessGrid(InlineGrid):
             self._running[future] = message, worker
 
     def _store_reply(self, future: Future[Parcel]) -> None:
-        """Store the reply of a finished future, and mark its worker as idle.
+        """Store the reply of a finished future for ``pull_messages``, and mark its worker as idle.
 
-        If the worker died, it is started again and the message is queued first. After three deaths
-        the message gets an error reply.
+        If the worker died, it is started again, and the message is queued before all others. After
+        a message's third dead worker, the message gets an error reply instead.
         """
         message, worker = self._running.pop(future)
         self._idle.append(worker)
@@ -212,9 +221,15 @@ def _begin_worker(
     run_config: dict[str, Value],
     node_configs: list[dict[str, Value]],
 ) -> None:
-    """Initialise a worker process: its environment, and a grid of all sites in ``_site``.
+    """Initialise a worker process, so that it can answer messages for any simulated site.
 
-    The process ignores Ctrl-C, and ends when the command's process ends.
+    The worker gets a new environment, and a grid of all sites in the global ``_site``. It ignores
+    Ctrl-C, which the command's process handles, and ends when that process ends.
+
+    Args:
+        environment: all environment variables of the worker. Others are removed.
+        run_config: the settings of the run.
+        node_configs: the configuration of each site's node.
     """
     global _site
     # Without this, the garbage collector would touch, and so copy, all pages shared with the server
@@ -262,7 +277,12 @@ def start_fork_server() -> None:
 
 @contextmanager
 def process_grid(settings: RunSettings, resources: Mapping[str, Value]) -> Iterator[ProcessGrid]:
-    """Yield a grid that runs simulated sites in worker processes. They are killed after the block.
+    """Yield a grid that runs simulated sites in worker processes; kill them after the block.
+
+    Args:
+        settings: the settings of the run.
+        resources: as ``check_resources`` returns them, with the number of sites and each worker's
+            share of cores and GPUs.
 
     Raises:
         SettingError: the workers would not see the GPU that 'machine.device' asks for.
@@ -281,9 +301,14 @@ def process_grid(settings: RunSettings, resources: Mapping[str, Value]) -> Itera
 
 
 def run_with_processes(settings: RunSettings, resources: Mapping[str, Value]) -> RunDirectory:
-    """Run ``settings`` with sites in processes of this machine, and return the run directory.
+    """Run the settings with simulated sites in worker processes, and return the run directory.
 
-    Raises the errors of ``process_grid`` and ``run``.
+    Args:
+        settings: the settings of the run.
+        resources: the number of sites and their shares of cores and GPUs, which are checked here.
+
+    Raises:
+        FedsiloError: the resources are wrong, the workers cannot use the device, or the run failed.
     """
     from fedsilo.server_app.run.runner import run
 

@@ -121,7 +121,15 @@ def run_with_ray(
 def _superlink(
     home: Path, variables: Mapping[str, str] | None = None, address: str = ""
 ) -> Iterator[dict[str, str]]:
-    """Start a SuperLink in simulation mode. After the block, end all processes of the run.
+    """Run a SuperLink in simulation mode while the block runs, then end all processes of the run.
+
+    The SuperLink listens on free ports of this machine, and writes its output into ``home``. It is
+    a child of a guard process, which ends it even if this process is killed.
+
+    Args:
+        home: the folder of the SuperLink's state, which also identifies the run's processes.
+        variables: further environment variables, or None.
+        address: the address of a running Ray cluster; empty for one of the run's own.
 
     Yields:
         The environment variables that ``flwr`` needs to find the SuperLink.
@@ -196,13 +204,22 @@ def _flwr_run(
     environment: Mapping[str, str],
     directory: RunDirectory,
 ) -> str:
-    """Run ``flwr run`` and show its log on standard output.
+    """Run ``flwr run``, and show its log and progress bars on the terminal.
 
-    Lines after the app's error line are not shown, because Flower's lines on the same error say
-    less.
+    Lines after the app's error line are hidden, because Flower repeats the same error in less
+    detail.
+
+    Args:
+        app: the folder of the Flower app.
+        config: the TOML file with the run's settings.
+        resources: the resources of the sites. Numbers of cores or GPUs for Ray that are 0 are not
+            passed on, so that Ray counts them itself.
+        environment: the environment variables of the command.
+        directory: the run directory, from which the progress is read.
 
     Returns:
-        The app's error line, or a sentence about the exit code if there is none; empty on success.
+        An empty string on success. Otherwise the app's last error line or, if there is none, a
+        sentence about the exit code.
     """
     wanted = []
     for key, value in resources.items():
@@ -220,7 +237,7 @@ def _flwr_run(
 def stream(
     command: Sequence[str], environment: Mapping[str, str], console: Console
 ) -> tuple[str, int]:
-    """Run a Flower command and print its output.
+    """Run a Flower command, print its output as it comes, and wait for its end.
 
     Routine log lines, and all lines from the app's first error line on, are printed only with
     --verbose.

@@ -51,10 +51,15 @@ class HeldSamples:
         self._picks: dict[Hashable, tuple[Sequence[Tensor], Pick]] = {}
 
     def pick(self, inputs: Sequence[Tensor], compute: Compute) -> Pick:
-        """Return a function that picks samples by their numbers (n,), as ``Compute.hold`` does.
+        """Return a function that picks samples of several sites on the device.
+
+        The function takes the numbers (n,) of the samples. The joined samples stay on the device. A
+        later call with the same tensors returns the same function. Only the four most recently used
+        groups of sites are kept.
 
         Args:
-            inputs: the samples of each site. Sample numbers count through them one after another.
+            inputs: the samples of each site. Numbers count through all sites, one site after
+                another.
             compute: the device.
         """
         # Sessions keep a site's samples as the same tensors. They are kept here as well, so their
@@ -131,7 +136,11 @@ class StackedSteps:
         return losses.cpu()
 
     def _take(self, step: int) -> Tensor:
-        """Take one step of the sites that have one left; return their mean losses (sites,)."""
+        """Take step number ``step`` of all sites that still train, with one backward pass for all.
+
+        Returns:
+            Each site's mean loss with its penalty, before the step, (sites,) on the device.
+        """
         sizes = self._rows.sizes
         now = slice(len(sizes)), step, slice(max(sizes))
         counts = self._rows.counts = self._lengths[: len(sizes), step]
@@ -155,7 +164,10 @@ class StackedSteps:
         return means.detach()
 
     def _keep(self, sites: int) -> None:
-        """Continue with the first ``sites`` sites; the others have finished."""
+        """Drop all sites except the first ``sites`` from the stack.
+
+        Sites are sorted by their number of steps, so the dropped ones have taken all their steps.
+        """
         self.stack.keep(sites, self._optimiser)
         self._constants = [[one[:sites] for one in constants] for constants in self._constants]
         if self._adder:
@@ -180,9 +192,12 @@ def _dropout_state(training: LocalTraining) -> Tensor:
 
 
 def _stack_terms(sites: Sequence[Planned]) -> tuple[Term | None, list[list[Tensor]]]:
-    """Return the first site's penalty, and the constants of all sites stacked, (sites, ...) each.
+    """Join the penalty terms of several sites, so that one call computes all of them.
 
-    Without a penalty the result is None and an empty list.
+    Returns:
+        The first site's penalty term, whose function all sites share, and its constants. For each
+        group of constants there is a list of arrays, stacked over the sites, (sites, ...). Without
+        a penalty the result is None and an empty list.
     """
     terms = [site.training.penalty for site in sites if isinstance(site.training.penalty, Term)]
     if not terms:
@@ -194,9 +209,10 @@ def _stack_terms(sites: Sequence[Planned]) -> tuple[Term | None, list[list[Tenso
 
 
 def _open_optimiser(stack: StackedNetwork, settings: CommonSettings) -> Optimizer:
-    """Build the run's optimiser over the stacked parameters.
+    """Build the run's optimiser over the stacked parameters of several sites.
 
-    It is fused if the settings say so, or if it is one of ``_FUSED`` without further arguments.
+    It is PyTorch's fused form if the settings ask for it. It is also fused if it is one of
+    ``_FUSED`` and has no further arguments.
     """
     has_fused_form = settings.optimiser.lower() in _FUSED and not settings.optimiser_arguments
     fused = settings.fused_optimiser or has_fused_form
@@ -207,12 +223,13 @@ def _open_optimiser(stack: StackedNetwork, settings: CommonSettings) -> Optimize
 def _plan_steps(sites: Sequence[Planned]) -> tuple[Tensor, Tensor, Tensor]:
     """Lay out the samples of all steps of all sites as three padded tensors.
 
-    Sample numbers count through the sites' data one after another. A step with fewer samples is
-    padded with the site's first sample.
+    Sample numbers count through all sites' data, one site after another. A step with fewer samples
+    than the largest one is padded with the site's first sample. The sites must be sorted by their
+    number of steps, the most first.
 
     Returns:
-        Sample numbers, whether they are no padding, and labels; (sites, steps, most) each, where
-        ``most`` is the number of samples in the largest step.
+        Sample numbers, True where a sample is not padding, and labels. Each is (sites, steps,
+        most), where ``most`` is the number of samples in the largest step.
     """
     most = 0
     for site in sites:

@@ -46,19 +46,23 @@ class _Site:
 
 
 def train_together(messages: _Asked, held: HeldSamples) -> bool:
-    """Train the sites of these messages as one batch, or as one per group with equal ``_group_of``.
+    """Train simulated sites as one batch on the device, before each of them answers its message.
 
-    Each site later takes its own results in ``Lab.fit``. Sites are left out if their method cannot
-    be rehearsed, if their training cannot be stacked, if they are the only site of a group, or if
-    their group fails. They train by themselves when they answer, and their replies then have any
-    error.
+    Only sites whose trainings have equal keys (``_group_of``) can share a batch, so there may be
+    several batches. Each result is stored in the site's session, and the site loads it in
+    ``Lab.fit`` when it answers.
+
+    A site is left out if its training cannot be prepared or stacked, if its group has no other
+    site, or if its group fails. It then trains by itself when it answers, and its reply has the
+    error if there is one.
 
     Args:
         messages: training messages, each with the context of its site.
         held: the samples that stay on the device between rounds.
 
     Returns:
-        Whether every training could be stacked, as far as the method, not the group, decides.
+        False if a site's method has a training that ``_is_stackable`` rejects, otherwise True. The
+        result is True even if sites train by themselves for another reason.
     """
     for _, context in messages:
         with suppress(FedsiloError):
@@ -73,7 +77,11 @@ def train_together(messages: _Asked, held: HeldSamples) -> bool:
 
 
 def _rehearse_all(messages: _Asked) -> list[_Site]:
-    """Return each site with its next training; sites that train no more, or fail, are left out."""
+    """Find out for each site what it trains next.
+
+    The messages are training messages, each with the context of its site. Sites that have no
+    training left, or whose method raises a FedsiloError, are left out.
+    """
     sites = []
     for message, context in messages:
         with suppress(FedsiloError):
@@ -84,9 +92,14 @@ def _rehearse_all(messages: _Asked) -> list[_Site]:
 
 
 def _train_groups(sites: Sequence[_Site], held: HeldSamples) -> _Asked:
-    """Train what each site trains next; return the messages of sites that train more afterwards.
+    """Train the next training of each site, in batches of sites with equal keys (``_group_of``).
 
-    A training with a key of its own, such as of the head, comes before that of the site's model.
+    A site without a partner is not trained here. Some methods train several times for one message.
+    Trainings with a name in their key, such as that of a head, come before the training of the
+    site's model.
+
+    Returns:
+        The messages of the trained sites that have another training to do after this one.
     """
     groups: dict[Hashable, list[_Site]] = {}
     for site in sites:
@@ -112,9 +125,14 @@ def _stop(training: LocalTraining) -> NoReturn:
 
 
 def _rehearse(message: Message, context: Context) -> _Site | None:
-    """Run a site's method until its next training without a result; None if there is none.
+    """Run a site's method up to its next training that has no result yet, without training.
 
-    Nothing is measured, stored or sent, because the site's own answer does that later.
+    This finds out what the site will train. Nothing is measured, stored or sent, because the site
+    does so later when it answers.
+
+    Returns:
+        The site with the planned training. None if the message is not for training, or if all its
+        trainings have results.
     """
     session, content = session_of(context), unbundle(message.content)
     instruction = replace(Instruction.from_config(content[CONFIG]), evaluate=False)
@@ -133,7 +151,11 @@ def _rehearse(message: Message, context: Context) -> _Site | None:
 
 
 def _plan(training: LocalTraining) -> Planned:
-    """Return the batches of a training, which are those that ``LocalTraining.run`` would take."""
+    """Plan the batches of a training, exactly as ``LocalTraining.run`` would choose them.
+
+    If the training has no plan of its own, the batches are drawn from the run's seed and the
+    training's key.
+    """
     passes = training.plan
     if passes is None:
         seed = derive_seed(training.settings.seed, "batches", *training.key)
@@ -144,7 +166,15 @@ def _plan(training: LocalTraining) -> Planned:
 
 
 def _is_stackable(training: LocalTraining) -> bool:
-    """Tell whether a training does only what ``StackedSteps`` does too."""
+    """Tell whether ``StackedSteps`` can do all that a training needs.
+
+    The training must accept batches of one sample, and must not have an optimiser, sample weights,
+    privacy or a function before each pass. There are two cases:
+    - With a ``StackableLoss`` as objective, it must not have a penalty or an action after each
+      step. A second optimiser must have the same type and options as the run's.
+    - With the network's own ``losses``, it must not have a second optimiser. Its penalty, if any,
+      must be a ``Term``, and its action after each step a ``GradientSum``.
+    """
     further = (training.optimiser, training.before_pass, training.weights, training.private)
     if training.minimum_batch > 1 or any(one is not None for one in further):
         return False
@@ -159,9 +189,10 @@ def _is_stackable(training: LocalTraining) -> bool:
 
 
 def _has_run_optimisers(training: LocalTraining) -> bool:
-    """Tell whether a second optimiser, if there is one, has the run's settings as the first has.
+    """Tell whether a training's second optimiser has the type and options of the run's.
 
-    A stack has only one optimiser, which treats each weight by itself.
+    This is also True without a second optimiser. One optimiser can then train all weights of a
+    stack, because it treats each weight by itself.
     """
     if training.beside is None:
         return True
@@ -170,11 +201,13 @@ def _has_run_optimisers(training: LocalTraining) -> bool:
 
 
 def _group_of(training: LocalTraining) -> Hashable:
-    """Return a key that is equal for trainings that can be one batch.
+    """Build the key of the batch that a training belongs to.
 
-    Sites with equal keys have the same round, settings, input shape and type, and networks with the
-    same arrays. Their weights and their numbers of samples and steps may differ. If the learning
-    rate changes over the run, they also have the same number of steps so far and in all rounds.
+    Trainings with equal keys share a batch. Equal keys mean the same round, settings (except
+    'local-steps'), shape and type of inputs, and names, shapes and types of the trained arrays.
+    Either all trainings of a batch have a penalty or none has one, and the same holds for gradient
+    sums. If the learning rate changes over the run, the steps so far and in all rounds are also
+    equal. Weights and numbers of samples and steps may differ.
     """
     round_, _, *aside = training.key
     arrays = []
@@ -190,7 +223,11 @@ def _group_of(training: LocalTraining) -> Hashable:
 
 
 def _try_to_train(sites: list[_Site], held: HeldSamples) -> bool:
-    """Train the sites of a group as one stack; return False if that failed."""
+    """Train the sites of a group as one batch, and return whether this succeeded.
+
+    A FedsiloError is swallowed, because the site that causes it raises it again when it trains by
+    itself.
+    """
     try:
         _train(sites, held)
     except FedsiloError:
@@ -199,9 +236,11 @@ def _try_to_train(sites: list[_Site], held: HeldSamples) -> bool:
 
 
 def _train(sites: list[_Site], held: HeldSamples) -> None:
-    """Train the sites of a group as one stack, and store each site's result in its session.
+    """Train the sites of a group as one batch, and store each site's result in its session.
 
-    ``sites`` is sorted in place.
+    A result has the trained arrays, the summed gradients, the mean loss per sample over the last
+    pass, the learning rates, and the numbers of steps and samples. ``sites`` is sorted in place, so
+    that sites with more steps come first.
     """
     # Sites with more steps come first, so that the others drop out at the end
     sites.sort(key=lambda site: -len(site.planned.batches))
@@ -235,10 +274,13 @@ class TrainedTogether:
     operations: frozenset[str]  # the operations that were not deterministic
 
     def __call__(self, training: LocalTraining) -> float:
-        """Load this result into the network of ``training``, and return the mean loss.
+        """Load the stored result in place of a site's own training; return the mean loss.
+
+        The arrays are loaded into the module that ``training`` trains. The counted work, the
+        gradient sums and any warnings about non-deterministic operations are passed on as well.
 
         Raises:
-            FedsiloError: see ``LocalTraining.run``.
+            FedsiloError: the loss or the rates are unusable; see ``LocalTraining.run``.
         """
         for name in self.operations:
             warnings.warn(f"{name} does not have a deterministic implementation", stacklevel=1)

@@ -271,10 +271,17 @@ def measure_separability(cloud: Cloud, seed: int) -> dict[str, float | None]:
 
 
 def _mark_frequent(targets: Array) -> Array:
-    """Mark the samples, bool (n,), whose target occurs at least five times in ``targets`` (n,).
+    """Mark the samples whose target, such as the site, occurs often enough to be predicted.
 
-    If fewer than two targets occur that often, no sample is marked, because then there is nothing
-    to predict.
+    Cross-validation in five folds needs five samples with the same target, one for each fold. If
+    fewer than two different targets occur that often, no sample is marked, because then there is
+    nothing to predict.
+
+    Args:
+        targets: (n,), the number of each sample's site or class.
+
+    Returns:
+        bool (n,).
     """
     # Every fold must have a sample of each target. bincount is (targets,), enough[targets] is (n,)
     enough = np.bincount(targets) >= _FOLDS
@@ -282,9 +289,10 @@ def _mark_frequent(targets: Array) -> Array:
 
 
 def _cross_validate(values: Array, targets: Array, scoring: str, seed: int) -> float:
-    """Return the mean score over five folds of predicting ``targets`` (n,) from values (n, c).
+    """Return how well a logistic regression predicts ``targets`` (n,) from ``values`` (n, c).
 
-    The folds are stratified by target and drawn from ``seed``.
+    The result is the mean of the score ``scoring`` over five folds, which are stratified by target
+    and drawn from ``seed``. Values are standardised by the training folds.
     """
     from sklearn.linear_model import LogisticRegression
     from sklearn.model_selection import StratifiedKFold, cross_val_score

@@ -147,10 +147,11 @@ def _draw_outline(axes: Axes, mask: npt.NDArray[np.bool_], colour: str, style: L
 
 
 def _colour(number: int, style: Line) -> str:
-    """Return the colour of an outline: of a class, counted from 1, in a line style.
+    """Return the colour of the outline of class ``number``, counted from 1, in a line style.
 
-    The first class has two colours, because it is often the only one. Colours repeat if there are
-    many classes.
+    The first class has one colour for true and another for predicted masks, because it is often the
+    only one. Any other class has the same colour in both styles. If there are many classes, colours
+    repeat.
     """
     if number == 1:
         return SKY if style == _TRUTH else VERMILLION

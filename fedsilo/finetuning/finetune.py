@@ -44,16 +44,17 @@ def open_study(
     epochs: int,
     distil_epochs: int,
 ) -> Study:
-    """Build the study: task, images, settings, device and budget, shared by all starting points.
+    """Read the images, and build the study: everything that is equal for all starting points.
 
-    The images of the chosen sites are read into memory here. Nothing is trained yet.
+    The study holds the task, the pooled images of the chosen sites in memory, the settings, the
+    device, and the numbers of seeds and epochs. Nothing is trained yet.
 
     Args:
         task: 'classification' or 'segmentation'.
         network: the name of the network, as ``choose_network`` returns it.
         settings: the settings of data, network and training.
         sites: the sites whose images are pooled; empty for all sites of the data set.
-        seeds: the number of trainings for each starting point.
+        seeds: the number of trainings for each starting point, with seeds 0, 1, ...
         epochs: the epochs of each training.
         distil_epochs: the epochs of distillation from a run's ViT; 0 to skip distillation.
 
@@ -95,10 +96,17 @@ def train_starts(study: Study, starts: Starts, out: Path, images: int, say: Say)
 
 
 def _train_start(study: Study, source: Source | None, say: Say) -> StartResult:
-    """Train a network from one starting point with each of the seeds 0, 1, ...
+    """Train a network from one starting point with each seed, and collect the results.
 
-    ``source`` is None for a start from scratch. ``say`` is called once with a line about the
-    transferred arrays (not for scratch), and with a line for each trained seed.
+    Args:
+        study: the data, the settings and the number of seeds, which are 0, 1, ...
+        source: the model or weights to start from; None for random initial weights.
+        say: is called with a line about each trained seed. With a ``source``, it is first called
+            with a line about the weights that the network received, which is written for the first
+            seed only.
+
+    Raises:
+        FedsiloError: no array of the weights fits the network, or training diverged.
     """
     label, method, headline = SCRATCH, "", study.downstream.headline
     if source:
@@ -161,11 +169,12 @@ def _with_seed(settings: CommonSettings, seed: int) -> CommonSettings:
 
 
 def train_seed(study: Study, network: nn.Module, seed: int) -> TrainedSeed:
-    """Train a network in place for all epochs, and return the outcome of its best epoch.
+    """Train a network in place for all epochs, and return the results of its best epoch.
 
-    The best epoch has the highest validation headline metric. A tie is decided by the lower
-    validation loss, then by the earlier epoch. An undefined metric loses to any value. The network
-    ends with the best epoch's arrays, and only these are measured on the test images.
+    The best epoch has the highest validation value of the task's headline metric. A tie is decided
+    by the lower validation loss, then by the earlier epoch. An undefined metric is worse than any
+    value. At the end, the network gets the best epoch's arrays, and only these are measured on the
+    test images. The learning rate falls along one cosine over all epochs.
 
     Raises:
         SiteError: the validation loss of an epoch is not finite, because training diverged.

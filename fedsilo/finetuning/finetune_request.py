@@ -90,13 +90,13 @@ class Starts:
 def open_starts(
     weights: Sequence[str], data_dir: Path | None, from_site: str | None, state_dir: Path | None
 ) -> Starts:
-    """Open all starting points that ``--weights`` names, in order, by ``open_start``.
+    """Open all starting points that ``--weights`` names, in order.
 
-    The arguments are those of ``open_start``.
+    The arguments are those of ``open_start``, which opens each of them.
 
     Raises:
-        SettingError: two starting points have the same label, so their rows in the table of results
-            would look alike.
+        SettingError: two starting points have the same label, such as two runs in folders of the
+            same name. Their rows in the table of results would look alike.
         FedsiloError: ``open_start`` cannot open a starting point.
     """
     starts = Starts([open_start(name, data_dir, from_site, state_dir) for name in weights])
@@ -113,21 +113,23 @@ def open_starts(
 def open_start(
     weights: str, data_dir: Path | None, from_site: str | None, state_dir: Path | None
 ) -> Source | None:
-    """Open one starting point of ``--weights``.
+    """Open one starting point of ``--weights``: a run's model, pretrained weights, or nothing.
 
     Args:
-        weights: 'scratch', a run directory, the model.safetensors of a run (opened like its run
-            directory), timm:NAME, or a file with the weights of a ViT.
+        weights: 'scratch' for random initial weights; a run directory, or a run's
+            model.safetensors, which is opened like its run directory; timm:NAME for weights of the
+            library timm; or another file with the weights of a ViT.
         data_dir: for a run, see ``open_run_model``.
         from_site: for a run, see ``open_run_model``.
         state_dir: for a run, see ``open_run_model``.
 
     Returns:
-        None for 'scratch'; the model of a run, with its arrays; or the name of a file or of timm's
-        weights, which are neither loaded nor checked here.
+        None for 'scratch'. For a run, its model with its arrays. For a file or timm's weights, only
+        their name: they are neither loaded nor checked here.
 
     Raises:
-        FedsiloError: the folder or file does not exist, or the run cannot be opened.
+        SettingError: ``weights`` is none of these, for example because the file does not exist.
+        FedsiloError: the run cannot be opened.
     """
     if weights == SCRATCH:
         return None
@@ -152,13 +154,13 @@ def open_start(
 def open_run_model(
     run_dir: Path, data_dir: Path | None, from_site: str | None, state_dir: Path | None
 ) -> RunModel:
-    """Open a finished run's model and read its arrays.
+    """Open a finished run's model as a starting point, and read its arrays to the CPU.
 
     Args:
         run_dir: the run directory.
-        data_dir: the data directory; None for the run's.
-        from_site: the site whose own model is opened; its data must be on this machine. None for
-            the shared model in model.safetensors, which needs no data.
+        data_dir: the data directory; None for the one in the run's settings.
+        from_site: the site whose own model is opened, which needs the site's data on this machine.
+            None for the shared model in model.safetensors, which needs no data.
         state_dir: the folder of the site's private state; None for the one in the run directory.
 
     Raises:
@@ -200,7 +202,10 @@ def open_run_model(
 
 
 def _shared_arrays(run_dir: Path, common: CommonSettings) -> dict[str, Tensor]:
-    """Read the arrays in a run's model.safetensors, by name, on the CPU.
+    """Read the model that all sites of a run share, from its model.safetensors.
+
+    Returns:
+        Name -> array, on the CPU.
 
     Raises:
         SettingError: the file does not exist, because the run's method does not share a model.
@@ -216,11 +221,16 @@ def _shared_arrays(run_dir: Path, common: CommonSettings) -> dict[str, Tensor]:
 
 
 def _encoder_fault(common: CommonSettings, arrays: Mapping[str, Any]) -> str:
-    """Explain why a model does not have an encoder that the run trained; "" if it has one.
+    """Explain in a sentence why a run's model cannot be a starting point; "" if it can.
 
-    ``arrays`` are the model's arrays by name. They may be only prompts, without the ViT that the
-    prompts were trained for. Such prompts count as an encoder if that ViT is pretrained. They do
-    not count if that ViT was random, because a random ViT cannot be loaded again.
+    A model can be a starting point only if it has an encoder that the run trained, and not just a
+    head. Prompts (learned input tokens of a frozen ViT) without the ViT's own arrays count as a
+    trained encoder only if the ViT was pretrained, because the arrays of a randomly initialised ViT
+    are not stored and cannot be loaded again.
+
+    Args:
+        common: the run's settings, with its method and the weights of its ViT.
+        arrays: the model's arrays by name. Only the names are used.
     """
     if not any(name.startswith(_ENCODER) for name in arrays):
         return (

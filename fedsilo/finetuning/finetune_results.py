@@ -41,9 +41,9 @@ class StartResult:
     trained: tuple[TrainedSeed, ...]  # one result per seed
 
     def row(self, metric: str) -> Spread | None:
-        """Summarise a test metric over the seeds; None if the metric is undefined for every seed.
+        """Summarise a test metric over the seeds that have it by its mean and standard deviation.
 
-        Seeds without the metric are left out.
+        The result is None if no seed has the metric, because the test images do not define it.
         """
         values = []
         for trained in self.trained:
@@ -97,9 +97,13 @@ def result_table(finetuned: FinetuneResult) -> Table:
 def write_results(folder: Path, study: Study, starts: Sequence[StartResult], images: int) -> None:
     """Write the files of the result into an existing folder.
 
-    The files are finetune.json, figures.csv (test metrics), curves.csv, and model.safetensors with
-    the network of the first starting point's best seed by the validation headline metric. For
-    segmentation, overlays.png is written too, with ``images`` test images.
+    The files are:
+    - finetune.json with everything except the curves;
+    - figures.csv with the test metrics;
+    - curves.csv with the learning curves;
+    - model.safetensors with the network of the first starting point, trained with the seed that has
+      the best validation value of the task's headline metric;
+    - for segmentation only, overlays.png with the predicted masks of up to ``images`` test images.
     """
     content = json.dumps(document(study, starts), indent=2, allow_nan=False)
     write_atomically(folder / "finetune.json", content + "\n")
@@ -120,9 +124,10 @@ def write_results(folder: Path, study: Study, starts: Sequence[StartResult], ima
 
 
 def _draw_predicted_masks(study: Study, starts: Sequence[StartResult], images: int) -> Figure:
-    """Draw up to ``images`` test images, spread over the sites, with each start's predicted masks.
+    """Draw up to ``images`` test images, spread evenly over the sites, with predicted masks.
 
-    The masks are predicted by the network of each starting point's first seed.
+    Each image has the masks that each starting point's network predicts after its training with
+    seed 0. The networks are rebuilt from the stored arrays.
     """
     rows = spread_rows(study.data.origin, images)
     test, predicted = study.data.test, {}
@@ -165,7 +170,10 @@ def metrics_table(study: Study, starts: Sequence[StartResult]) -> pd.DataFrame:
 
 
 def curves_csv(starts: Sequence[StartResult]) -> str:
-    """Format the learning curves as CSV: a row per start, seed, epoch, split and metric."""
+    """Format the learning curves as CSV, with one value per row and 6 decimals.
+
+    The columns are weights (the starting point), seed, epoch, split, metric and value.
+    """
     table = []
     for result in starts:
         for trained in result.trained:
@@ -176,10 +184,12 @@ def curves_csv(starts: Sequence[StartResult]) -> str:
 
 
 def document(study: Study, starts: Sequence[StartResult]) -> dict[str, Any]:
-    """Build the content of finetune.json.
+    """Build the content of finetune.json as a dictionary.
 
-    The document has the task, the data, the settings in use, the definition of each metric, and
-    ``lines``, a list with an entry for each starting point.
+    It has the task, the network, the data with the number of images of each split, the settings
+    that had an effect, and the definition of each metric. ``lines`` is a list with the results of
+    each starting point, in order. "classes" has the names of the classes, or their number if the
+    data set does not name them.
     """
     task, data = study.downstream, study.data
     return {
@@ -200,9 +210,11 @@ def document(study: Study, starts: Sequence[StartResult]) -> dict[str, Any]:
 def _start_document(result: StartResult) -> dict[str, Any]:
     """Build the entry of a starting point in finetune.json.
 
-    The entry has each seed's validation and test metrics, and the mean and standard deviation of
-    the test metrics over the seeds. A metric that only one seed has is missing in ``sd``. ``taken``
-    or ``distilled`` has the report on the transferred weights; both are None for scratch.
+    The entry has each seed's best epoch, its validation and test metrics and its seconds, and the
+    mean and standard deviation of each test metric over the seeds that have it. A metric that only
+    one seed has is missing in ``sd``. ``taken`` has the report on copied arrays, or ``distilled``
+    the report on distillation. Whichever did not happen is None; for a start from scratch, both are
+    None.
     """
     metrics: set[str] = set()
     seeds = []
@@ -260,10 +272,17 @@ def spread_rows(origin: Sequence[str], count: int) -> list[int]:
 
 
 def colour_masks(predicted: Tensor, mask: Tensor) -> Tensor:
-    """Colour the differences of a predicted and a true mask (h, w): RGBA (h, w, 4) in [0, 1].
+    """Colour where a predicted mask agrees with the true one, as a layer to draw over an image.
 
     Hits, false alarms and missed pixels each have a colour. Pixels outside both masks are
     transparent.
+
+    Args:
+        predicted: the predicted mask (h, w), 0 or 1.
+        mask: the true mask (h, w), 0 or 1.
+
+    Returns:
+        RGBA (h, w, 4) in [0, 1].
     """
     marked, true = predicted.bool(), mask.bool()
     layer = torch.zeros(*mask.shape, 4)
@@ -279,14 +298,16 @@ def draw_overlays(
     names: Sequence[str],
     title: str,
 ) -> Figure:
-    """Draw a row per image: the image, its true mask, and the predicted mask of each start.
+    """Draw a row for each test image: the image, its true mask, and each start's predicted one.
 
-    The caption of each prediction is its Dice, or '(rightly none)' if both masks are empty.
+    In a predicted mask, hits, false alarms and missed pixels have different colours. The caption of
+    a prediction is its Dice score, or '(rightly none)' if the true and the predicted mask are
+    empty. The caption of an empty true mask is '(no catheter)'.
 
     Args:
         images: (n, channels, h, w), as a silo stores them.
-        masks: (n, h, w), 0 or 1.
-        predicted: label of a starting point -> its masks (n, h, w).
+        masks: the true masks (n, h, w), 0 or 1.
+        predicted: label of a starting point -> its predicted masks (n, h, w).
         names: the caption of each image.
         title: the title of the picture.
     """

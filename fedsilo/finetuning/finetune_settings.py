@@ -54,20 +54,21 @@ def choose_network(
 ) -> str:
     """Choose the network to train, and return its name.
 
-    If ``wanted`` is given, that network is chosen. If it is not given, but there are sources, the
-    task's first network that accepts the weights of the first source is chosen. Without sources,
-    the task's first network is chosen. The weights of every source must fit the network, or be
+    The network is ``wanted`` if the user named one. Otherwise, it is the task's first network that
+    accepts the weights of the first source, or simply the task's first network if there are no
+    sources. The network must accept the weights of every source, except of sources that are
     distilled into it.
 
     Args:
         task: 'classification' or 'segmentation'.
-        wanted: the name that the user gave; None to choose by the sources.
-        sources: the starting points with weights.
-        distil: whether a run's ViT is distilled into a network that does not accept its weights.
+        wanted: the name that the user gave; None or empty to choose by the sources.
+        sources: the starting points with weights, which are models of runs and pretrained weights.
+        distil: whether the network is trained to imitate (by distillation) those runs' ViTs whose
+            weights it does not accept.
 
     Raises:
-        SettingError: the task does not have the wanted network; a source does not fit; or
-            ``distil`` is True, but ``wanted`` is None or no source can be distilled into it.
+        SettingError: the task does not have the wanted network; a source's weights do not fit the
+            network; or ``distil`` is True, but no source can be distilled into ``wanted``.
     """
     # Network of the task -> the network of a run whose weights it accepts
     of_task: Mapping[str, str] = dict(zip(_CLASSIFIERS, _CLASSIFIERS, strict=True))
@@ -108,10 +109,11 @@ def choose_network(
 
 
 def _networks_for(source: Source, of_task: Mapping[str, str]) -> list[str]:
-    """Return the names of the task's networks that accept the weights of ``source``, in order.
+    """List the names of the networks that can start from the weights of ``source``.
 
-    ``of_task`` maps each network of the task to the run's network whose weights it accepts. The
-    result is empty if none accepts the weights.
+    The names are in the order of ``of_task``. ``of_task`` maps each network of the task to the
+    run's network whose weights it accepts, which is empty if it accepts none. If no network accepts
+    the weights, the list is empty.
     """
     fitting = []
     for name, accepted in of_task.items():
@@ -196,11 +198,12 @@ def build_settings(
 def _inherited_values(
     run_model: RunModel, network: str, dataset: str, of_data: frozenset[str]
 ) -> dict[str, Value]:
-    """Return the settings that fine-tuning inherits from a run, key -> value.
+    """Select the settings that fine-tuning inherits from a run, key -> value.
 
-    If ``dataset`` is the run's data set, the settings ``of_data`` are inherited. If it is another
-    one, only the locations of files are. The settings of the network are inherited too if
-    ``network`` can copy the run's arrays.
+    If ``dataset`` is the run's own data set, these are the run's values of the data settings
+    ``of_data``. For another data set, only the settings with paths of files and folders are
+    inherited. If ``network`` can copy the run's arrays, the settings of the network are inherited
+    as well.
     """
     values = as_mapping(run_model.common)
     inherited = frozenset(_FILES)
@@ -220,15 +223,17 @@ def _select(values: Mapping[str, Value], keys: Set[str]) -> dict[str, Value]:
 def read_changes(
     texts: Sequence[str], device: str | None, data_dir: Path | None
 ) -> dict[str, Value]:
-    """Parse the user's settings, key -> value.
+    """Parse the settings that the user changes, and return them as key -> value.
 
     Args:
-        texts: the settings, each as ``key=value``; if a key is repeated, the last value counts.
-        device: replaces 'machine.device' in the result; None to leave it as it is.
-        data_dir: replaces 'data.dir' in the result; None to leave it as it is.
+        texts: the settings, each as ``key=value``. If a key is repeated, its last value counts.
+        device: the value of --device, which overrides 'machine.device' in ``texts``; None if the
+            option is not given.
+        data_dir: the value of --data-dir, which overrides 'data.dir' in ``texts``; None if the
+            option is not given.
 
     Raises:
-        SettingError: a text cannot be parsed.
+        SettingError: a text is not of the form ``key=value``. Unknown keys are not rejected here.
     """
     changes = dict(parse_assignment(text) for text in texts)
     if device is not None:
@@ -239,9 +244,10 @@ def read_changes(
 
 
 def _with_absolute_paths(values: dict[str, Value]) -> dict[str, Value]:
-    """Return the settings with absolute paths, ``~`` expanded; empty paths stay empty.
+    """Return a copy of the settings in which all paths of files and folders are absolute.
 
-    The settings are written to a file, which may be read later in another working folder.
+    ``~`` is expanded, and empty paths stay empty. The settings are written to a file, which may be
+    read later in another working folder.
     """
     absolute = dict(values)
     for key in _FILES:
@@ -251,11 +257,12 @@ def _with_absolute_paths(values: dict[str, Value]) -> dict[str, Value]:
 
 
 def _data_keys(dataset: str, partition: str, task: str) -> frozenset[str]:
-    """Return the keys of the settings that concern the data.
+    """List the keys of all settings that concern the data of fine-tuning.
 
     The keys are 'dataset', the keys of files and splits, the data set's own keys, and the keys that
-    ``partition`` reads. For segmentation, if the data set does not have the key 'split.silos', the
-    keys of partitions are left out, because masks belong to the data set's own sites.
+    the partition (setting 'split.partition') reads. For segmentation on a data set without the key
+    'split.silos', the keys of partitions are left out, because its masks belong to its own sites,
+    which cannot be partitioned anew.
     """
     own_keys = data_set(dataset).settings
     if task == SEGMENTATION and "split.silos" not in own_keys:
@@ -264,21 +271,26 @@ def _data_keys(dataset: str, partition: str, task: str) -> frozenset[str]:
 
 
 def used_settings(settings: CommonSettings) -> dict[str, Value]:
-    """Return the settings of data, network and training, key -> value.
+    """Select the settings that have an effect on fine-tuning, key -> value.
 
-    All other settings have no effect on fine-tuning.
+    These are the settings of the data (as for classification), the network and the training. The
+    settings of a federated run, such as the number of rounds, are left out.
     """
     of_data = _data_keys(settings.dataset, settings.partition, CLASSIFICATION)
     return _select(as_mapping(settings), _OF_NETWORK | _OF_TRAINING | of_data)
 
 
 def _refuse_unused(changes: Mapping[str, Value], of_data: frozenset[str]) -> None:
-    """Check that fine-tuning would use all of the user's settings.
+    """Check that fine-tuning uses each setting that the user changed.
+
+    Args:
+        changes: the user's settings, key -> value. Only the keys are checked.
+        of_data: the keys of the data settings that apply to the chosen data set and task.
 
     Raises:
-        SettingError: a key is unknown; has its own option, such as --network; or is not a setting
-            of the data (``of_data``), the network or the training. The message names the first such
-            key.
+        SettingError: a key is unknown, or has an option of its own ('network.name' has --network,
+            and 'dataset' has --dataset), or is not a setting of the data, the network or the
+            training. The message names the first such key.
     """
     known = _OF_NETWORK | _OF_TRAINING | of_data
     for key in changes:

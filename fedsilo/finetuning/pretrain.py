@@ -58,13 +58,14 @@ class Pretraining:
 
 
 def plan_pretraining(experiment: str, sources: RunSources) -> tuple[CommonSettings, Pretraining]:
-    """Read an experiment's settings, and the recipe of pre-training in its simulation file.
+    """Read an experiment's settings, and the recipe for pre-training in its simulation file.
 
-    If the simulation file does not have a recipe, the recipe is the defaults of ``Pretraining``.
+    The recipe is the section ``pretraining`` of the file. Values that it does not state have the
+    defaults of ``Pretraining``, also if the section is missing.
 
     Raises:
-        SettingError: the experiment is unknown, its network is not a ViT, or its data set does not
-            have images.
+        SettingError: the experiment is unknown, its network is not a ViT, its data set does not
+            have images, or the recipe is malformed.
     """
     common = plan_run(experiment, sources)[0].common
     recipe = read_section(simulation_file(sources.file), "pretraining", Pretraining)
@@ -117,10 +118,10 @@ def train_backbone(
 
 
 def _read_public_images(common: CommonSettings, recipe: Pretraining) -> tuple[Split, int]:
-    """Read the public images of the data set with their labels.
+    """Read the images of the data set that no silo holds, with their labels.
 
     If the data set has several kinds of labels (setting 'data.target'), the recipe's ``target``
-    chooses one.
+    chooses one of them.
 
     Returns:
         The images with labels, and the number of classes.
@@ -142,9 +143,10 @@ def _read_public_images(common: CommonSettings, recipe: Pretraining) -> tuple[Sp
 
 
 def backbone_file(common: CommonSettings) -> Path:
-    """Return the path of the file that 'vit.backbone-weights' names.
+    """Return the path of the file with the weights of the ViT that 'vit.backbone-weights' names.
 
-    A relative path is below the folder of backbones in the cache. The file need not exist.
+    A relative path is below the folder of backbones in the cache. Whether the file exists is not
+    checked.
 
     Raises:
         SettingError: the setting is empty, 'timm' or 'random', which do not name a file.
@@ -245,7 +247,9 @@ class _Trainer:
         return loss / self.steps
 
     def _step(self, images: Tensor, labels: Tensor) -> float:
-        """Take one optimiser step, with gradients clipped to norm 1.
+        """Take one optimiser step on a batch, with gradients clipped to norm 1.
+
+        The loss is a cross-entropy with class weights and label smoothing.
 
         Returns:
             The loss of the batch before the step.
@@ -274,9 +278,10 @@ class _Trainer:
         return logits.float()
 
     def _metrics(self) -> dict[str, float]:
-        """Measure ``accuracy`` and the ``classification_metrics`` on the held-out images.
+        """Measure the network on the held-out images.
 
-        The network is put in eval mode.
+        The result maps ``accuracy`` and the names of the ``classification_metrics`` to their
+        values. The network is put in eval mode, and stays in it.
         """
         self.network.eval()
         parts = []

@@ -91,12 +91,10 @@ def read_labelled_images(settings: CommonSettings, sites: Sequence[str]) -> Pool
 def read_masked_images(settings: CommonSettings, sites: Sequence[str]) -> Pooled:
     """Read the images of the sites with their masks, and pool them.
 
-    Test masks may all be empty.
-
     Raises:
-        DataError: a split is empty at all sites, or all its training or validation masks are empty.
-            Also raised if masks differ in size from their images or have a value above 1, or if the
-            sites' images have different sizes.
+        DataError: masks differ in size from their images or have a value above 1; the sites' images
+            have different sizes; a split is empty at all sites; or all masks of the training or the
+            validation images are empty. Test masks may all be empty.
     """
     silos = [load_masked_silo(site, settings) for site in sites]
     for silo in silos:
@@ -124,9 +122,10 @@ def read_masked_images(settings: CommonSettings, sites: Sequence[str]) -> Pooled
 
 
 def _mask_fault(split: Split) -> str:
-    """Explain why a split's masks do not fit its images. If they fit, the result is "".
+    """Explain in a sentence why a split's masks do not fit its images; "" if they fit.
 
-    For images (n, c, h, w), the masks must be (n, h, w), and their values at most 1.
+    For images (n, c, h, w), the masks must be (n, h, w), and no value may be above 1. The images'
+    own size is not checked.
     """
     images, masks = tuple(split.inputs.shape), tuple(split.labels.shape)
     if masks != (images[0], *images[2:]):
@@ -143,10 +142,10 @@ def _mask_fault(split: Split) -> str:
 
 
 def _pool_silos(settings: CommonSettings, silos: Sequence[Silo]) -> Pooled:
-    """Concatenate each split over the silos, in order.
+    """Concatenate the images of several silos in order, separately for each split.
 
-    The callers have checked that the shapes agree. The shape and the classes are those of the first
-    silo.
+    The shape and the classes of the result are those of the first silo. The caller has checked that
+    they are the same at all silos.
 
     Raises:
         DataError: a split is empty at all silos.
@@ -204,10 +203,11 @@ class Downstream:
     def measure_split(
         self, network: nn.Module, split: Split, settings: CommonSettings, compute: Compute
     ) -> dict[str, float]:
-        """Measure ``accuracy``, ``loss`` and the other metrics of ``measure``, name -> value.
+        """Measure a network on a split, and return its metrics as name -> value.
 
-        The result includes the metrics in ``shown``. A metric that the split's labels do not define
-        is missing. Dropout is active only if 'train.mc-passes' is set.
+        The metrics are ``accuracy``, ``loss`` and the others of ``measure``. They include the
+        metrics in ``shown``. A metric that the split's labels do not define is missing. Dropout is
+        active only if 'train.mc-passes' is set.
         """
         return measure(cast(SiteNetwork, network), split, settings, compute, ("finetune",))
 
@@ -234,7 +234,11 @@ class Segmentation(Downstream):
         return build_segmentation(self.network, settings, shape)
 
     def trunk(self, network: nn.Module) -> nn.Module:
-        """Return the encoder of ``network``, whose arrays have the same names as in a run."""
+        """Return the part of a segmentation network that can receive the arrays of a run.
+
+        It is the encoder, whose arrays have the same names as in a run. ``choose_network`` gives no
+        run's arrays to a network without such a part.
+        """
         trunk = cast(Segmenter, network).trunk()
         assert trunk is not None, (
             "choose_network gives no run's weights to a network without a trunk"
@@ -251,11 +255,11 @@ class Segmentation(Downstream):
     def measure_split(
         self, network: nn.Module, split: Split, settings: CommonSettings, compute: Compute
     ) -> dict[str, float]:
-        """Measure ``loss`` and the ``segmentation_metrics`` on a split, name -> value.
+        """Measure a segmentation network on a split, and return its metrics as name -> value.
 
-        The network is put in eval mode. The loss is the training loss, averaged over batches that
-        are weighted by their number of images. Metrics that the masks do not define are missing.
-        ``settings`` are not used.
+        The metrics are the ``segmentation_metrics`` of the most probable class of each pixel, and
+        ``loss``, which is the mean training loss per image. Metrics that the masks do not define
+        are missing. The network is put in eval mode. ``settings`` are not used.
         """
         predicted, losses, start = list[Tensor](), list[float](), 0
         with torch.no_grad(), compute.autocast():
@@ -295,9 +299,17 @@ class TrainedSeed:
 
 
 def _logits(network: nn.Module, inputs: Tensor, compute: Compute) -> Iterator[Tensor]:
-    """Yield logits (b, classes, h, w), float32 on the device, for at most 32 images at a time.
+    """Yield the class scores of each pixel of the images, for at most 32 images at a time.
 
-    The network is put in eval mode. ``inputs`` are images (n, c, h, w) as a silo stores them.
+    The network is put in eval mode.
+
+    Args:
+        network: on the compute device.
+        inputs: images (n, c, h, w), as a silo stores them.
+        compute: the device.
+
+    Yields:
+        Logits (b, classes, h, w), float32 on the device.
     """
     network.eval()
     for part in in_batches(inputs):

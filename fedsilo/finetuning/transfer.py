@@ -38,11 +38,11 @@ class TransferReport:
     backbone: str = ""  # the 'vit.backbone-weights' that was loaded beside the arrays, or empty
 
     def summary(self) -> str:
-        """Format the report in one line.
+        """Summarise the report in one line.
 
-        The line has the number of arrays that were copied, and their share of the encoder's
-        numbers. Then it names the backbone if one was loaded, the head if it was copied, and up to
-        three of the arrays that keep their initial values.
+        The line has the number of copied arrays, and the share of the encoder's values that these
+        arrays have. It names the backbone if one was loaded, mentions the head if it was copied,
+        and names up to three arrays that keep their initial values.
         """
         share = f"{100 * self.share:.1f} % of its numbers"
         parts = [f"gives {self.arrays} of the encoder's {self.of} arrays, {share}"]
@@ -60,12 +60,15 @@ def transfer(
 ) -> TransferReport:
     """Copy the arrays of ``source`` that fit into ``trunk``, in place, and return a report.
 
+    Arrays that do not fit keep their initial values. A run's head is copied only if the run learned
+    the same classes.
+
     Args:
-        trunk: the network, or the part of it whose arrays have the names of a run's network.
-        source: the model or the weights to copy from.
+        trunk: the network, or the part of it whose arrays have the same names as in a run.
+        source: the run's model, or the pretrained weights, to copy from. Pretrained weights never
+            give a head.
         settings: the settings of fine-tuning.
-        classes: the classes to learn; a run's head is copied only if the run learned the same
-            classes. Weights that are not from a run never give a head.
+        classes: the names and the number of the classes to learn.
 
     Raises:
         SettingError: none of a run's arrays fits; or the file or timm's name is unknown, or is for
@@ -85,7 +88,7 @@ def transfer(
 
 
 def _encoder_arrays(trunk: nn.Module) -> dict[str, Tensor]:
-    """Return the floating-point arrays of ``trunk`` by name, without the arrays of its head.
+    """Return the floating-point arrays of a network by name, except those of its head.
 
     The arrays share memory with the network, so they change when the network changes.
     """
@@ -99,14 +102,17 @@ def _encoder_arrays(trunk: nn.Module) -> dict[str, Tensor]:
 def _report(
     encoder: Mapping[str, Tensor], names: Sequence[str], head: bool = False, backbone: str = ""
 ) -> TransferReport:
-    """Build the report on an encoder.
+    """Build the report on the arrays that an encoder received.
+
+    Its share is the number of values in copied arrays, divided by the number of values in all
+    arrays of the encoder. Its list of arrays that were left at their initial values is sorted.
 
     Args:
         encoder: all arrays of the encoder by name.
         names: the names of the arrays that were copied.
         head: whether a run's head was copied.
-        backbone: the name of the backbone that was loaded from its own file, or empty. With a
-            backbone, the ViT's arrays do not count as left.
+        backbone: the name of the backbone that was loaded from a file of its own, or empty. If it
+            is given, the ViT's arrays are not listed as left.
     """
     copied, total, left = 0, 0, []
     for name in sorted(encoder):
@@ -171,8 +177,9 @@ def _fit_array(
 ) -> Tensor | None:
     """Return a run's array in the shape of ``target``; None if it is missing or does not fit.
 
-    Only position embeddings of a ViT are changed. If their number differs but not their width, they
-    are resampled to the grid of patches in ``trunk``, because the images may have another size.
+    An array of another shape fits only if it holds the position embeddings of a ViT with the same
+    width of tokens. These are resampled to the grid of patches in ``trunk``, because the images may
+    have another size than in the run.
 
     Args:
         name: the name of the array.
@@ -195,9 +202,10 @@ def _fit_array(
 
 
 def _fitting_head(state: Mapping[str, Tensor], run_model: RunModel) -> dict[str, Tensor]:
-    """Return the arrays of a run's head by name; empty if one is missing or has another shape.
+    """Return the arrays of a run's head by name, if the whole head fits.
 
-    ``state`` has the arrays of the network that receives the head.
+    Otherwise the result is empty. The head fits if the run has each array of the head in ``state``,
+    in the same shape. ``state`` has the arrays of the network that receives the head.
     """
     head: dict[str, Tensor] = {}
     for name, target in state.items():

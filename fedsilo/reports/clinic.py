@@ -83,11 +83,16 @@ def clinic_data(run: Shown, examinations: Sequence[Examination] = ()) -> dict[st
 
 
 def _head(run: Shown) -> dict[str, Any]:
-    """Build the variables of ``head.html`` for the clinic's page.
+    """Build the template variables for the head of the clinic's page: facts, result and limit.
 
-    The fact "without a result" is added to those of ``head_of``. At trust level ``server`` it has
-    the number of samples that each site left out. If results of a site are hidden, it names the
-    site.
+    They are those of ``head_of``, with one more fact, "without a result", about the samples and
+    results that the page does not show:
+    - At trust level ``server``, the number of samples that each site left out because a value was
+      missing, impossible or unreadable. A small number is hidden.
+    - If results are hidden because they cover too few samples, or would reveal such a result, the
+      names of the sites.
+
+    If there is nothing to say, the fact is not added.
     """
     head = head_of(run)
     missing = []
@@ -113,9 +118,9 @@ def _head(run: Shown) -> dict[str, Any]:
 def _test_counts(run: Shown, site: str) -> tuple[list[int | None], int]:
     """Return a site's number of test samples in each class, and their total.
 
-    A count of a class is None if it is hidden, because it is too small to be shown. The total is 0
-    if it is hidden or unknown. The list is empty if the site does not report counts by class. For a
-    site that the run does not have, the result is an empty list and 0.
+    A count that is too small to be shown is None. A total that is hidden or unknown is 0. If the
+    site does not report counts by class, the list is empty. If the run does not have the site, the
+    result is an empty list and 0.
     """
     if site not in run.silos:
         return [], 0
@@ -124,11 +129,11 @@ def _test_counts(run: Shown, site: str) -> tuple[list[int | None], int]:
 
 
 def _overall(run: Shown, metrics: SiteMetrics) -> dict[str, Any]:
-    """Build the template variables ``overall`` (rows of a table) and ``accuracy`` (pictures).
+    """Build the template variables for the accuracy at each site: a table and a picture.
 
-    Each row has a site's name, number of test samples, accuracy with its 95 % interval, balanced
-    accuracy, and AUC. ``accuracy`` is a list with one picture of the sites' accuracies, or an empty
-    list if no site has an accuracy.
+    ``overall`` has a row per site: its name, number of test samples, accuracy with its 95 %
+    interval, balanced accuracy, and AUC. ``accuracy`` is a list with one picture of the sites'
+    accuracies. It is empty if no site has an accuracy.
     """
     rows, descriptions = [], []
     drawn: dict[str, Estimate] = {}
@@ -173,10 +178,11 @@ Outcomes = Mapping[str, Sequence["ClassOutcome"]]  # site -> its classes
 
 
 def _by_class(run: Shown, outcomes: Outcomes) -> dict[str, Any]:
-    """Build a table per site with a row per class, and a picture per class.
+    """Build the template variables on how well each class is recognised.
 
-    If no site reports counts of right or false predictions by class, the tables and pictures are
-    left out.
+    ``classes`` has a table for each site, with a row per class. ``class_pictures`` has a picture
+    for each class. If no site reports counts of right or false predictions by class, there are no
+    tables and no pictures.
     """
     tables = []
     is_reported = False
@@ -196,9 +202,10 @@ def _by_class(run: Shown, outcomes: Outcomes) -> dict[str, Any]:
 
 
 def _class_table(run: Shown, site: str, by_class: Sequence[ClassOutcome]) -> dict[str, Any]:
-    """Build the template variables of a site's table: its caption and a row for each class.
+    """Build the template variables for the table of a site's classes.
 
-    ``hidden`` tells whether some cell is "n/a".
+    ``caption`` names the site and its number of test samples, and ``rows`` has a row for each
+    class. ``hidden`` tells whether some cell is "n/a", because the page then explains this.
     """
     rows = []
     is_hidden = False
@@ -256,10 +263,13 @@ def _drop_missing(by_site: Mapping[str, Estimate | None]) -> dict[str, Estimate]
 
 
 def _certainty(run: Shown, metrics: SiteMetrics) -> dict[str, Any]:
-    """Build the tables and diagrams of accuracy by confidence, uncertainty and vacuity.
+    """Build the template variables on how far the model's certainty can be trusted.
 
-    Bins are summed over all sites, and merged until each has at least as many samples as the floor.
-    Vacuity is drawn only for evidential networks. Without bins of confidence, no diagram is drawn.
+    Test samples are grouped into bins by the model's confidence, by its uncertainty and, for
+    evidential networks, by its vacuity (lack of evidence). Bins are summed over all sites, and
+    merged with their neighbours until each has at least as many samples as the run's floor. There
+    is a table of bins for confidence and for uncertainty, a table of the sites' calibration errors,
+    and a diagram for each kind of bins. If no site reports bins of confidence, no diagram is drawn.
     """
     # Bins with fewer samples than the floor are joined with their neighbours
     sites = metrics.values()
@@ -289,10 +299,13 @@ def _certainty(run: Shown, metrics: SiteMetrics) -> dict[str, Any]:
 
 
 def _diagram(name: str, filled: Sequence[Bin], label: str, *, diagonal: bool = False) -> Picture:
-    """Draw the share of right predictions by bin, with 95 % intervals.
+    """Draw the share of right predictions in each bin of certainty, with 95 % intervals.
 
-    ``name`` is unique on the page, ``label`` describes the x axis, and ``diagonal`` adds the line
-    of perfect calibration.
+    Args:
+        name: the picture's name, unique on its page.
+        filled: the bins that have samples.
+        label: what certainty means here, for the horizontal axis.
+        diagonal: whether to draw the line of perfect calibration.
     """
     descriptions = []
     for one in filled:
@@ -375,9 +388,10 @@ class ClassOutcome:
         return Estimate(self.auc, of_auc(self.auc, self.samples, self.others))
 
     def cells(self) -> list[str]:
-        """Format the number of samples and the estimates in ``COLUMNS``, with intervals, as text.
+        """Format the class's row of the table: its number of samples, then the estimates.
 
-        The number of samples comes first. A missing estimate becomes "n/a".
+        The estimates are those in ``COLUMNS``. Each has its 95 % interval. A missing estimate is
+        "n/a".
         """
         return [
             f"{self.samples:,}",
@@ -390,9 +404,10 @@ class ClassOutcome:
 
 
 def final_metrics(run: Shown) -> dict[str, dict[str, float]]:
-    """Return site -> metric -> value on test samples in the last round.
+    """Collect the metrics on test samples in the last round: site -> metric -> value.
 
-    Counts by class and by bin are included. Metrics of a site's own trained model are left out.
+    Counts by class and by bin are included. Metrics of a model that a site trained only on its own
+    data are left out.
     """
     metrics: dict[str, dict[str, float]] = {}
     for site, by_name in run.last_metrics("test").items():

@@ -65,7 +65,10 @@ def sentences(
 
 
 def _of_task(templates: Sequence[str], task: str) -> list[str]:
-    """Fill a task's words into sentences, and shorten the sentences."""
+    """Fill a task's words, such as "classes", into sentences, and shorten the sentences.
+
+    Shortening (``shortened``) cuts each sentence into sentences of at most 25 words.
+    """
     # A task's words may be a long list, and the page promises sentences of at most 25 words
     words, filled = task_words(task_named(task)), list[str]()
     for template in templates:

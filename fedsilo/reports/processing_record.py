@@ -71,10 +71,11 @@ def _erasure() -> str:
 
 
 def _measures(run: Shown) -> str:
-    """Describe the run's measures in one line.
+    """Describe the technical and organisational measures of a run in one line.
 
-    The measures are the promise of the trust level, transport and log (or that the sites were
-    simulated), differential privacy, and a blank for organisational measures.
+    The parts are the promise of the trust level; transport, the hospital's own rules and the log,
+    or the fact that the sites were simulated; differential privacy at trust level ``nobody``; and a
+    blank for organisational measures, which a person must fill in.
     """
     parts = [f"trust level '{run.trust}': {run.summary['privacy']['trust']['promise']}"]
     if run.is_simulated:

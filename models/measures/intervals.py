@@ -21,7 +21,10 @@ class Interval:
 
 
 def wilson(successes: int, samples: int) -> Interval:
-    """Compute Wilson's interval (1927) for a share: ``successes`` out of at least one sample."""
+    """Compute Wilson's 95 % confidence interval (1927) for ``successes`` out of ``samples``.
+
+    There must be at least one sample.
+    """
     from scipy import stats
 
     found = stats.binomtest(successes, samples).proportion_ci(method="wilson")

@@ -196,7 +196,15 @@ def limit_of(scores: Floats, share: float) -> float:
 
 
 def _find_seen_values(values: Floats, missing: Booleans) -> Seen:
-    """Collect the training values (n,) of one feature, leaving out imputed values."""
+    """Summarise the values that one feature takes in training, leaving out imputed values.
+
+    The summary lists all distinct values if there are at most 10, and otherwise only the lowest and
+    the highest.
+
+    Args:
+        values: the feature's value in each training sample, (n,).
+        missing: whether that value was imputed, (n,).
+    """
     found: Floats = np.unique(values[~missing])
     if len(found) <= _FEW_VALUES:
         return Seen(found, True)

@@ -14,9 +14,10 @@ CROSSED = ("accuracy", "balanced-accuracy", "auc", "average-precision")
 
 
 def crossed_metrics(task: str) -> tuple[str, ...]:
-    """Return the metrics of a task that are measured for the models of all sites.
+    """Return the metrics to measure when each site's model is tested at all sites.
 
-    For other tasks than classification they are the metrics of result tables except the loss.
+    For classification they are accuracy, balanced accuracy, AUC and average precision. For other
+    tasks they are the metrics of the task's result tables (``shown``) except the loss.
     """
     if task == CLASSIFICATION:
         return CROSSED

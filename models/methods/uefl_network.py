@@ -118,10 +118,15 @@ class UEFLNetwork(SiteNetwork):
         return self.classifier.criterion(logits, labels) + _codebook_loss(tokens, codewords)
 
     def losses(self, inputs: Tensor, labels: Tensor) -> Tensor:
-        """Compute the loss of each sample (batch,); the arguments are those of ``loss``.
+        """Compute the loss of each sample, (batch,): cross-entropy plus its own codebook loss.
 
-        Without evidence their mean is ``loss``, because the codebook loss is a mean over elements,
-        and each sample has as many. The samples may belong to several stacked networks.
+        If the criterion uses no evidence, their mean is ``loss``, because the codebook loss is a
+        mean over elements, and each sample has the same number of them. The samples may belong to
+        several stacked networks.
+
+        Args:
+            inputs: (batch, *input_shape).
+            labels: (batch,).
         """
         logits, tokens, codewords = self._quantise(inputs)
         return cross_entropies(logits, labels) + torch.vmap(_codebook_loss)(tokens, codewords)

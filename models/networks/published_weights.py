@@ -78,9 +78,12 @@ def fill_vgg(encoder: nn.Module, content: Mapping[str, Any], where: str) -> None
 
 
 def fill_resnet22(encoder: nn.Module, content: Mapping[str, Any], where: str) -> None:
-    """Load ResNet-22's weights into ``encoder``, a ``ResNet22``; see ``fill_vgg``.
+    """Load the weights of ResNet-22 from a published file into ``encoder``, a ``ResNet22``.
 
-    If ``content`` has the key 'model', the arrays are in the mapping under that key.
+    Args:
+        encoder: the network to fill.
+        content: a file's arrays by name, or a mapping that has them under the key 'model'.
+        where: the file, for errors.
 
     Raises:
         SettingError: arrays are missing, are surplus, have another shape or are not finite.

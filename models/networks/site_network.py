@@ -116,9 +116,14 @@ class TokenClassifier(SiteNetwork):
         return self.criterion(self(inputs), labels)
 
     def losses(self, inputs: Tensor, labels: Tensor) -> Tensor:
-        """Compute the cross-entropy of each sample (batch,); the arguments are those of ``loss``.
+        """Compute the cross-entropy of each sample, (batch,).
 
-        Without evidence their mean is ``loss``. The samples may belong to several stacked networks.
+        If the criterion uses no evidence, their mean is ``loss``. The samples may belong to several
+        stacked networks.
+
+        Args:
+            inputs: (batch, *input_shape).
+            labels: (batch,).
         """
         return cross_entropies(self(inputs), labels)
 

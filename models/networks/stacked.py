@@ -39,7 +39,10 @@ class Rows:
         return rows.reshape(len(self.sizes), -1, *rows.shape[1:])
 
     def counts_on(self, device: torch.device) -> Tensor:
-        """Return the rows of each site as a tensor (sites,) on ``device``."""
+        """Return the number of rows of each site as a tensor (sites,) on ``device``.
+
+        If ``counts`` is set, it is returned as it is, without a check of its device.
+        """
         if self.counts is None:
             return torch.tensor(self.sizes, device=device)
         return self.counts
@@ -215,7 +218,7 @@ class _Norm(_Layer):
             places = inputs.flatten(3)
         sizes = rows.counts_on(inputs.device)
         real = torch.arange(places.shape[1], device=inputs.device) < sizes[:, None]
-        weights = real[:, :, None, None].to(places.dtype)
+        weights = real[:, :, None, None]
         count = (sizes * places.shape[3])[:, None]
         mean = (places * weights).sum((1, 3)) / count
         centred = places - mean[:, None, :, None]

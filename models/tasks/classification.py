@@ -83,7 +83,16 @@ class Classification(Task):
         return values | classification_metrics(predictions, labels)
 
     def counts(self, predictions: Tensor, labels: Tensor, minimum: int) -> dict[str, float]:
-        """Return the counts of right predictions by class and by certainty (``outcome_counts``)."""
+        """Compute right and wrong predictions and the AUC by class, and counts by certainty.
+
+        Names and rules for small numbers are those of ``outcome_counts``.
+
+        Args:
+            predictions: class probabilities, (n, classes).
+            labels: (n,) int64.
+            minimum: the fewest samples behind a value by class. With fewer samples in all, the
+                result is empty.
+        """
         from fedsilo.models.measures.outcome_counts import outcome_counts
 
         return outcome_counts(predictions, labels, minimum)
@@ -186,10 +195,10 @@ class Classification(Task):
         return bounded_parts(predictions, labels)
 
     def part_ranges(self, outputs: int) -> Mapping[str, float]:
-        """Return the value that a part of 1 stands for, by metric.
+        """Return the value that a contribution of 1 in ``parts`` stands for: metric -> value.
 
-        The value is 1 for accuracy, 3 nats for the loss, and the logarithm of the number of classes
-        for entropy.
+        The value is 1 for accuracy, 3 nats for the loss, and the natural logarithm of the number of
+        classes (``outputs``) for entropy.
         """
         from fedsilo.models.privacy.noisy_metrics import LOSS_BOUND
 

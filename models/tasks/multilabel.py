@@ -69,7 +69,16 @@ class MultiLabel(Task):
         return {"loss": loss, **mean_over_findings(predictions, labels > 0.5)}
 
     def counts(self, predictions: Tensor, labels: Tensor, minimum: int) -> dict[str, float]:
-        """Return positives and AUC of each finding (``finding_counts``)."""
+        """Compute each finding's number of positive samples, and its AUC, as metrics by name.
+
+        Names are those of ``finding_counts``. A finding is left out if fewer than ``minimum``
+        samples have it or fewer than ``minimum`` lack it.
+
+        Args:
+            predictions: the probability of each finding, (n, findings).
+            labels: (n, findings); a label above 0.5 is positive.
+            minimum: the fewest samples on either side; 1 if it is less.
+        """
         from fedsilo.models.measures.finding_metrics import finding_counts
 
         return finding_counts(predictions, labels > 0.5, minimum)

@@ -133,7 +133,7 @@ class Regression(Task):
         return f"{names[0]} {describe_range(predictions[:, 0])}"
 
     def stand_in_labels(self, counts: Sequence[int], outputs: int) -> Tensor:
-        """Return as many zeros as there are declared samples, (n,) float32."""
+        """Make placeholder labels, all 0: one for each declared sample, (n,) float32."""
         import torch
 
         return torch.zeros(sum(counts))

@@ -148,10 +148,10 @@ class Survival(Task):
         return ["censored", *names]
 
     def stand_in_labels(self, counts: Sequence[int], outputs: int) -> Tensor:
-        """Return labels (n, 2) with time 1 for the declared number of patients.
+        """Make placeholder labels for declared patients: rows of time and event, (n, 2) float32.
 
-        The first of the two ``counts`` is the number of censored patients, who come first, and the
-        second is the number of patients with an event.
+        Each time is 1. ``counts`` is the number of censored patients (event 0), whose rows come
+        first, and the number of patients with an event (1).
         """
         import torch
 

@@ -375,7 +375,9 @@ def task_of(settings: CommonSettings) -> Task:
 
 
 def task_named(name: str) -> Task:
-    """Return a task with default settings, for strata and labels, which no setting changes.
+    """Build a task by its name, with default settings.
+
+    This is enough for work with strata and labels, which do not depend on settings.
 
     Raises:
         SettingError: no task has that name.

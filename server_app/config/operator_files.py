@@ -90,7 +90,9 @@ def registered_keys(path: Path) -> Mapping[str, str]:
 
 
 def read_weights(path: Path) -> AgreedWeights:
-    """Read the file of agreed weights: each site's number of training samples, 1 to 10^9.
+    """Read the file of agreed weights: the number of training samples that each site counts for.
+
+    A number is from 1 to 10^9.
 
     Raises:
         SettingError: the file cannot be read, or a site name or a number is invalid.

@@ -73,10 +73,12 @@ class RunSettings(Mapping[str, Value]):
         return as_mapping(self.common) | as_mapping(self.own)
 
     def decisive(self) -> dict[str, Value]:
-        """Return the settings that decide the result, by key. A resumed run must have the same.
+        """Return the settings that decide a run's result, by key.
 
-        The keys in ``CIRCUMSTANCES``, such as the run's name, are left out. A key in ``ADDED`` is
-        left out if it has its default, because checkpoints of older runs lack it.
+        A run can be resumed only with the same decisive settings. Settings that do not change the
+        result, such as the run's name (``CIRCUMSTANCES``), are left out. A setting that is newer
+        than version 0.1 (``ADDED``) is left out if it has its default, because checkpoints of older
+        runs lack it.
         """
         decisive = self.as_mapping()
         for key in CIRCUMSTANCES:
@@ -209,10 +211,10 @@ def resolve(values: Mapping[str, Value]) -> RunSettings:
 
 
 def _possible_sites(common: CommonSettings) -> int | None:
-    """Return the largest number of sites that can take part in a run.
+    """Return the largest number of sites that can take part in a run; None if it is unknown.
 
-    This is the number of names in 'server.sites'. If that setting is empty, it is the number of the
-    data set's silos, or None if only the hospitals know that number.
+    If 'server.sites' names the sites, it is their number. Otherwise it is the number of silos of
+    the data set, or None if only the hospitals know that number.
 
     Raises:
         SettingError: 'server.sites' is not valid, or names more sites than there are silos.

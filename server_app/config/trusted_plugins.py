@@ -50,9 +50,14 @@ def name_plugins(entries: Iterable[object]) -> None:
 
 
 def _name_plugin(entry: str) -> None:
-    """Trust one plugin for the rest of this process: a file ``FILE.py``, or an installed module.
+    """Trust the user's own copy of one plugin until this process ends.
 
-    Whether a module is installed is not checked.
+    A file is trusted by its absolute path, and a module by its name. Nothing is executed, and
+    whether the module is installed is not checked.
+
+    Args:
+        entry: a file, such as "~/mine.py", or the name of an installed module. A name that does not
+            end in ".py" is a module.
 
     Raises:
         SettingError: the file does not exist.
@@ -186,24 +191,27 @@ def refuse_unknown_files(named: str, where: str) -> None:
 
 
 def _approve(module: str, recorded: str, pin: str) -> str:
-    """Check that this user trusts a plugin and that its SHA-256 is ``pin``, and return its file.
+    """Check that a plugin of a run may be executed, and return its file or import its module.
 
-    The user trusts a plugin that ``--plugin`` names, and a plugin with this SHA-256 that the same
-    user has run before. The user also trusts an installed module that a package offers to fedsilo.
-    Other plugins are not even read.
+    A plugin may be executed if the user trusts it and its SHA-256 equals the recorded one. The user
+    trusts a plugin that they name by ``--plugin``, a plugin with the recorded SHA-256 that they
+    have run before, and an installed module that a package offers to fedsilo. Trust is checked
+    first, so that the bytes of other plugins are not even read.
 
     Args:
-        module: the plugin's module.
-        recorded: the plugin's entry in the run directory, or empty.
-        pin: the plugin's SHA-256 in the run directory, or empty.
+        module: the name of the plugin's module.
+        recorded: the file or module in the run's setting 'plugin'; empty if the setting does not
+            name the plugin.
+        pin: the SHA-256 that the run has recorded; empty if it has recorded none.
 
     Returns:
-        The plugin's entry for the setting 'plugin': the path of the file that ``--plugin`` names
-        or, if that option does not name the plugin, ``recorded``. An installed module is imported
-        here, and the result is an empty string.
+        For a plugin file, its path: the file that ``--plugin`` names or, if the option does not
+        name the plugin, ``recorded``. A plugin that is an installed module is imported here, and
+        the result is an empty string.
 
     Raises:
-        SettingError: the plugin is not trusted, cannot be read, or has another SHA-256.
+        SettingError: the plugin is not trusted, cannot be read, has another SHA-256, or does not
+            import.
     """
     entry = _named.get(module, recorded)
     is_file = entry.endswith(".py")

@@ -30,16 +30,16 @@ class FailureLog:
         self.entries = read_failures(directory)
 
     def add(self, round_: int, phase: str, site: str, code: str, cause: str) -> None:
-        """Append a failure to the file and to ``entries``, if there is no equal entry yet.
+        """Append a failure to ``failures.jsonl`` and to ``entries``, unless an equal entry exists.
 
-        A resumed run repeats the interrupted round, so the same failure may come again. The line is
-        synchronised to the disk.
+        An equal entry exists if a resumed run repeats the round in which the failure happened. The
+        new line is flushed to the disk before this function returns.
 
         Args:
             round_: the round, from 1.
             phase: the phase of the round, such as "train"; empty if the run itself failed.
             site: the site's name; empty if the run itself failed.
-            code: the error's code.
+            code: the kind of failure, such as "no-answer".
             cause: the reason, which is cut to one line of at most 1000 characters.
 
         Raises:

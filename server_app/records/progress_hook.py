@@ -46,10 +46,10 @@ Marks = Callable[[State], Mapping[int, str]]
 
 
 def _never_raises(method: Callable[..., None]) -> Callable[..., None]:
-    """Wrap a method of ``ProgressHook`` so that it runs under the lock and never raises.
+    """Wrap an event of ``ProgressHook`` so that a failure of the display cannot stop the run.
 
-    An exception is passed to ``report`` instead. If the method succeeds, the thread that writes the
-    files is woken.
+    The event runs under the hook's lock. If it succeeds, the thread that writes the progress files
+    is woken. If it raises, the exception is passed to ``report``.
     """
 
     @functools.wraps(method)
@@ -136,10 +136,10 @@ class ProgressHook(Hook):
 
     @_never_raises
     def run_started(self, state: State, participants: Participants, total_rounds: int) -> None:
-        """Print the title, the sites, the number of rounds and, when resuming, the last round.
+        """Print the title, the sites and the number of rounds, and note the rounds in the progress.
 
-        The numbers of rounds are also noted in the progress. An error is passed to ``report`` and
-        is not raised.
+        In a resumed run a second line says after which round it continues. An error is passed to
+        ``report`` and is not raised.
         """
         self.first, self.sites = state.round, participants.sites()
         self.progress.rounds, self.progress.finished_rounds = total_rounds, state.round
@@ -177,10 +177,11 @@ class ProgressHook(Hook):
 
     @_never_raises
     def site_failed(self, round_: int, phase: str, site: str, reason: str) -> None:
-        """Print that the phase of round ``round_`` continues without ``site``, and why.
+        """Print that the phase continues without ``site``, and note this failure in the progress.
 
-        If the site was asked in this phase, it is also added to "failed", and removed from
-        "answered" if it is there.
+        In the progress, the site moves from the sites that have answered to the failed sites, with
+        the reason in one line. A site that was not asked in this phase, such as "unknown", is only
+        printed.
         """
         if site in self.progress.asked:
             self.progress.failed[site] = one_line(reason)
@@ -190,12 +191,14 @@ class ProgressHook(Hook):
 
     @_never_raises
     def round_ended(self, state: State) -> None:
-        """Print one line about the round: metrics, the method's remark, and the time left.
+        """Print one line about a finished round: loss, validation metrics, remark, time left.
 
-        The line has the training loss of this round, and the validation metrics of the model that
-        the round started with, because the new model has not been measured yet. All are unweighted
-        means over sites. A validation metric is shown only if every site with validation metrics
-        has sent it.
+        The training loss is that of this round. The validation metrics are those of the model that
+        the round started with, because the sites have not measured the new model yet. All are
+        unweighted means over sites. The loss is the mean over the sites that sent it. A validation
+        metric is shown only if all sites with validation metrics have sent it. The remark is the
+        method's, if it has one about the round. The time left is estimated from the mean duration
+        of the rounds of this process.
 
         Args:
             state: the method's state after the round, which also has the round's number.

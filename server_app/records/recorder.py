@@ -100,9 +100,11 @@ class GrowingCsv:
         self.final = {"bytes": size + len(added), "crc32": crc32}
 
     def rows(self) -> Iterator[list[str]]:
-        """Yield the final rows as lists of strings, without the header.
+        """Yield the rows of the file that will not change any more, as lists of strings.
 
-        Nothing is yielded if no row is final. The whole file is read into memory at once.
+        These final rows are in the order of the file. The header, and open rows after them, are not
+        yielded. Before the first call of ``write`` there are no rows. The final part of the file is
+        read into memory at once.
         """
         if self.final["bytes"]:
             with self.path.open("rb") as file:
@@ -297,11 +299,12 @@ class Recorder(Hook):
     run_ended = round_ended  # the final evaluation adds rows after the last round
 
     def state(self) -> Any:
-        """Return the recorder's state for a checkpoint, in values that JSON can represent.
+        """Return the recorder's values for a checkpoint, as JSON values.
 
-        The keys "metrics" and "traffic" have the number of bytes and the CRC-32 of that file's
-        final rows. "open" and "last" have rows. "sites" has each site's bytes down, bytes up and
-        seconds. The other keys are "peak-memory", "unrepeatable" and "failures".
+        The keys "metrics" and "traffic" have the size in bytes and the CRC-32 of the final rows in
+        that CSV file. "open" has the rows of metrics.csv that may still move, and "last" those of
+        the newest final round. "sites" has each site's bytes down, bytes up and seconds. The other
+        keys are "peak-memory" (bytes by site), "unrepeatable" (names of operations) and "failures".
         """
         return {
             "metrics": self.metrics.final,

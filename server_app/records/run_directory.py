@@ -156,12 +156,14 @@ def refuse_outside(run_dir: Path, path: Path) -> None:
 
 
 def refuse_links(run_dir: Path) -> None:
-    """Check that no file or folder in a run directory is a symbolic link out of it.
+    """Check that a run directory has no symbolic links that lead out of it.
 
-    The directory itself and its folders "checkpoints" and "sites" are searched, one level each.
+    A directory from somebody else could have such links, to make fedsilo read or overwrite other
+    files of the user. The entries of the directory itself and of its folders "checkpoints" and
+    "sites" are checked. Deeper folders are not searched.
 
     Raises:
-        RunDirectoryError: names the first such link.
+        RunDirectoryError: an entry is such a link. The error names the first one.
     """
     for folder in (run_dir, run_dir / "checkpoints", run_dir / "sites"):
         if folder.is_dir():
@@ -187,9 +189,10 @@ def runs_folder(out: str) -> Path:
 
 
 def with_run_name(settings: RunSettings) -> RunSettings:
-    """Return the settings with a run name. If they have none, a name is generated.
+    """Return the settings with a run name, which is generated if they have none.
 
-    A generated name consists of method, data set, seed, UTC time and process id.
+    A generated name has the method, the data set, the seed, the UTC time and the process id, such
+    as "fedavg-heart-seed0-20260102-030405-678".
     """
     common = settings.common
     if common.run_name:
@@ -304,14 +307,16 @@ def _is_taken(path: Path) -> bool:
 
 
 def config_document(settings: RunSettings, launch: Mapping[str, Any]) -> str:
-    """Build the text of config.toml: the format, settings, engine and resources, and environment.
+    """Build the text of config.toml, the record of how a run was started.
 
-    The environment has the versions of fedsilo, Python and packages, and the processor.
+    The TOML text has the format number, all settings (also those with their default values), the
+    engine and resources, and the environment: the versions of fedsilo, Python and packages, and the
+    processor.
 
     Args:
-        settings: the run's settings. All are written, including those with their default values.
-        launch: the engine and resources, which ``fedsilo resume`` uses again. If this is empty, the
-            text has no section "launch".
+        settings: the run's settings.
+        launch: the engine and resources, which ``fedsilo resume`` uses again. If it is empty, the
+            text has no table "launch".
     """
     document: dict[str, Any] = {"format": RUN_FORMAT} | group_settings(settings.as_mapping())
     if launch:

@@ -73,9 +73,11 @@ class Floors:
 
     @cached_property
     def counts(self) -> dict[tuple[str, str], Counts | None]:
-        """(site, split) -> the number of samples of each class, with None for a hidden count.
+        """The number of samples of each class that may be shown, by (site, split).
 
-        The whole entry is None if the split has fewer samples than the floor.
+        None takes the place of a hidden count: one below the floor, or one that would reveal such a
+        count by subtraction from the total (``suppress``). The whole entry is None if the split has
+        fewer samples than the floor.
         """
         # The package of the ClientApp brings Flower, which commands that only list do not need
         from fedsilo.client_app.summary.suppression import secret_of, suppress
@@ -160,12 +162,11 @@ class Floors:
         return shown
 
     def shown_summary(self, summary: Document) -> Document:
-        """Return the content of summary.json without hidden metrics.
+        """Return the content of summary.json without the metrics that must not be shown.
 
-        The splits are test and validation. If any metric of a split is hidden, the split's means
-        are computed again over the shown metrics.
-
-        The argument is not changed.
+        This concerns the test and the validation metrics. If any metric of a split is hidden at a
+        site, the split's means are computed again over the shown metrics, so that they do not
+        reveal the hidden one. ``summary`` is not changed.
         """
         groups = {site: str(facts["distribution"]) for site, facts in self.silos.items()}
         # summary.json has no validation metrics by site, so the last round's rows stand in for them
@@ -253,14 +254,17 @@ class Floors:
     def _gives_away(
         self, at: int, site: str, split: str, metric: str, value: float, hidden: frozenset[int]
     ) -> bool:
-        """Return whether an accuracy reveals that at most one sample is right, or is wrong.
+        """Return whether an accuracy reveals that at most one sample is predicted right, or wrong.
 
-        The accuracy times the split's number of samples gives the number of right samples. The
-        result is True if this number or the number of wrong samples is 0 or 1.
+        A reader who knows the number of samples can compute the number of right samples: the
+        accuracy times the number of samples. The result is True if 0 or 1 samples are right, or if
+        0 or 1 are wrong, because this reveals how single patients were predicted.
 
-        In the last round, the metrics by class are shown too. Subtracting them from the metric
-        'accuracy' reveals the number of right samples in the ``hidden`` classes. The same rule is
-        then applied to these samples, if some class is shown and every shown class has its metric.
+        In the last round, metrics by class are shown too. From the metric 'accuracy' a reader can
+        then subtract the right samples of the shown classes, which leaves the right samples of the
+        ``hidden`` classes together. So the same rule is also applied to the samples of the hidden
+        classes, if at least one class is shown and each shown class has its number of right
+        samples.
 
         Args:
             at: the round of the accuracy.

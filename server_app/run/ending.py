@@ -66,16 +66,24 @@ def write_end(
 ) -> dict[str, Any]:
     """Write the final files of a run, and return the content of summary.json.
 
-    The order is: the model, privacy.json, summary.json, documents. If a method has no global model,
-    the statistics that standardise a table are written to standardisation.json instead. An error in
-    a document does not fail the run, but an error in any other file is raised.
+    The files are written in this order:
+
+    - the model or, if the method has no global model, standardisation.json with the statistics that
+      standardise a table (no file if there are none either),
+    - privacy.json, the data that left the sites,
+    - summary.json, the results and costs,
+    - the documents: evidence.json and the method's own files.
+
+    If a document cannot be built or written, ``say`` prints a line, and the next one follows. Any
+    other error is raised. Until the documents are written, a marker file shows that the run has not
+    ended, so that a killed run can be resumed.
 
     Args:
         directory: the run directory.
         loop: the round loop, after its last round.
         hooks: the hooks of the run.
         seconds: the duration of each part of the run in seconds, by the part's name.
-        say: prints one line for each document that cannot be built or written.
+        say: prints one line.
     """
     state, method, recorder = loop.state, loop.method, hooks.recorder
     pooled = method.participants.standardisation()
@@ -109,15 +117,15 @@ def write_end(
 
 
 def _build_seconds(parts: Mapping[str, float], recorder: Recorder) -> dict[str, Any]:
-    """Build the entry 'seconds' of summary.json.
+    """Build the entry 'seconds' of summary.json: the durations of a run's parts and of sites' work.
 
     Args:
-        parts: the name of each part of the run -> its duration in seconds.
+        parts: the duration of each part of the run in seconds, by the part's name.
         recorder: has the working time of each site.
 
     Returns:
-        The duration of each part in seconds, rounded to three decimals, and under "sites" each
-        site's total working time in seconds.
+        The duration of each part, rounded to three decimals, by the part's name, and under "sites"
+        each site's working seconds as recorded.
     """
     seconds: dict[str, Any] = {}
     for name, value in parts.items():
@@ -155,9 +163,11 @@ def _write_documents(
 
 @contextmanager
 def _report_failure_of(document: str, say: Callable[[str], None]) -> Iterator[None]:
-    """Run the block. If it raises, print by ``say`` why ``document`` cannot be written.
+    """Run the block that writes a document. If it fails, print why, and continue after the block.
 
-    The exception is not raised again.
+    Args:
+        document: the name of the document, for the printed line.
+        say: prints the line.
     """
     try:
         yield
@@ -166,10 +176,11 @@ def _report_failure_of(document: str, say: Callable[[str], None]) -> Iterator[No
 
 
 def _build_privacy(method: Method, hooks: RunHooks) -> dict[str, Any]:
-    """Build the content of privacy.json: the data that left the sites, bytes, and any guarantee.
+    """Build the content of privacy.json: the data that left the sites, and how private it is.
 
-    The keys are those of ``privacy_document``, such as "leaves each site", "guarantee" and
-    "epsilon". Without differential privacy, the guarantee is the sentence that there is none.
+    It has the sentences on the data, the bytes, and the guarantee of differential privacy with its
+    epsilon or, without differential privacy, the sentence that there is none. ``privacy_document``
+    describes the keys.
     """
     guarantee: str | dict[str, Any] = summaries.NO_PRIVACY
     if hooks.privacy:
@@ -317,10 +328,13 @@ _OF_PARTS = (
 
 
 def without_bins(values: summaries.Values) -> dict[str, dict[str, float]]:
-    """Return site -> metric -> value, without all metrics per class, finding or bin.
+    """Return the metrics without those of one class, finding or bin, by site.
 
-    Metrics per site (routing) stay. Metrics whose name ``read_metric`` does not recognise are left
-    out too. A site stays even if none of its metrics remain.
+    A mean of these over sites would say nothing. Metrics of other sites' models stay. Metrics with
+    an invalid name are left out too. A site stays even if none of its metrics remain.
+
+    Args:
+        values: site -> metric -> value.
     """
     rest: dict[str, dict[str, float]] = {}
     for site, row in values.items():

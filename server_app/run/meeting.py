@@ -81,7 +81,13 @@ def meet(grid: Grid, settings: RunSettings) -> Meeting:
 
 
 def write_meeting(grid: Grid, settings: RunSettings) -> None:
-    """Meet the sites, and write the ``Meeting`` as JSON to the path from ``meeting_file``."""
+    """Meet the sites, and write the result as JSON to the file of the meeting (``meeting_file``).
+
+    If the settings have no run name, a name is generated for the file.
+
+    Raises:
+        FedsiloError: from ``meet``.
+    """
     written = TypeAdapter(Meeting).dump_json(meet(grid, settings), indent=2)
     write_atomically(meeting_file(with_run_name(settings).common), written)
 

@@ -51,11 +51,16 @@ def find_unlike_columns(participants: Participants, common: CommonSettings) -> l
 def unlike_columns_document(
     participants: Participants, common: CommonSettings
 ) -> list[dict[str, str]]:
-    """Build the entry 'unlike-columns' of summary.json, one mapping for each unlike column.
+    """Build the entry 'unlike-columns' of summary.json: columns whose unit may differ at one site.
 
-    Each mapping has the strings "column", "title", "site", "relation" (how far apart, in words) and
-    "question" (for the site). No entry has means, because pages show it, and the mean of a column
-    with few different values reveals a count.
+    An unlike column is one whose mean at a site is far from its means at the other sites
+    (``find_unlike_columns``). Each is described by five strings: "column" (its name), "title" (its
+    name for readers), "site", "relation" (how the means differ, in words) and "question" (what the
+    site should check). The means themselves are left out, because reports show this entry, and the
+    mean of a column with few different values would reveal a count.
+
+    Returns:
+        A list with one mapping per column and site; empty if no column is unlike.
     """
     found = find_unlike_columns(participants, common)
     entries = []
@@ -68,8 +73,8 @@ def unlike_columns_document(
 def unlike_columns(participants: Participants, common: CommonSettings) -> Iterator[str]:
     """Yield one line for each column whose mean at one site is far from the other sites' means.
 
-    At most ten columns are described. If there are more, a last line says how many. There are lines
-    only at trust 'server'.
+    These are the columns of ``find_unlike_columns``, so there are lines only at trust 'server'. The
+    first ten are described. If there are more, an eleventh line says how many more.
     """
     found = find_unlike_columns(participants, common)
     shown = found[:_SHOWN]
@@ -80,9 +85,14 @@ def unlike_columns(participants: Participants, common: CommonSettings) -> Iterat
 
 
 def _column_titles(columns: Sequence[UnlikeColumn], common: CommonSettings) -> list[str]:
-    """Return the title of each result's column, in at most 120 characters.
+    """Return the title of each given column for readers, in the same order.
 
-    A column without a title in the data set gets "column 'x'".
+    The title is that of the data set's schema or, if the schema has none, "column 'x'". It is made
+    one line, and is cut to 120 characters.
+
+    Args:
+        columns: the unlike columns.
+        common: the run's settings, which name the data set.
     """
     known: Mapping[str, ColumnWords] = {}
     if columns:
@@ -156,7 +166,11 @@ def _count_equal_samples(participants: Participants, common: CommonSettings) -> 
 
 
 def _digest_samples(silo: Silo) -> set[bytes]:
-    """Return a set with a 16-byte digest of each distinct sample (inputs and label) of a silo."""
+    """Return a 16-byte BLAKE2b digest of each distinct sample in a silo's splits.
+
+    A digest covers the sample's input and its label, so two samples have the same digest if both
+    are equal.
+    """
     digests = set()
     for split in silo.splits().values():
         inputs, labels = np.ascontiguousarray(split.inputs.numpy()), split.labels.tolist()

@@ -32,17 +32,19 @@ T = TypeVar("T")
 def run_survey(
     grid: Grid, settings: RunSettings, say: Callable[[str], None] = print
 ) -> RunDirectory:
-    """Ask the sites to describe their data, and write ``survey.json`` into a new run directory.
+    """Ask the connected sites to describe their data, and write the answers to survey.json.
 
-    ``say`` prints one line for each refused node, one line that lists the sites, and one line with
-    the path of the file.
+    Nothing is trained. The file is in a new run directory, and also has the distances between sites
+    (``survey_document``). ``say`` prints one line for each node without a usable answer, one line
+    that lists the sites, and one line with the path of the file.
 
     Returns:
-        The new directory, which has no other file.
+        The run directory, which has no other file.
 
     Raises:
-        FedsiloError: no site answers, too few or too many nodes are connected, the operator's
-            registry cannot be used, or the directory exists already. Nothing is written then.
+        FedsiloError: no site gives a usable answer, too few or too many nodes are connected, the
+            operator's registry cannot be used, or the directory exists already. Nothing is written
+            then.
     """
     settings = with_run_name(settings)
     common = settings.common
@@ -91,19 +93,20 @@ def survey_document(surveyed: Surveyed, common: CommonSettings) -> dict[str, Any
 
 
 def distances(answers: Mapping[str, Survey], split: str) -> dict[str, list[dict[str, Any]]]:
-    """Return the distance between each pair of sites, for labels and features on one split.
+    """Return the Jensen-Shannon distances between each pair of sites, for labels and each feature.
 
-    Labels are compared only if both sites declare the same classes. A feature is compared only if
-    both sites declare it in the same way.
+    A distance of 0 means equal distributions on the split, and 1 distributions that have nothing in
+    common (``distance``). Labels are compared only if both sites declare the same classes. A
+    feature is compared only if both sites declare it in the same way.
 
     Args:
         answers: site -> its answer.
         split: "train", "val" or "test".
 
     Returns:
-        "labels" and "features", each a list of entries with ``sites`` (two names) and ``distance``
-        (0 to 1), largest distance first. A feature's entry also has its name under ``feature``.
-        Distances that cannot be computed are left out.
+        "labels" and "features", each a list of entries with ``sites`` (two names) and ``distance``,
+        largest distance first. A feature's entry also has its name under ``feature``. Distances
+        that cannot be computed are left out.
     """
     of_labels: list[dict[str, Any]] = []
     of_features: list[dict[str, Any]] = []
@@ -182,18 +185,20 @@ def distance(
 def _cell_shares(
     counts: Sequence[int], total: int | None, merged: bool
 ) -> npt.NDArray[np.float64] | None:
-    """Return each cell's share of the samples. Merged cells count as one more cell, at the end.
+    """Convert one site's counts to shares of its samples, which add up to 1.
+
+    Cells are the classes, or the bins of a histogram. If a site has suppressed some cells, these
+    are merged into one cell, whose count is the rest of the total. This cell comes last.
 
     Args:
         counts: the counts of the cells that were not merged.
-        total: the number of samples, or None if unknown. It is used only if ``merged`` is True.
-        merged: whether some cells were merged. If so, the last cell has the samples of ``total``
-            that are not in ``counts``. If not, the shares are those of the sum of ``counts``.
+        total: the number of the site's samples; None if unknown. It is used only if ``merged`` is
+            True.
+        merged: whether some cells were merged.
 
     Returns:
-        The shares, (cells,) or, if ``merged``, (cells + 1,). The result is None if there are no
-        samples. If ``merged``, it is also None if ``total`` is unknown or below the sum of
-        ``counts``.
+        The shares, (cells,), or (cells + 1,) if ``merged``. None if there are no samples, or if
+        cells were merged but ``total`` is unknown or below the sum of ``counts``.
     """
     cells, every = list(counts), sum(counts)
     if merged:

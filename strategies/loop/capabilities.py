@@ -27,16 +27,18 @@ class Capabilities:
     updates: bool = False
 
     def refuse_more(self, common: CommonSettings, is_table: bool) -> None:
-        """Refuse settings that the method does not support.
+        """Check that the method supports the settings of a run.
 
-        Settings of rounds are checked first, then compression, then network, data set and loss.
+        The checks come in this order: the settings of rounds, start, sites and aggregation;
+        compression; network "vit"; a table as data set; the evidential loss.
 
         Args:
             common: the run's settings.
             is_table: whether the data set is a table.
 
         Raises:
-            SettingError: names the first unsupported setting, and says what to set instead.
+            SettingError: the method does not support a setting. The error is about the first such
+                setting, and says what to set instead.
         """
         refusals = (
             *self._round_faults(common),
@@ -85,10 +87,14 @@ class Capabilities:
             )
 
     def _data_faults(self, common: CommonSettings, is_table: bool) -> Iterator[str]:
-        """Yield an error text for each part of the settings that the method does not support.
+        """Yield an error text for each unsupported setting of network, data set and loss.
 
-        The parts are network "vit", a data set that is a table, and the evidential loss.
-        ``is_table`` tells whether the data set is a table.
+        The texts are, in this order, about network "vit", a data set that is a table, and the
+        evidential loss.
+
+        Args:
+            common: the run's settings.
+            is_table: whether the data set is a table.
         """
         method = f"method '{common.method}'"
         if common.network == "vit" and not self.vit:

@@ -132,9 +132,17 @@ class SecureAsk(Ask):
         return replies
 
     def _records_for_sum(self, sum_: SecureSum, phase: str) -> dict[str, ConfigRecord]:
-        """Build the record of each site for the question whose answers are summed.
+        """Build the record of secure aggregation that each site receives with the summed question.
 
-        If the method proves its sums, it also has the proof of the sum of the round before.
+        A record names the sites, metrics and arrays in the sum (``SecureSum.record``). If the
+        method proves its sums, it also has the proof of the newest sum, that of the round before.
+
+        Args:
+            sum_: the secure sum, whose sites have shared their keys.
+            phase: the phase of the question.
+
+        Returns:
+            Site -> record.
         """
         records = {}
         for site in sum_.sealed:
@@ -213,12 +221,21 @@ class SecureAsk(Ask):
 
 
 def _find_fault(sum_: SecureSum, phase: str, reply: Reply) -> str | None:
-    """Explain why a reply's record for secure aggregation is unusable; None if it is usable.
+    """Explain why a reply's record of secure aggregation is unusable; None if it is usable.
 
-    The record must belong to this round. The other checks depend on ``phase``. In ``secure-keys``
-    they concern the site's signed keys, in ``secure-shares`` the names of all other sites and one
-    sealed share for each, and in ``secure-agree`` the signature. In ``secure-unmask`` they concern
-    the names of the sites whose shares the site returns, and one share for each name.
+    The record must be of this round. What else is checked depends on ``phase``:
+
+    - ``secure-keys``: the site's two public keys must be valid, and its signature must match them.
+    - ``secure-shares``: the record must name all other sites that have keys, and have one sealed
+      share for each, and a hash of the site's own mask.
+    - ``secure-agree``: the signature must match the list of sites whose arrays arrived.
+    - ``secure-unmask``: the record must name the site itself and only sites that shared their keys,
+      and have one share for each name.
+
+    Args:
+        sum_: the secure sum, with the data of the phases before.
+        phase: the phase that the site has answered.
+        reply: the site's reply.
     """
     record = reply.secure
     try:

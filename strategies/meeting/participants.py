@@ -141,10 +141,10 @@ def meet_sites(
 
 
 def grouped_refusals(refused: Iterable[str]) -> list[str]:
-    """Join refusals ``<site>: <reason>`` that share a reason into one line with all their sites.
+    """Join refusals that share a reason into one line that names all their sites.
 
-    A refusal without a site is a line of its own. The lines are in the order of the sorted
-    refusals.
+    A refusal has the form ``<site>: <reason>``. One of another form, without ": ", becomes a line
+    of its own. The lines are in the order of the sorted refusals.
     """
     pairs = []
     for refusal in sorted(refused):
@@ -157,10 +157,10 @@ def grouped_refusals(refused: Iterable[str]) -> list[str]:
 
 
 def needed_sites(met: Participants, settings: CommonSettings) -> int:
-    """Return the number of sites that a run needs: 'run.min-sites', if that is above 0.
+    """Return the number of sites that a run needs: 'run.min-sites' if that is above 0.
 
-    If the setting is 0, every site that the run names is needed, or every asked node if the run
-    names no sites.
+    If the setting is 0, the run needs all sites that 'server.sites' names. If it names none, the
+    run needs every node that was asked.
     """
     return settings.min_sites or len(met.terms.sites) or len(met.asked)
 
@@ -212,15 +212,15 @@ def hear_sites(
 
 
 def _admit(hellos: list[Hello], refused: list[str], terms: Terms, simulated: bool) -> list[Hello]:
-    """Return the hellos that meet the operator's and the method's conditions.
+    """Select the hellos of the nodes that meet the operator's and the method's conditions.
 
-    A site that the run does not name is left out without a reason.
+    A hello of a site that the run does not name is left out without a reason.
 
     Args:
-        hellos: the readable hellos.
-        refused: the reasons against the other hellos are appended to it.
+        hellos: the readable hellos, each a site's description of itself.
+        refused: the reasons against all other hellos are appended to it.
         terms: the conditions, such as registered names and agreed sample numbers.
-        simulated: whether all sites of the run are simulated. If so, registered names are not
+        simulated: whether all sites of the run are simulated. Then registered names are not
             checked.
     """
     admitted = []
@@ -236,14 +236,18 @@ def _admit(hellos: list[Hello], refused: list[str], terms: Terms, simulated: boo
 
 
 def _find_duplicates(hellos: list[Hello], simulated: bool) -> dict[int, str]:
-    """Return the nodes to leave out because another node is the same site: node -> reason.
+    """Find nodes that must not take part because another node says that it is the same site.
 
-    At real sites the node with the lowest id stays. In a simulation, two nodes of one site are an
-    error in their configuration, so all nodes of that site are left out.
+    At real sites, the node with the lowest id stays, and all others are returned. In a simulation
+    two nodes of one site are an error in their configuration, so all nodes of that site are
+    returned.
 
     Args:
         hellos: the hellos of all admitted nodes.
         simulated: whether all sites of the run are simulated.
+
+    Returns:
+        Node id -> reason.
     """
     nodes: dict[str, list[int]] = {}
     for hello in hellos:
@@ -271,11 +275,13 @@ def _second_node_refusal(site: str, node: int) -> str:
 
 
 def _drop_unlike(hellos: list[Hello], settings: CommonSettings, refused: list[str]) -> list[Hello]:
-    """Return the hellos of the sites that fit together.
+    """Return the hellos of the sites that can take part together, and note why others cannot.
 
-    The checks compare training samples, tasks and feature sums. Each check sees only the sites that
-    passed the earlier ones. The reasons against the other sites are appended to ``refused``; sites
-    with the same reason get one line.
+    A hello is a site's description of itself. Four checks (``TOGETHER_CHECKS``) run one after
+    another: sites must not share training samples, must have the same task, must all send feature
+    sums or none, and must not have feature sums of a scale far above the median site's. A site that
+    fails a check is left out of the later checks. The reasons are appended to ``refused``; equal
+    reasons are appended once per check.
     """
     pooled = settings.standardise == "pooled"
     for check in TOGETHER_CHECKS:

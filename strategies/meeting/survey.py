@@ -87,10 +87,16 @@ def read_survey(content: RecordDict, dataset: str) -> Survey:
 def _answers_by_site(
     received: Sequence[NodeAnswer[Survey]], registry: Registry | None, refused: list[str]
 ) -> dict[str, Survey]:
-    """Return the usable answers by site, and append the reason against each other to ``refused``.
+    """Return the usable answers by site, sorted, and note why other answers are unusable.
 
-    If two nodes claim one name, neither answer is used. The registry is not checked if all sites
-    are simulated or if it is None. ``received`` are the readable answers with their nodes.
+    With a registry, a node may answer only for the site under whose name it is registered. The
+    registry is ignored if all sites are simulated, because these have no keys. If two nodes claim
+    the same name, neither answer is used, even if only one of the two is registered.
+
+    Args:
+        received: the readable answers with their nodes.
+        registry: binds names to nodes; None if any node may take any name.
+        refused: the reasons against unusable answers are appended to it.
     """
     names = [answer.content.about.site for answer in received]
     if all(answer.content.about.simulated for answer in received):

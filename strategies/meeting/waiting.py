@@ -14,20 +14,22 @@ _JOIN_SECONDS = 60.0  # seconds that a deployment's sites have to connect
 def wait_for_nodes(
     grid: Grid, settings: CommonSettings, silos: int | None = None, terms: Terms | None = None
 ) -> list[int]:
-    """Wait up to a minute until enough nodes are connected, and return their ids, sorted.
+    """Wait up to 60 seconds until enough nodes are connected, and return their ids, sorted.
 
-    The run needs 'run.min-sites' nodes. If that is 0, it needs one node for each site that it
-    names, or one node if it names none. The function does not wait for further nodes. If there is
-    a registry and the run names sites, nodes of other sites are neither counted nor returned.
+    The connected nodes are counted every 0.2 seconds. The run needs 'run.min-sites' nodes. If that
+    is 0, it needs one node for each site that it names, or one node if it names none. Once enough
+    are connected, the function does not wait for more. If there is a registry and the run names
+    sites, nodes of other sites are neither counted nor returned.
 
     Args:
         grid: connects the server with the nodes.
         settings: the run's settings.
-        silos: the number of silos; None if only the sites know it.
+        silos: the largest number of nodes that may be connected; None for any number.
         terms: the run's sites and the registry; None if the run takes all nodes.
 
     Raises:
-        SiteError: too few nodes are connected, or more than ``silos``.
+        SiteError: too few nodes are connected after 60 seconds, or more than ``silos`` are
+            connected.
         SettingError: the run names a site that is not in the registry.
     """
     terms = terms or Terms()

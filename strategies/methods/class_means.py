@@ -47,10 +47,11 @@ class ClassMeans(Local):
         return large_classes(counts, self._floor(site))
 
     def notices(self) -> list[str]:
-        """Return a one-sentence warning if 'class-min-count' has no effect, or an empty list.
+        """Return a one-sentence warning if 'class-min-count' has no effect; otherwise nothing.
 
-        The setting has no effect if it is below the minimum number of samples
-        ('privacy.sums-min-count') of every site.
+        The setting has no effect if it is below the minimum number of samples of every site
+        ('privacy.sums-min-count'), because each site then applies its own, stricter minimum.
+        Without a warning the list is empty.
         """
         least = int(self.settings.class_min_count)
         floor = min(facts.floor for facts in self.participants.facts.values())
@@ -64,9 +65,10 @@ class ClassMeans(Local):
         ]
 
     def specs(self, site: str) -> dict[str, ArraySpec]:
-        """Return the specs of the means that ``site`` sends.
+        """Return the type and shape of each class mean that ``site`` sends, by the mean's name.
 
-        Returns an empty mapping if the site sends no means.
+        A mean is named ``<kind><class>``, and is (size,) float32. The mapping is empty if the site
+        sends no means.
         """
         return {f"{self.kind}{label}": ArraySpec((self.size,)) for label in self.sent_classes(site)}
 
@@ -105,10 +107,12 @@ class ClassMeans(Local):
         return words
 
     def describe_smallest_mean(self) -> str:
-        """Describe the mean over the fewest training samples: their number, its site and class.
+        """Describe the class mean over the fewest training samples, as the end of a sentence.
 
-        The text ends a sentence about the means, such as "of as few as 10 (site a, class 2)". With
-        equal numbers the first site and class are named. At least one site must send a mean.
+        The text gives the number of samples, the site and the class, as in "of as few as 10 (site
+        a, class 2)". If the number is 1, the text says instead that the mean is that of one single
+        sample. Among equal numbers the first site by name is described, with its lowest class. At
+        least one site must send a mean.
         """
         means = []
         for site in self.participants.sites():
@@ -164,8 +168,10 @@ class FedProto(ClassMeans):
     def round(self, state: State, ask: Ask) -> State:
         """Let sites train near the global prototypes, and average the returned ones (eq. 6).
 
-        The mean is weighted by ``_prototype_weight``. A class that no site sent in this round keeps
-        its global prototype. There are no global prototypes to send in round 1.
+        A site receives all global prototypes if it sends prototypes itself, and otherwise none. In
+        round 1 there are none. The first message to a site may also hold initial weights. Each
+        class's mean is weighted by the sites' samples (``merge_prototypes``). A class that no site
+        sent in this round keeps its global prototype.
         """
         send: dict[str, Arrays] = {}
         expect: dict[str, Specs] = {}
@@ -182,11 +188,12 @@ class FedProto(ClassMeans):
         return replace(state, arrays=arrays)
 
     def merge_prototypes(self, replies: Replies, arrays: dict[str, NDArray]) -> None:
-        """Replace each class's prototype in ``arrays`` by the replies' mean prototype (eq. 6).
+        """Replace the global prototypes in ``arrays`` by means of the sites' prototypes (eq. 6).
 
-        ``arrays`` is changed in place. A site's weight in the mean is its number of training
-        samples of the class (``_prototype_weight``). The mean is float32. If no reply has a
-        prototype of a class, ``arrays`` is not changed for that class.
+        ``arrays`` is changed in place, under the names ``prototype/<class>``. In the mean, a site's
+        weight is its number of training samples of the class (``_prototype_weight``). The mean is
+        computed in float64 and stored as float32. If no reply has a prototype of a class, the class
+        keeps its global prototype.
         """
         for label in range(self.shape.outputs):
             name = f"{PROTOTYPE}{label}"
@@ -249,10 +256,11 @@ class FedDistill(ClassMeans):
     kind = LOGITS
 
     def means_that_leave(self) -> list[str]:
-        """Return one sentence: the fewest samples behind mean logits, and who gets the means.
+        """Return one sentence on the mean logits that leave a site, and on who receives them.
 
-        With one site nobody gets the mean logits. With two sites, each gets the other's unchanged.
-        At least one site must send a mean.
+        The sentence names the mean over the fewest samples. With one site nobody receives the mean
+        logits. With two sites, each receives those of the other unchanged. With more sites, each
+        receives the mean over the others. At least one site must send a mean.
         """
         recipients = {1: "nobody gets them", 2: "the other site gets them unchanged"}
         means = (
@@ -265,8 +273,11 @@ class FedDistill(ClassMeans):
     def round(self, state: State, ask: Ask) -> State:
         """Let each site train on the other sites' mean logits, and store the logits it returns.
 
-        A site that did not reply keeps its logits of an earlier round. In round 1 there are no
-        logits to send.
+        A site receives mean logits for each class that it sends itself (``_logits_for``). After its
+        training it returns its own mean logits of these classes, which replace its earlier ones in
+        the state. A site that did not reply keeps its earlier ones, which still count for the other
+        sites. In round 1 no mean logits are sent. The first message to a site may hold initial
+        weights (``start``).
         """
         send: dict[str, Arrays] = {}
         expect: dict[str, Specs] = {}

@@ -81,7 +81,8 @@ class Decentralised(Method):
         1.
 
         Raises:
-            SettingError: the topology is not connected, or names other silos than take part.
+            SettingError: the topology is not connected or names other silos than take part, or a
+                file of weights is missing or belongs to another network.
         """
         self.topology  # noqa: B018  # fails here, so that a bad topology stops the run early
         return self.state_class(with_prefix(MODEL, self.starting_weights()))
@@ -189,9 +190,10 @@ class Decentralised(Method):
         return {_DOCUMENT: document}
 
     def disclosures(self) -> Disclosures:
-        """List the data sent by a silo: its weights for its neighbours, and their mean for all.
+        """Describe in one sentence the weights that a silo sends, and who receives them.
 
-        The one sentence names the topology.
+        Weights leave in each round. The silo's neighbours in the topology, which the sentence
+        names, receive its own weights. All silos receive the mean of the weights over silos.
         """
         return Disclosures(
             "all weights and batch-norm statistics of the silo's own model, each round; they go to "

@@ -51,9 +51,10 @@ class DisTrans(FedAvg):
     )
 
     def disclosures(self) -> Disclosures:
-        """List the data sent by a site: the weights and the offset.
+        """List the data that a site sends: the weights and, unless it stays, the site's offset.
 
-        With 'offset-aggregation' "none" the offset stays at the site and is not listed.
+        The offset is an array as large as an image, by which the site's images are shifted. With
+        'offset-aggregation' "none" it stays at the site.
         """
         network = super().disclosures()
         if self.settings.offset_aggregation == "none":

@@ -48,18 +48,25 @@ class SCAFFOLD(FedAvg):
         return State(model | controls)
 
     def round(self, state: State, ask: Ask) -> State:
-        """Step towards the sites' mean weights, and update the server's control variate c.
+        """Let sites train with control variates, and update the model x and the server's variate c.
 
-        The reply of site i, with n_i samples and K_i steps, holds x + (y_i - x) / K_i, which is its
-        mean update per step added to the received weights x. It also holds c plus the change of the
-        site's own variate, and the metric 1 / K_i. All of these are averaged with the weights n_i.
-        The mean update per step, divided by the mean of 1 / K_i, is the mean of y_i - x with the
-        weights n_i / K_i. With these weights the sites' corrections add up to 0
-        (``models.methods.scaffold``).
+        All sites receive x and c. Site i, with n_i samples, takes K_i steps from x to y_i, and
+        returns:
 
-        The model moves by 'server-learning-rate' times this mean. Running statistics of batch norm
-        become their mean. c moves by the mean change of the variates, times the share of training
-        samples at the sites that replied.
+        - x + (y_i - x) / K_i, the received weights plus the mean update of a step,
+        - c plus the change of the site's own control variate,
+        - the metric 1 / K_i.
+
+        The arrays are combined by 'server.aggregation' (usually the mean with the weights n_i), and
+        the metric by the mean with the weights n_i. The new state follows from these means:
+
+        - x moves by 'server-learning-rate' times the mean update of a step, divided by the mean of
+          1 / K_i, which counts as at least 2^-16. With the mean as aggregation, x moves in the
+          direction of the updates' mean with the weights n_i / K_i. With these weights the sites'
+          corrections add up to 0 (``models.methods.scaffold``).
+        - Batch norm's running statistics become their mean.
+        - c moves by the mean change of the variates, times the share of all training samples that
+          is at the sites that replied, because the variates of the other sites have not changed.
         """
         model, controls = self.model(state), arrays_below(CONTROL, state.arrays)
         send = dict.fromkeys(ask.sites, state.arrays)
@@ -113,9 +120,10 @@ class FedDyn(FedAvg):
     def round(self, state: State, ask: Ask) -> State:
         """Average like FedAvg, then correct the mean by the server's drift term h.
 
-        h becomes h - alpha * share * (mean - model), where share is the replying sites' part of all
-        training samples, and the new model is mean - h / alpha. Running statistics of batch norm
-        become the mean.
+        With alpha, the setting 'regularisation-alpha', h becomes h - alpha * share * (mean -
+        model). Here share is the part of all training samples at the sites that replied. The new
+        model is mean - h / alpha. Running statistics of batch norm become the mean and have no h. h
+        is 0 before round 1.
         """
         model, alpha = self.model(state), self.settings.regularisation_alpha
         trained = ask(TRAIN, dict.fromkeys(ask.sites, model))
@@ -142,8 +150,10 @@ class FedNova(FedAvg):
     def round(self, state: State, ask: Ask) -> State:
         """Move the model by the mean update per step, times the sites' mean number of steps.
 
-        A site returns its received weights plus its mean update per step. Both means are weighted
-        by samples. Running statistics of batch norm become their mean.
+        A site returns the received weights plus its mean update per step, and its number of steps
+        as a metric. The arrays are combined by 'server.aggregation', usually weighted by samples,
+        and the number of steps is always weighted by samples. Running statistics of batch norm
+        become their mean.
         """
         model = state.arrays
         trained = ask(

@@ -35,10 +35,11 @@ class FedCross(Method):
     capabilities = Capabilities(initial_weights=True)
 
     def initial_state(self) -> State:
-        """Return one model per site, all with the network's initial weights.
+        """Return as many models as there are sites, all with the network's initial weights.
 
         Raises:
-            SettingError: a single site takes part, so no model has a collaborator.
+            SettingError: a single site takes part, so no model has a collaborator, or a file of
+                weights is missing or belongs to another network.
         """
         sites = self.participants.sites()
         if len(sites) < 2:
@@ -101,7 +102,10 @@ class FedCross(Method):
         )
 
     def _mean_to_measure(self, state: State) -> dict[str, NDArray]:
-        """Return the mean of all models as ``model/<array>`` if the next round measures it."""
+        """Return the mean of all models as ``model/<array>`` if the next round measures it.
+
+        Otherwise the mapping is empty.
+        """
         if not self.common.measures_in(state.round + 1):
             return {}
         return with_prefix(MODEL, self.model(state))
@@ -132,9 +136,11 @@ def _mean(models: list[dict[str, NDArray]], weights: list[float]) -> dict[str, N
 
 
 def _vectors(models: list[dict[str, NDArray]]) -> NDArray:
-    """Return the models' weights as a float64 matrix (models, numbers), without running statistics.
+    """Flatten the weights of each model into one row of a float64 matrix (models, numbers).
 
-    A row holds a model's arrays, flattened, in the order of their names.
+    The rows serve to compare models when their collaborators are chosen. A row joins the model's
+    arrays in the order of their names, without batch norm's running statistics. All models must
+    have the same arrays.
     """
     # Sorted by name, so that the same places of two rows are the same weights
     rows = []

@@ -81,10 +81,13 @@ class FedEvPrompt(Method):
         return State({name: weights[name] for name in names})
 
     def round(self, state: State, ask: Ask) -> State:
-        """Send prompts and the other sites' maps, average the prompts, and replace the maps.
+        """Let sites train on the others' attention maps, average prompts, and store new maps.
 
-        The prompts are weighted by samples. A site that did not reply has no maps in the new state.
-        A reply with an invalid map is unusable.
+        A site receives the averaged arrays, if 'shared-prompts' names any, and the maps that the
+        other sites sent in the round before. It returns the averaged arrays, trained, and its own
+        maps. The new state has the mean of these arrays, weighted by samples, and the maps of this
+        round only, so it has no maps of a site that did not reply. A reply with an invalid map is
+        unusable.
         """
         shared = _averaged_arrays(state)
         send: dict[str, Arrays] = {}
@@ -124,9 +127,12 @@ class FedEvPrompt(Method):
         return specs
 
     def documents(self, state: State, values: Mapping[str, Mapping[str, float]]) -> dict[str, Any]:
-        """Return buffer.json: the attention maps of each site and class, and the grid of patches.
+        """Return buffer.json, the attention maps of the last round: file name -> content for JSON.
 
-        Map values are rounded to 7 decimal places. If the buffer has no maps, the mapping is empty.
+        The content has three keys. "grid" is (rows, columns) of the patches, and "classes" the
+        names of the classes. "sites" maps each site, and then each class number as a string, to a
+        list of maps. A map is a list of values, rounded to 7 decimal places. If the state has no
+        maps, the file is left out. ``values`` is not used.
         """
         sites: dict[str, dict[str, Any]] = {}
         for site, maps in by_site(arrays_below(BUFFER, state.arrays)).items():

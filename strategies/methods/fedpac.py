@@ -38,12 +38,13 @@ class FedPAC(FedProto):
     beside = (PROTOTYPE,)
 
     def initial_state(self) -> State:
-        """Return the initial weights, with an equal copy of the classifier for each site.
+        """Return the initial weights, in which each site has an equal copy of the classifier.
 
-        The copies are named ``head/<site>/<array>``.
+        A copy is named ``head/<site>/<array>``. All other arrays keep their names.
 
         Raises:
-            SettingError: none or all of the network's arrays would be shared.
+            SettingError: none or all of the network's arrays would be shared, or a file of weights
+                is missing or belongs to another network.
         """
         arrays = self.starting_weights()
         head = {name: arrays.pop(name) for name in self._head}
@@ -53,9 +54,12 @@ class FedPAC(FedProto):
         return State(arrays)
 
     def round(self, state: State, ask: Ask) -> State:
-        """Let sites train, average shared arrays and prototypes, and mix the classifiers.
+        """Let sites train, average shared arrays and prototypes, and mix a classifier per site.
 
-        Shared arrays are weighted by samples. A site that did not reply keeps its classifier.
+        Each site receives the shared arrays, its own mixed classifier, and the global prototypes if
+        it sends prototypes itself. Shared arrays are averaged by 'server.aggregation', usually
+        weighted by samples. Prototypes are averaged by ``merge_prototypes``, and classifiers are
+        mixed by ``_mix_heads``. A site that did not reply keeps its classifier.
         """
         send: dict[str, Arrays] = {}
         expect: dict[str, dict[str, NDArray | ArraySpec]] = {}
@@ -77,10 +81,11 @@ class FedPAC(FedProto):
         return {**self._common_part(state), **arrays_below(f"{HEAD}{site}/", state.arrays)}
 
     def specs(self, site: str) -> dict[str, ArraySpec]:
-        """Return the specs of the class statistics that ``site`` sends.
+        """Return the type and shape of each class statistic that ``site`` sends.
 
-        These are ``prototype/<class>`` by the trained network, and ``received/<class>`` by the
-        received network.
+        For each class that the site sends, these are ``prototype/<class>`` (d,), made by the
+        trained network, and ``received/<class>`` (d + 1,), made by the received network. Here d is
+        the length of an embedding.
         """
         specs = super().specs(site)
         for label in self.sent_classes(site):
@@ -119,10 +124,18 @@ class FedPAC(FedProto):
         return shared
 
     def _mix_heads(self, replies: Replies) -> dict[str, NDArray]:
-        """Return the classifier for each site that replied, as ``head/<site>/<array>`` (eq. 8).
+        """Mix a classifier for each site that replied, from the classifiers of these sites (eq. 8).
 
-        ``mixing_weights`` chooses each site's weights from the class statistics of all sites. A
-        site that sends no class means keeps its own classifier, which no other site's mix contains.
+        The weights of a site's mix come from a quadratic program over the class statistics of all
+        sites (``mixing_weights``), so each site has its own weights. A site that sends no class
+        statistics keeps the classifier that it trained, and this classifier is in no other site's
+        mix.
+
+        Args:
+            replies: the replies to the training, with classifiers and class statistics.
+
+        Returns:
+            The classifiers, ``head/<site>/<array>``. Mixed ones are float32.
         """
         arrays: dict[str, NDArray] = {}
         # Without statistics nothing says whose classifiers would help a site, or whom its own

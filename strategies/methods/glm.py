@@ -159,9 +159,16 @@ class GLM(Method):
         return replace(after, ended=bool(after.sums) and not asks_own_fits)
 
     def _ask_vector(self, state: GLMState, ask: Ask) -> Floats | None:
-        """Ask all sites for moments or, if ``beta`` is set, for sums at ``beta``, and add them up.
+        """Ask all sites for sums over their patients, and add them up over the sites, float64.
 
-        The result is None if a site had to clip its numbers, because the total is then wrong.
+        Before there are coefficients (``beta``), these are the sums for each column's moments. Then
+        they are the gradient and the Hessian of the log-likelihood at ``beta``. The coefficients
+        are sent as two float32 arrays, whose sum has float64's accuracy, and the sites return their
+        sums in three float32 parts (``models.privacy.fixed_point``).
+
+        Returns:
+            The total (m,), or None if a site had to clip its numbers, because the total is then
+            wrong.
 
         Raises:
             FitError: a site could not answer.
@@ -201,9 +208,10 @@ class GLM(Method):
         return joined * state.scale
 
     def _ask_own_fits(self, state: GLMState, ask: Ask) -> dict[str, list[list[float]]]:
-        """Ask each site for its own fit: site -> [coefficients, variances].
+        """Ask each site for a fit to its own patients: site -> [coefficients, variances].
 
-        A site has two empty lists if it has no fit, or if a variance is not above 0.
+        Both are lists in the units that the state has. They are empty if the site has no usable
+        fit, or if one of its variances is not above 0.
         """
         spec = ArraySpec((len(self.names),))
         expect = {ESTIMATES: spec, VARIANCES: spec, USABLE: ArraySpec((1,))}
@@ -273,7 +281,11 @@ class GLM(Method):
         }
 
     def _units(self, state: GLMState) -> Units:
-        """Collect centres and deviations, to convert coefficients to the columns' own units."""
+        """Return the units of the state, which convert coefficients to the columns' own units.
+
+        The first centre and deviation of the state are the outcome's, and the others are the
+        columns'.
+        """
         centers, deviations = np.array(state.centers), np.array(state.deviations)
         return Units(
             centers[1:],
@@ -284,10 +296,11 @@ class GLM(Method):
         )
 
     def _survival_facts(self) -> dict[str, str]:
-        """Return the entries "time", "ties" and "strata" of ``fit.json``, which only Cox has.
+        """Return the entries of ``fit.json`` that only Cox's model has.
 
-        "strata" is always "hospitals". "time" and "ties" are the settings of these names. If 'time'
-        is empty, the entry is "time". For any other family the mapping is empty.
+        These are "time", the name of the column with the times ("time" if 'glm.time' is empty),
+        "ties", the setting 'glm.ties' for events at the same time, and "strata", always
+        "hospitals". For any other family the mapping is empty.
         """
         if self.settings.family != "cox":
             return {}
@@ -298,9 +311,13 @@ class GLM(Method):
         }
 
     def disclosures(self) -> Disclosures:
-        """List the data sent by a site: sums over its patients in each round.
+        """List the data that a site sends in a regression, as one or two sentences.
 
-        At trust 'server' with 'glm.heterogeneity', the site's own fit is listed too.
+        The first sentence is on the sums over the site's patients in each round. With secure
+        aggregation it adds that the sums are masked, and that the server learns only their total.
+        If the server proves the totals to the sites, it adds that each site learns them too. At
+        trust 'server' with 'glm.heterogeneity', the second sentence is on the fit to the site's own
+        patients.
         """
         sums = (
             "each round: the sums over all its patients of the log-likelihood's gradient and "

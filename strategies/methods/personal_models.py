@@ -31,10 +31,10 @@ class PersonalState(State):
     personal: Sequence[str] = ()
 
     def with_keepers(self, replies: Mapping[str, Reply]) -> PersonalState:
-        """Return a copy of the state with the sites that trained a personal model added.
+        """Return a copy of the state that also lists sites with a newly trained personal model.
 
-        A site is added if its reply says that it keeps state. ``personal`` stays sorted and without
-        duplicates. Sites that did not reply remain in it.
+        These are the sites whose replies say that they keep state. ``personal`` stays sorted and
+        without duplicates, and sites that did not reply remain in it.
         """
         personal = set(self.personal)
         for site, reply in replies.items():
@@ -65,19 +65,20 @@ class FedAvgFT(FedAvg):
         return after
 
     def model_for(self, site: str, state: PersonalState) -> Arrays:
-        """Return the global weights for a site to fine-tune or to measure.
+        """Return the global weights, which ``site`` fine-tunes or measures.
 
-        A site with a personal model (``state.personal``) gets no arrays, because it fine-tunes or
-        measures that model.
+        If the site has a personal model already (``state.personal``), no arrays are returned,
+        because the site fine-tunes or measures that model instead.
         """
         if site in state.personal:
             return {}
         return state.arrays
 
     def disclosures(self) -> Disclosures:
-        """Say that a site sends all weights, but only in the rounds before fine-tuning.
+        """Describe in one sentence that a site sends all weights, and in how many rounds.
 
-        The sentence gives the number of these rounds.
+        A site sends all weights in each round before the last 'finetune-rounds'. The sentence also
+        says that the fine-tuned model stays at the site.
         """
         averaged = self.common.rounds - self.settings.finetune_rounds
         return Disclosures(
@@ -97,10 +98,11 @@ class FedBABU(FedAvgFT):
     """
 
     def initial_state(self) -> Any:
-        """Return the network's initial weights, drawn from the seed.
+        """Return the network's initial weights, drawn from the seed or read from files.
 
         Raises:
-            SettingError: the last layer is the network's only trained layer.
+            SettingError: the last layer is the network's only trained layer, or a file of weights
+                is missing or belongs to another network.
         """
         head = last_layers(self.blueprint, 1)
         trained = set()

@@ -135,10 +135,13 @@ class PICSR(Method):
         return replace(state, arrays=self._collect_experts(replies))
 
     def evaluate(self, state: PersonalState, ask: Ask) -> None:
-        """Let sites measure the mixture of all experts, and send back only metrics.
+        """Let each site measure the final model, and return only metrics.
 
-        If the run stopped before the experts were collected, a site with an expert measures that
-        expert. A site without one measures the global weights.
+        The final model is the mixture of all sites' experts, weighted by the router. The sites
+        receive all arrays of this mixture. If the run stopped before the experts were collected,
+        there is no mixture. Then a site that has trained an expert receives no arrays and measures
+        its expert. Any other site receives the state's arrays: the global weights, or no arrays if
+        experts are local.
         """
         stage = self.settings.stage(state.round)
         send = dict.fromkeys(ask.sites, state.arrays)
@@ -180,10 +183,12 @@ class PICSR(Method):
     def documents(
         self, state: PersonalState, values: Mapping[str, Mapping[str, float]]
     ) -> dict[str, Any]:
-        """Return routing.json: routing weights between sites, and distances between prototypes.
+        """Return the content of routing.json by its file name: how sites weight the experts.
 
-        The routing weights come from the final test metrics in ``values``. The mapping is empty if
-        the run stopped before the experts were collected.
+        The routing weights are read from the final test metrics in ``values`` (site -> metric ->
+        value). The file also has the distances between the sites' prototypes, and between the
+        router's embeddings of them. The mapping is empty if the run stopped before the experts were
+        collected.
         """
         if not arrays_below(ROUTER, state.arrays):
             return {}  # the run stopped before the router was made

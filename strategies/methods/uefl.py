@@ -134,9 +134,12 @@ class UEFL(Method):
         return self._refresh_first_book(self._extend_books(state, found), found)
 
     def _request_codewords(self, state: UEFLState, ask: Ask, sites: Sequence[str]) -> Replies:
-        """Ask ``sites`` for centroids of their features, and return the replies with codewords.
+        """Ask ``sites`` for new codewords, and return the replies of the sites that found some.
 
-        Each site runs K-means (section 3.2). The reply of a site that found no codeword is left
+        The codewords are centroids that a site finds by K-means on its features (section 3.2). An
+        uncertain site is asked for codewords of a new book, and any other site for codewords of the
+        first book. If a new book is Gaussian, the reply has no centroids and only states the number
+        of codewords. A reply that states 0 codewords, because all clusters were too small, is left
         out.
         """
         expect: dict[str, Specs] = {}
@@ -219,10 +222,17 @@ class UEFL(Method):
         return replace(state, arrays=arrays, access=access)
 
     def _refresh_first_book(self, state: UEFLState, found: Replies) -> UEFLState:
-        """Re-initialise the first codebook from the certain sites' centroids, and record the round.
+        """Replace the first codebook, which all sites use, by one from the certain sites' features.
 
-        A site is certain if it is not in ``state.uncertain``. The state is unchanged if ``found``
-        has no certain site.
+        A site is certain if the newest check did not find it uncertain (``state.uncertain``).
+        Before the first check all sites are certain. The new codewords are the K-means centroids in
+        the certain sites' replies, merged (``_build_book``). The round after ``state.round`` is
+        added to ``state.refreshed``. If ``found`` has no reply from a certain site, the state is
+        returned unchanged.
+
+        Args:
+            state: the state of the method.
+            found: the replies with codewords, from certain and uncertain sites.
         """
         certain = [site for site in found if site not in state.uncertain]
         if not certain:
@@ -285,5 +295,5 @@ class UEFL(Method):
         return round_marks(state.extended, state.refreshed)
 
     def disclosures(self) -> Disclosures:
-        """List the data sent by a site: weights, codebooks and centroids."""
+        """List the data that a site sends: weights, codebooks and, with K-means, centroids."""
         return Disclosures(*self.settings.list_disclosures())

@@ -69,19 +69,23 @@ class Topology:
 def build_topology(
     kind: str, sites: Iterable[str], silo_set: SiloSet | None, seed: int, budget: float
 ) -> Topology:
-    """Build the topology of a run: its arcs, mixing weights and, for "matcha", its matchings.
+    """Build the topology of a run: which sites exchange models, and how each site mixes them.
 
     Args:
-        kind: the value of the setting 'topology'.
-        sites: the run's sites, in any order.
-        silo_set: the known links, or None. ``graph`` and ``matcha`` use only these links. Their
-            latencies decide the order of a ring and the site in the middle of a hub.
+        kind: "complete" (all pairs of sites), "ring" (a directed ring along a short tour), "star"
+            (a server in the middle), "hub" (a site in the middle), "graph" (the known links) or
+            "matcha" (in each round random matchings of the known links, or of all pairs if no link
+            is known).
+        sites: the names of the run's sites, in any order.
+        silo_set: the known links and their latencies, or None. The latencies decide the order of a
+            ring and the site in the middle of a hub.
         seed: seeds matcha's draws.
         budget: the mean share of matchings that a round of matcha uses.
 
     Raises:
-        SettingError: the kind is unknown, there are fewer than 2 sites, the silo set names other
-            sites or is not connected, ``graph`` has no links, or the budget is too small.
+        SettingError: the kind is unknown, there are fewer than 2 sites, the silo set does not have
+            exactly these sites or its links do not connect them, "graph" has no links, or matcha's
+            budget is too small or its solver finds no optimum.
     """
     names = tuple(sorted(sites))
     _refuse(kind, names, silo_set)

@@ -56,9 +56,10 @@ def to_record(arrays: Mapping[str, NDArray], packed: Packed | None = None) -> Ar
 
     Args:
         arrays: the arrays to send, by name.
-        packed: a cache of serialised arrays and records, or None for no cache. This function adds
-            to the cache, so that arrays for several sites are serialised only once. The cache also
-            holds the arrays themselves, so that no other object can get the id of a cached array.
+        packed: a cache that lets several sites share serialised arrays and records, or None for no
+            cache. If an array is in the cache already, its serialised form is used again. New
+            arrays and records are added. Arrays are found by their ``id``. So that Python cannot
+            give this id to another object, the cache also keeps the array.
     """
     if packed is None:
         packed = {}

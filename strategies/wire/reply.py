@@ -156,13 +156,14 @@ def _unpack_arrays(record: ArrayRecord, expected: Specs) -> dict[str, NDArray]:
 
 
 def _unpack_array(name: str, spec: ArraySpec, given: Array | NDArray) -> NDArray:
-    """Check an array against its spec, and return the array, unpacked if it was serialised.
+    """Return an array of a reply, after checking its type, shape and that its values are finite.
 
-    Serialised bytes are unpacked only if their header fits the spec.
+    An array from a bundle is already unpacked. A serialised array is unpacked only if its header
+    fits ``spec``, because bytes of another shape may need far more memory.
 
     Args:
         name: the array's name, for errors.
-        spec: the expected type and shape. A length of None may be any.
+        spec: the expected type and shape. None as a length allows any length.
         given: the array, or its serialised form.
 
     Raises:

@@ -178,9 +178,9 @@ def open_shares(token: bytes, key: bytes, positions: tuple[int, int]) -> Shares:
 
 
 def cut_secret(secret: bytes, threshold: int, sites: int) -> list[bytes]:
-    """Split a secret into one share for each of ``sites`` sites.
+    """Split a secret into Shamir shares, one for each of ``sites`` sites, in the sites' order.
 
-    Any ``threshold`` of the shares restore the secret.
+    Any ``threshold`` of the shares restore the secret, and fewer reveal nothing about it.
     """
     return create_shares(secret, threshold, sites)
 

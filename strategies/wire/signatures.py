@@ -189,10 +189,15 @@ def sign_text(private: EllipticCurvePrivateKey, text: bytes) -> bytes:
 
 
 def is_signed(public: bytes, text: bytes, signature: bytes) -> bool:
-    """Tell whether ``signature`` of ``text`` was made with the private half of ``public``.
+    """Tell whether ``signature`` is a valid signature of ``text``, made with the key of ``public``.
 
-    The signature is ECDSA with SHA-256. Also returns False if ``public`` is not an elliptic-curve
-    key in OpenSSH's form.
+    Signatures are ECDSA with SHA-256. The result is also False if ``public`` is not an
+    elliptic-curve key in OpenSSH's form, so nothing is raised.
+
+    Args:
+        public: the signer's public key in OpenSSH's form.
+        text: the text that was signed.
+        signature: the signature to check.
     """
     try:
         key = load_ssh_public_key(public)

@@ -45,21 +45,21 @@ class MadeBackup:
 
 
 def back_up(folder: Path, target: Path, passphrase: str, say: Say) -> MadeBackup:
-    """Write a sealed copy of a deployment to the new file ``target`` while the deployment runs.
+    """Write an encrypted copy of a deployment to the new file ``target``; the deployment may run.
 
     The deployment's folder is locked meanwhile, so that no hospital is added or revoked, but runs
-    go on. If a site writes while its files are copied, the whole copy is made again, up to five
-    times in all.
+    go on. If the copy is inconsistent because a site or a run wrote meanwhile, the whole copy is
+    made again, up to five times in all. Only the owner can read the file.
 
     Args:
         folder: the deployment's folder.
         target: the backup's file, which must not exist. It appears only when it is complete.
         passphrase: encrypts the copy. Without it nobody can restore the backup.
-        say: prints one line for each part that was left out, such as a symbolic link.
+        say: prints one line for each symbolic link, because links are left out.
 
     Raises:
-        BackupError: the target exists, the database or the authority's certificate cannot be read,
-            or the sites of this machine write too fast.
+        BackupError: the target exists, cannot be made or is in a subfolder of the deployment's, the
+            database or the authority's certificate cannot be read, or no copy is consistent.
         DeploymentError: the folder does not contain a deployment, or another command changes it.
         OSError: a file cannot be read or written.
     """
@@ -80,11 +80,14 @@ def back_up(folder: Path, target: Path, passphrase: str, say: Say) -> MadeBackup
 
 
 def _refuse_target(target: Path, deployment: Deployment) -> None:
-    """Check that a backup does not replace a file, and would not be part of the next backup.
+    """Check that a backup can be written to ``target``.
+
+    The target must not exist, not even as a broken link, but its folder must exist. It may be
+    directly in the deployment's folder, but not in a subfolder, because the next backup would
+    contain it.
 
     Raises:
-        BackupError: the target exists, its folder does not exist, or the target is in a subfolder
-            of the deployment's folder.
+        BackupError: one of these conditions is not met.
     """
     fault = ""
     if os.path.lexists(target):
@@ -100,9 +103,11 @@ def _refuse_target(target: Path, deployment: Deployment) -> None:
 def _write_consistent(
     deployment: Deployment, part: Path, unsealed: Path, passphrase: str, say: Say
 ) -> Manifest:
-    """Write copies of a deployment to the file ``part`` until one is consistent.
+    """Write a backup of a deployment to the file ``part``, again and again until it is consistent.
 
-    A copy is consistent if a restored deployment could resume its runs from it.
+    A backup is consistent if a restored deployment could resume its runs from it. At most five
+    attempts are made. Each attempt copies the database first, then all other files, and
+    deployment.json last.
 
     Args:
         deployment: the deployment, which may run.
@@ -111,8 +116,12 @@ def _write_consistent(
         passphrase: the passphrase of the backup.
         say: prints what is left out, in the first attempt only.
 
+    Returns:
+        The manifest of the backup, which lists its files.
+
     Raises:
-        BackupError: no copy is consistent, or a file cannot be used.
+        BackupError: no attempt is consistent, or the database or the authority's certificate cannot
+            be read.
     """
     for attempt in range(_ATTEMPTS):
         # Later attempts leave out the same links, so only the first one names them
@@ -142,12 +151,13 @@ def _say_nothing(text: str) -> None:
 
 
 def _copy_database(deployment: Deployment, writer: SealedWriter, scratch: Path) -> None:
-    """Add a copy of the SuperLink's database, which may be in use, by SQLite's online backup.
+    """Add a copy of the SuperLink's database to a backup.
 
-    If the server has never run, there is no database, and nothing is added.
+    The database may be in use, so SQLite's online backup copies it into ``scratch`` first. If the
+    server has never run, there is no database, and nothing is added.
 
     Raises:
-        BackupError: the file cannot be read as a database.
+        BackupError: the database cannot be read.
     """
     source = deployment.home(SERVER) / DATABASE
     if not source.is_file():
@@ -168,10 +178,10 @@ def _copy_database(deployment: Deployment, writer: SealedWriter, scratch: Path) 
 
 
 def _copy_plan(deployment: Deployment, writer: SealedWriter, scratch: Path) -> None:
-    """Add a copy of deployment.json to the backup, without the ids of processes.
+    """Add a copy of deployment.json to a backup, without the ids of processes.
 
-    The ids mean nothing on another machine. The copy is first written to ``scratch``. The
-    deployment's own file is not changed.
+    The ids mean nothing on another machine. The copy is written to ``scratch`` first, and the
+    deployment's own file does not change.
     """
     plan = json.loads((deployment.folder / FILE).read_text(encoding="utf-8"))
     plan["started"] = {}
@@ -224,16 +234,17 @@ class Restored:
 
 
 def restore(source: Path, folder: Path, passphrase: Callable[[], str]) -> Restored:
-    """Restore a deployment from a backup into a new or empty folder.
+    """Restore a deployment from a backup into a new or empty folder, without starting anything.
 
-    All files are checked and decrypted before the folder appears, so an error leaves nothing.
-    Nothing is started.
+    All files are checked and decrypted before the folder appears, so an error leaves nothing
+    behind. Only the owner can read the files. Paths in deployment.json that lead into the old
+    folder are changed to the new one.
 
     Args:
         source: the backup.
-        folder: the folder of the restored deployment, which is new or empty. Paths in
-            deployment.json are changed to it.
-        passphrase: returns the passphrase; called once the backup is known to be whole.
+        folder: the folder of the restored deployment, which must be missing or empty.
+        passphrase: returns the passphrase. It is called only after the backup was found undamaged
+            and the folder free.
 
     Returns:
         The deployment, the backup's manifest, and sentences for the operator, such as that versions
@@ -242,30 +253,34 @@ def restore(source: Path, folder: Path, passphrase: Callable[[], str]) -> Restor
     Raises:
         BackupError: the folder is in use, the backup is truncated, altered or of another format, or
             the passphrase is wrong.
+        DeploymentError: the restored deployment, or one that is already in the folder, is damaged.
         OSError: a file cannot be read or written.
     """
     source, folder = source.expanduser(), folder.expanduser().resolve()
     with os.fdopen(open_regular(source.resolve(), os.O_RDONLY), "rb") as file:
         reader = SealedReader(source, file)
-        _refuse_used(folder, reader.manifest)
+        _refuse_used_folder(folder, reader.manifest)
         keys = reader.unlock(passphrase())
 
         def fill(scratch: Path) -> None:
             scratch.chmod(0o700)
             reader.extract(keys, scratch)
             # The folder does not have its final name yet, so only texts are changed
-            _move(scratch, reader.manifest.deployment.folder, str(folder))
+            _replace_old_paths(scratch, reader.manifest.deployment.folder, str(folder))
 
         build_folder(folder, fill)
     deployment = read_deployment(folder)
     return Restored(deployment, reader.manifest, _list_notes(deployment, reader.manifest))
 
 
-def _refuse_used(folder: Path, manifest: Manifest) -> None:
-    """Check that the folder of a restored deployment is new or empty.
+def _refuse_used_folder(folder: Path, manifest: Manifest) -> None:
+    """Check that the folder for a restored deployment does not exist or is empty.
 
     Raises:
-        BackupError: it has files. The message says whether they are a deployment, and which one.
+        BackupError: the folder is in use. The message says whether it contains the deployment of
+            this backup, another deployment or other files. Two deployments are the same if they
+            have the same authority.
+        DeploymentError: the folder contains a damaged deployment.
     """
     fault = ""
     if is_deployment(folder):
@@ -281,16 +296,16 @@ def _refuse_used(folder: Path, manifest: Manifest) -> None:
         )
 
 
-def _move(folder: Path, before: str, now: str) -> None:
-    """Change the paths in a restored deployment.json that lead into the deployment's old folder.
+def _replace_old_paths(folder: Path, before: str, now: str) -> None:
+    """Change the paths in a restored deployment.json from the old folder to the new one.
 
-    The path of the deployment itself is changed too. Paths elsewhere, such as that of the data,
-    stay.
+    These are the path of the deployment and the paths in the sites' node configs that are in the
+    old folder. Paths elsewhere, such as that of the data, stay.
 
     Args:
         folder: the folder with deployment.json, which may still have a temporary name.
-        before: the old folder of the deployment.
-        now: its new folder.
+        before: the old folder of the deployment, as an absolute path.
+        now: its new folder, as an absolute path.
     """
     path = folder / FILE
     plan = json.loads(path.read_text(encoding="utf-8"))
@@ -303,10 +318,11 @@ def _move(folder: Path, before: str, now: str) -> None:
 
 
 def _list_notes(deployment: Deployment, manifest: Manifest) -> list[str]:
-    """List sentences that the operator of a restored deployment must know.
+    """List sentences that the operator of a restored deployment should know.
 
-    The sentences are about other versions of fedsilo and Flower, the address that hospitals use,
-    and the epsilon that local sites spent after the backup. The list may be empty.
+    There may be sentences about other versions of fedsilo (also its git revision) and Flower, about
+    the address that hospitals use, and about epsilon that sites on this machine spent after the
+    backup. The list may be empty.
     """
     # Other versions may refuse the hospitals' messages, or number them differently
     notes = []

@@ -31,15 +31,18 @@ class BackupCopy:
     say: Callable[[str], None]
 
     def copy_all(self) -> bool:
-        """Copy the deployment's files, except the database, deployment.json and temporary files.
+        """Copy the deployment's files into the backup, and return whether the copy is consistent.
 
         The order is: secrets and kits, run directories, other files of the server, sites on this
-        machine. ``say`` gets a line for each symbolic link, which is not copied.
+        machine. The database, deployment.json, logs, locks and temporary files are left out; the
+        caller copies the first two. ``say`` gets a line for each symbolic link, which is not
+        copied.
 
         Returns:
-            True if the copy is consistent. False if it must be made again, because a site's files
-            changed meanwhile or a run replaced all its checkpoints. With sites on this machine, it
-            is also False if a run has a newer checkpoint than the copy.
+            False if the copy must be made again: a site's files changed meanwhile, or a run
+            replaced all its checkpoints. If there are sites on this machine, also if a run now has
+            a newer checkpoint than the copy, because a site keeps only the states of two rounds.
+            Otherwise True.
         """
         folder = self.deployment.folder
         for part in (self.deployment.secrets, folder / "kits"):
@@ -59,7 +62,7 @@ class BackupCopy:
         return True
 
     def _runs(self) -> list[RunDirectory]:
-        """Return all run directories at the server, sorted by name.
+        """List the run directories at the server, sorted by path.
 
         Symbolic links are left out. If the folder of runs does not exist, the list is empty.
         """
@@ -69,11 +72,11 @@ class BackupCopy:
         return [RunDirectory(path) for path in sorted(folders)]
 
     def _copy_run(self, run: RunDirectory) -> str | None:
-        """Copy a run directory, with the checkpoints first.
+        """Copy a run directory, its checkpoints first, because the run may go on meanwhile.
 
         Returns:
-            The name of the newest checkpoint that was copied, "" if the run has none, and None if
-            the run replaced all of them meanwhile.
+            The file name of the newest checkpoint that was copied. It is empty if the run had none,
+            and None if the run deleted all of them before they were copied.
         """
         present = sorted(run.checkpoints.glob("round-*.safetensors"), reverse=True)
         copied = [path.name for path in present if self._copy_file(path)]
@@ -85,7 +88,8 @@ class BackupCopy:
     def _copy_site(self, site: str) -> bool:
         """Copy the files of a site on this machine, and return whether none changed meanwhile.
 
-        Flower's folder and the cache of decoded data are left out.
+        They are compared by size and time of the last write. Flower's folder and the cache of
+        decoded data are left out.
         """
         # Flower comes with it, which a restoration does not need
         from fedsilo.client_app.site.node import OWN
@@ -105,9 +109,9 @@ class BackupCopy:
                 self._copy_file(path)
 
     def _copy_file(self, path: Path) -> bool:
-        """Copy a file into the backup, and return True.
+        """Copy a file into the backup, and return whether it still existed.
 
-        If the file no longer exists, nothing is copied and the result is False.
+        A run and a site delete older states while they work, so a missing file is not an error.
         """
         name = path.relative_to(self.deployment.folder).as_posix()
         # A run and a site delete their older states while they work
@@ -127,12 +131,12 @@ def _is_own_folder(path: Path) -> bool:
 
 
 def _files_in(folder: Path, left_out: Collection[Path]) -> Iterator[Path]:
-    """Yield the files below a folder that belong in a backup, and all symbolic links to folders.
+    """Yield the paths below a folder that a backup considers: its files and symbolic links.
 
-    Skipped are logs, locks, half-written files, the database, and all files below the folders
+    Skipped are logs (.log), locks (.lock), half-written files, the database, and the folders
     ``left_out``. A link to a folder is yielded even if ``left_out`` has it, and is never followed.
     For each folder, links to folders come first, then its files (links to files included), then the
-    files of its subfolders; each part is sorted by name.
+    content of its subfolders; each group is sorted by name.
     """
     for parent, folders, names in os.walk(folder):
         kept = []
@@ -150,9 +154,16 @@ def _files_in(folder: Path, left_out: Collection[Path]) -> Iterator[Path]:
 
 
 def _take_snapshot(folder: Path, left_out: Collection[Path]) -> _Snapshot:
-    """Return path -> (size, time of the last write in ns) for the files that a backup copies.
+    """Record the size and the time of the last write of each file that a backup would copy.
 
-    Files that vanish meanwhile are left out.
+    Files that vanish meanwhile are left out. Two equal snapshots show that no file has changed.
+
+    Args:
+        folder: the folder whose files are recorded.
+        left_out: folders below it that are skipped.
+
+    Returns:
+        path -> (size in bytes, time in nanoseconds).
     """
     found = {}
     for path in _files_in(folder, left_out):

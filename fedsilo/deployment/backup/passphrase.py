@@ -12,15 +12,16 @@ _SHORTEST = 12  # characters
 
 
 def read_passphrase(file: Path | None, *, is_new: bool) -> str:
-    """Return the passphrase: the first line of ``file``, or what the user types.
+    """Read the passphrase of a backup from a file, or ask for it at the terminal.
 
     Args:
-        file: a file that only its owner may read; None to ask at the terminal.
-        is_new: whether the passphrase is for a new backup, so that it is asked for twice.
+        file: the file, whose first line is the passphrase and which only its owner may read; None
+            to ask at the terminal.
+        is_new: whether the passphrase is for a new backup. The terminal then asks for it twice.
 
     Raises:
-        SettingError: the file may be read by other users, nobody can be asked, the two answers
-            differ, or the passphrase is shorter than 12 characters.
+        SettingError: other users may access the file, there is no terminal, the two answers differ,
+            or the passphrase has fewer than 12 characters.
         OSError: the file cannot be read.
     """
     if file is not None:
@@ -37,11 +38,14 @@ def read_passphrase(file: Path | None, *, is_new: bool) -> str:
 
 
 def _read_file(file: Path) -> tuple[str, str]:
-    """Read the passphrase, the first line of a file.
+    """Read the passphrase from the first line of a file that only its owner may access.
 
     Returns:
-        The passphrase and an empty string. If other users may read the file, an empty string and
-        the reason of the refusal.
+        The passphrase and an empty string; if other users may access the file, an empty string and
+        the reason why it is refused.
+
+    Raises:
+        OSError: the file cannot be read, or is not a regular file.
     """
     with os.fdopen(open_regular(file, os.O_RDONLY), encoding="utf-8", errors="replace") as opened:
         mode = os.fstat(opened.fileno()).st_mode & 0o777
@@ -51,11 +55,11 @@ def _read_file(file: Path) -> tuple[str, str]:
 
 
 def _ask(is_new: bool) -> tuple[str, str]:
-    """Ask for the passphrase at the terminal; for a new backup, ask twice.
+    """Ask for the passphrase at the terminal, twice for a new backup.
 
     Returns:
-        The passphrase and an empty string. If the two answers differ, an empty string and the
-        reason of the refusal.
+        The passphrase and an empty string; if the two answers differ, an empty string and the
+        reason why they are refused.
     """
     passphrase = getpass.getpass("Passphrase of the backup: ")
     if is_new and getpass.getpass("The same again: ") != passphrase:

@@ -98,12 +98,14 @@ class Keys:
 
 
 def derive_keys(passphrase: str, salt: str, cost: int) -> Keys:
-    """Derive the keys of a backup from its passphrase by scrypt. This is slow on purpose.
+    """Derive the two keys of a backup from its passphrase by scrypt, which is slow on purpose.
+
+    Equal arguments give equal keys.
 
     Args:
         passphrase: the passphrase, of any length.
         salt: the backup's salt, in hexadecimal digits.
-        cost: scrypt's n, a power of 2.
+        cost: scrypt's n, a power of 2. The time and the memory grow in proportion to it.
 
     Returns:
         Two keys of 32 bytes: one for the files, one for the manifest's seal.
@@ -116,18 +118,19 @@ def derive_keys(passphrase: str, salt: str, cost: int) -> Keys:
 
 
 def _nonce(number: int, chunk: int, is_last: bool) -> bytes:
-    """Return the 12 bytes that identify a chunk among all chunks of a backup.
+    """Build the nonce for the encryption of one chunk of a file: 12 bytes.
 
-    They hold the number of the file, whether the chunk is its last one, and the number of the
-    chunk.
+    It is different for every chunk of a backup, because it consists of the file's number in the
+    backup, whether the chunk is the file's last one, and the chunk's number. Therefore chunks
+    cannot be swapped or cut off unnoticed.
     """
     return struct.pack(">I?xxxI", number, is_last, chunk)
 
 
 def _chunks(source: IO[bytes], size: int) -> Iterator[tuple[bytes, bool]]:
-    """Yield pieces of ``size`` bytes, each with whether it is the last piece.
+    """Read a file in pieces of ``size`` bytes; yield each piece, and whether it is the last.
 
-    The last piece may be shorter. An empty file has one piece, which is empty.
+    The last piece may be shorter. An empty file yields one empty piece.
     """
     # One piece is read ahead, because the last one is sealed as such
     piece = source.read(size)
@@ -163,10 +166,15 @@ class SealedWriter:
         self._zip.close()
 
     def add(self, name: str, path: Path) -> None:
-        """Add the regular file ``path``, encrypted, as ``name``, a relative path with slashes.
+        """Encrypt a file by AES-GCM, in chunks of 1 MiB, and add it to the backup.
+
+        Args:
+            name: the file's name in the backup, a relative path with slashes.
+            path: the file.
 
         Raises:
-            OSError: the file cannot be read, or is a link or not a regular file.
+            OSError: the file cannot be read, or is a link or not a regular file. If it cannot be
+                opened, nothing is added.
         """
         number, size, digest = len(self.files), 0, hashlib.sha256()
         # The descriptor is opened first, so that a missing file leaves no entry
@@ -184,12 +192,14 @@ class SealedWriter:
         self.files[name] = SealedFile(size=size, sha256=digest.hexdigest())
 
     def finish(self, made: str, versions: Mapping[str, str], origin: Origin) -> Manifest:
-        """Write the manifest and return it. The end of the block completes the file.
+        """Add the manifest to the backup as its last entry, and return the manifest.
 
-        No file can be added afterwards.
+        The manifest lists the files with their sizes and SHA-256 values. Its seal is an HMAC with a
+        key from the passphrase, so a change is noticed. Call this function once, after all files
+        were added. The zip itself is complete at the end of the ``with`` block.
 
         Args:
-            made: the time in ISO 8601, UTC.
+            made: the time of the backup in ISO 8601, UTC.
             versions: software -> its version on this machine.
             origin: the deployment that the backup is from.
         """
@@ -243,8 +253,9 @@ class SealedReader:
     def _find_damage(self) -> str:
         """Describe the first fault of the backup's files; an empty string if there is none.
 
-        A file is faulty if only one of manifest and zip has it, if its name leads out of the
-        folder, if its SHA-256 is not the manifest's, or if it cannot be read.
+        First the files of the manifest and of the zip must be the same. Then, in the manifest's
+        order, a file is faulty if its name leads out of the folder, if it cannot be read, or if its
+        SHA-256 is not the one in the manifest. The passphrase is not needed for this.
         """
         listed = {_FILES + name for name in self.manifest.files}
         present = {entry.filename for entry in self._zip.infolist()} - {MANIFEST}
@@ -269,7 +280,9 @@ class SealedReader:
             return hashlib.file_digest(entry, "sha256").hexdigest()  # type: ignore[arg-type]
 
     def unlock(self, passphrase: str) -> Keys:
-        """Return the keys of the backup, after checking the manifest's seal with them.
+        """Derive the backup's keys from the passphrase, and check that they are the right ones.
+
+        They are right if the manifest's seal, an HMAC, can be computed with them.
 
         Raises:
             BackupError: the passphrase is not the backup's, or the manifest was altered.
@@ -283,15 +296,17 @@ class SealedReader:
         return keys
 
     def extract(self, keys: Keys, folder: Path) -> None:
-        """Decrypt all files into an existing folder; only their owner can read them.
+        """Decrypt all files of the backup into an existing folder.
+
+        Only the owner can read the files and the folders below ``folder``.
 
         Args:
             keys: the keys that ``unlock`` returned.
-            folder: an existing folder, in which no file may exist yet.
+            folder: the folder, in which none of the files may exist yet.
 
         Raises:
-            BackupError: a file was altered by somebody who replaced its SHA-256 too.
-            OSError: a file cannot be written.
+            BackupError: a file does not decrypt, so it was altered together with its SHA-256.
+            OSError: a file exists already or cannot be written.
         """
         for number, name in enumerate(self.manifest.files):
             path = folder / name

@@ -36,20 +36,24 @@ _PATIENCE = 10.0  # seconds that a process has to end by itself
 
 
 def build_commands(arguments: Sequence[str], secret: Path, pid: int) -> tuple[list[str], list[str]]:
-    """Build the commands of SuperNode and worker from the arguments of ``flower-supernode``.
+    """Build the commands of the two processes of a hospital's node, without starting them.
 
-    Nothing is started.
+    The SuperNode is Flower's process, which receives messages from the server. The worker is
+    fedsilo's process, which answers them. It takes them from the SuperNode's Runtime API on this
+    machine, and ends with this process. If the node config names a site file, the worker gets its
+    path.
 
     Args:
         arguments: the arguments of ``flower-supernode``. All are passed to the SuperNode.
-        secret: the file of the secret that both processes read.
-        pid: the id of this process, whose end ends the worker.
+        secret: the file of the secret by which the SuperNode recognises the worker.
+        pid: the id of this process.
 
     Returns:
-        The words of the SuperNode's command, then those of the worker's.
+        The words of the SuperNode's command, and those of the worker's.
 
     Raises:
-        SettingError: an argument is reserved for fedsilo, the host is not the loopback, or the node
+        SettingError: an argument is one that fedsilo sets itself (--isolation,
+            --superexec-auth-secret-file, --ssl-certfile), the host is not the loopback, or the node
             config cannot be read.
     """
     given = _parse(arguments)
@@ -79,14 +83,16 @@ def build_commands(arguments: Sequence[str], secret: Path, pid: int) -> tuple[li
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Start the SuperNode and its worker, wait for the SuperNode, and return the exit code.
+    """Run a hospital's node until it ends, and return the exit code for this process.
 
-    The secret that both processes share is written to a temporary folder. The code is the
-    SuperNode's, 0 after a signal to end, or 3 if the worker would fail again. An error at the start
-    is printed, and the code is then 2.
+    The node has two processes: Flower's SuperNode, which receives messages, and fedsilo's worker,
+    which answers them. The secret that both share is written to a temporary folder. Calls to this
+    machine bypass any proxy. The call returns when the SuperNode ends. The code is then the
+    SuperNode's. It is 0 after SIGTERM or SIGINT, 3 if the worker ended because it would fail again,
+    and 2 after an error at the start, which is printed to stderr.
 
     Args:
-        arguments: those of ``flower-supernode``; None for the process's own.
+        arguments: the arguments of ``flower-supernode``; None for those of this process.
     """
     if arguments is None:
         arguments = sys.argv[1:]
@@ -96,7 +102,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with tempfile.TemporaryDirectory(prefix="fedsilo-") as folder:
             secret = Path(folder) / "secret"
             write_atomically(secret, secrets.token_bytes(32), mode=0o600)
-            return _stay(*build_commands(arguments, secret, os.getpid()))
+            return _supervise(*build_commands(arguments, secret, os.getpid()))
     except FedsiloError as error:
         print(error_line(error), file=sys.stderr)
     except OSError as error:  # a full disk, for the secret
@@ -119,16 +125,21 @@ def direct_loopback(environment: Mapping[str, str]) -> dict[str, str]:
     return dict.fromkeys(("no_proxy", "NO_PROXY"), ",".join(filter(None, direct)))
 
 
-def _stay(supernode: Sequence[str], worker: Sequence[str]) -> int:
-    """Start SuperNode and worker, and restart a worker that ends, until the SuperNode ends.
+def _supervise(supernode: Sequence[str], worker: Sequence[str]) -> int:
+    """Start the SuperNode and its worker, and restart the worker until the SuperNode ends.
 
-    The first restart waits for 2 s. The wait doubles with each restart, up to 30 s. If the worker
-    has run for a minute, it falls to 1 s. From here on SIGTERM and SIGINT end both processes in
-    order. Before the function returns, it ends both processes.
+    The first restart waits 2 seconds. The wait doubles with each restart, up to 30 seconds. If the
+    worker has run for more than a minute, its restart waits only 1 second. Each restart is printed
+    to stderr. Before the function returns, it ends both processes. From this call on, the signals
+    SIGTERM and SIGINT make it return. As process 1 of a container, it also reaps orphans.
+
+    Args:
+        supernode: the words of the SuperNode's command.
+        worker: the words of the worker's command.
 
     Returns:
-        The SuperNode's exit code, 0 after SIGTERM or SIGINT, or ``CANNOT`` if the worker ended with
-        that, because it would fail again.
+        The SuperNode's exit code; 0 after a signal; or 3 (``CANNOT``) if the worker ended with this
+        code, because it would fail again.
     """
     signals: list[int] = []  # signals that asked this process to end
 
@@ -163,13 +174,13 @@ def _stay(supernode: Sequence[str], worker: Sequence[str]) -> int:
             return 0
         return node.returncode
     finally:
-        _end(node, working)
+        _end_processes(node, working)
 
 
 def _tell_restart(code: int, pause: float) -> None:
-    """Print to stderr that the worker ended and will be restarted in ``pause`` seconds.
+    """Print a line to stderr that the worker has ended and is started again in ``pause`` seconds.
 
-    ``code`` is its exit code, or -N if signal N ended it.
+    ``code`` is the worker's exit code, or -N if the signal N ended it.
     """
     how = f"exit code {code}"
     if code < 0:
@@ -183,10 +194,11 @@ def _tell_restart(code: int, pause: float) -> None:
 
 
 def collect_orphans(known: Collection[int]) -> None:
-    """Reap the child processes of this process that have ended and whose ids are not in ``known``.
+    """Reap the ended child processes of this process whose ids are not in ``known``.
 
-    The function does not wait for running processes. In a container this process is process 1, and
-    inherits the processes that a killed worker left.
+    This is needed in a container: this process is then process 1, and inherits the children of a
+    killed worker, which stay zombies until somebody reaps them. Running children are not waited
+    for.
     """
     for child in psutil.Process().children():
         with suppress(psutil.NoSuchProcess, ChildProcessError):
@@ -194,8 +206,8 @@ def collect_orphans(known: Collection[int]) -> None:
                 os.waitpid(child.pid, os.WNOHANG)
 
 
-def _end(*processes: subprocess.Popen[bytes]) -> None:
-    """End processes: SIGTERM first, then SIGKILL for those still running after ten seconds."""
+def _end_processes(*processes: subprocess.Popen[bytes]) -> None:
+    """End processes by SIGTERM, and kill those that still run after ten seconds."""
     # All are asked before the first is waited for, so that they end at the same time
     for process in processes:
         with suppress(ProcessLookupError):
@@ -210,9 +222,11 @@ def _end(*processes: subprocess.Popen[bytes]) -> None:
 
 
 def _parse(arguments: Sequence[str]) -> argparse.Namespace:
-    """Parse the arguments of ``flower-supernode`` that concern the worker.
+    """Read the host, the port, the node config and three reserved options from the arguments.
 
-    All other arguments are ignored.
+    ``arguments`` are those of ``flower-supernode``. All others are ignored, and abbreviations are
+    not recognised. An option that is not given is an empty string, but the host is 127.0.0.1 and
+    the port is 9094 by default.
     """
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--host", default="127.0.0.1")
@@ -224,13 +238,14 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
 
 
 def parse_node_config(texts: Sequence[str]) -> dict[str, Value]:
-    """Parse node config texts with entries key=value, using Flower's parser.
+    """Parse the entries of a node config, such as ``site="west" max-epsilon=3.0``.
 
-    Empty texts are skipped. Strings must be quoted as in TOML. One text may have several entries,
-    separated by spaces. Keys are not checked.
+    Flower's own parser is used. Each text has entries key=value, separated by spaces, with values
+    in TOML's syntax, so strings need quotes. If a key occurs twice, the later entry counts. Empty
+    texts are skipped. Keys are not checked.
 
     Raises:
-        SettingError: the texts cannot be parsed.
+        SettingError: a text cannot be parsed.
     """
     from flwr.common.config import parse_config_args
 

@@ -47,22 +47,27 @@ class InstalledApp:
     project: Mapping[str, Any]  # the content of pyproject.toml, as a bundle has it
 
     def refuse_other(self, bundle: bytes) -> None:
-        """Check that a run's app, the zip ``bundle``, equals the installed app.
+        """Check that the app that came with a run equals the installed one.
 
-        The app is refused if a file in fedsilo's own folders (``ROOMS``) differs. It is refused if
-        the table ``tool.flwr`` of pyproject.toml differs, which has the app's components and the
-        defaults of all settings. It is also refused if it has a Python file elsewhere that could
-        replace an installed package (``_is_strange``). Other files and the version may differ.
+        The app comes as ``bundle``, Flower's zip of its files. It is checked before the run is
+        answered. These differences are refused:
+
+        - A file in one of fedsilo's common folders (``ROOMS``) differs, or only one side has it.
+        - The table ``tool.flwr`` of pyproject.toml differs. It has the app's components and the
+          defaults of all settings.
+        - A Python file elsewhere could replace an installed package (see ``_is_strange``).
+
+        Other files may differ, and so may the version.
 
         Raises:
-            RefusedError: files differ (the message names up to three), or the bundle cannot be
-                read.
+            RefusedError: there is such a difference (the message names up to three files), or the
+                bundle cannot be read.
         """
         files = _unpack(bundle)
         theirs: dict[str, str] = {}
         strange: list[str] = []
         for name, data in files.items():
-            if _of_rooms(name):
+            if _is_in_rooms(name):
                 theirs[name] = _digest(data)
             elif self._is_strange(name):
                 strange.append(name)
@@ -79,12 +84,12 @@ class InstalledApp:
             raise RefusedError(self._refusal(other, _version_of(project)))
 
     def _is_strange(self, name: str) -> bool:
-        """Return whether a bundle's file is a Python file outside all folders of fedsilo.
+        """Return whether a file of a run's app could replace an installed package.
 
-        Such a file, for example ``torch.py``, could replace an installed package. A file is not
-        strange if its name does not end in .py. It is not strange either if the first part of its
-        path is in ``ROOMS``, exists in the installed fedsilo, begins with a dot, or is a folder of
-        a checkout: benchmarks, docker, docs, release or tests.
+        An example is ``torch.py``. Only Python files count. The path ``name`` is relative to the
+        bundle, without "fedsilo/". A file is not strange if the first part of its path is in
+        ``ROOMS``, exists in the installed fedsilo, begins with a dot, or is a folder of a checkout:
+        benchmarks, docker, docs, release or tests.
         """
         if not name.endswith(".py") or name.startswith(_BESIDE):
             return False
@@ -92,10 +97,11 @@ class InstalledApp:
         return top not in ROOMS and not (self.package / top).exists()
 
     def _refusal(self, other: Sequence[str], version: str) -> str:
-        """Describe a refused app: both versions, the files that differ, and what to do.
+        """Write the message for a refused app: versions, differing files, and what to do.
 
-        At most three files are named. If some of them were changed on this machine, they are named
-        too. ``version`` is that of the run's app.
+        At most three files of ``other`` are named. If git reports that some of these files were
+        changed on this machine, the message says so. ``version`` is the version of the run's app.
+        Names that cannot be printed are escaped, because they come from the server.
         """
         # The names come from the server, so control characters must not reach a terminal
         names = ", ".join(_printable(name) for name in other[:_NAMED])
@@ -113,13 +119,16 @@ class InstalledApp:
 
 
 def installed_app(folder: Path | None = None) -> InstalledApp:
-    """Read the installed fedsilo: the SHA-256 of its files, and its pyproject.toml.
+    """Read the fedsilo that is installed on this machine, to compare it with the apps of runs.
+
+    The result has the content of pyproject.toml and the SHA-256 of each file in the folders
+    ``ROOMS`` that Flower would put in a bundle.
 
     Args:
-        folder: the folder of pyproject.toml; None for the one that contains this module.
+        folder: the folder of pyproject.toml; None for the one of the fedsilo that is running.
 
     Raises:
-        SettingError: pyproject.toml or fedsilo's folders are missing there.
+        SettingError: pyproject.toml cannot be read, or none of fedsilo's folders is there.
         RefusedError: pyproject.toml is not valid TOML.
     """
     folder = folder or installed_folder()
@@ -139,29 +148,33 @@ def installed_app(folder: Path | None = None) -> InstalledApp:
         above = folder
         if room in _IN_PACKAGE:
             above = package
-        digests |= _digests_of(above / room, above)
+        digests |= _digest_files(above / room, above)
     if not digests:
         raise SettingError(f"no installed fedsilo: {folder} has none of {', '.join(ROOMS)}")
     return InstalledApp(folder, package, digests, project)
 
 
-def _digests_of(room: Path, above: Path) -> dict[str, str]:
-    """Compute the SHA-256 of each file below the folder ``room`` that Flower puts in a bundle.
+def _digest_files(room: Path, above: Path) -> dict[str, str]:
+    """Compute the SHA-256 of each file below the folder ``room`` that Flower would put in a bundle.
 
-    The keys are paths relative to ``above``.
+    These are the files whose type Flower bundles (.py, .toml, .md, .yaml, .yml, .json and .jsonl),
+    except files in ``__pycache__``. The result maps the path of a file, relative to ``above`` and
+    with slashes, to its SHA-256 in hexadecimal digits. If the folder does not exist, the result is
+    empty.
     """
     digests = {}
     for path in sorted(room.rglob("*")):
         name = path.relative_to(above).as_posix()
-        if path.suffix in _BUNDLED and _of_rooms(name):
+        if path.suffix in _BUNDLED and _is_in_rooms(name):
             digests[name] = _digest(path.read_bytes())
     return digests
 
 
 def refuse_other_flower() -> None:
-    """Check that the installed Flower version is the one that the worker supports.
+    """Check that the installed version of Flower is one that fedsilo's worker supports.
 
-    Only the first two numbers of the version are compared.
+    The worker uses internal parts of Flower, so only the version ``WORKER_FLOWER`` is supported.
+    Its first two numbers must be equal; the third may differ.
 
     Raises:
         SettingError: another version is installed.
@@ -177,11 +190,11 @@ def refuse_other_flower() -> None:
 
 
 def local_changes(folder: Path) -> list[str]:
-    """Return the files of a checkout that git reports as changed or untracked.
+    """List the files in a git checkout that are changed or untracked.
 
     Returns:
-        Paths relative to the repository's root, as git prints them. The list is empty if git fails,
-        is missing, or takes more than 20 seconds.
+        Paths relative to the repository's root, as ``git status --porcelain`` prints them. The list
+        is empty if there are none, or if git fails, is missing, or takes more than 20 seconds.
     """
     command = ("git", "-C", str(folder), "status", "--porcelain", "--untracked-files=all")
     try:
@@ -211,10 +224,10 @@ def _flower_table(project: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _version_of(project: Mapping[str, Any]) -> str:
-    """Return the version of fedsilo in the content of a pyproject.toml, or "unknown" without one.
+    """Return fedsilo's version from the content of a pyproject.toml, or "unknown" if it has none.
 
-    The content may come from a server. So the version is cut to 20 characters, and characters that
-    cannot be printed are escaped.
+    The content may come from a server, so the version is cut to 20 characters. If it has a
+    character that cannot be printed, it is escaped.
     """
     try:
         return _printable(str(project["project"]["version"])[:_LONGEST_VERSION])
@@ -223,9 +236,10 @@ def _version_of(project: Mapping[str, Any]) -> str:
 
 
 def _common_name(name: str) -> str:
-    """Return a file's path without the prefix 'fedsilo/'.
+    """Return a file's path without the prefix "fedsilo/".
 
-    This makes paths in a checkout equal to those in an installed package.
+    In a checkout some folders are below "fedsilo/", but in an installed package they are not.
+    Without the prefix, both paths are the same.
     """
     return name.removeprefix(_PACKAGE)
 
@@ -236,8 +250,8 @@ def _printable(name: str) -> str:
     return ascii(name)
 
 
-def _of_rooms(name: str) -> bool:
-    """Tell whether a path is in one of ``ROOMS`` and not in a ``__pycache__`` folder."""
+def _is_in_rooms(name: str) -> bool:
+    """Return whether a path is in one of the folders ``ROOMS``, but not in ``__pycache__``."""
     parts = name.split("/")
     return parts[0] in ROOMS and "__pycache__" not in parts
 
@@ -247,11 +261,13 @@ def _digest(data: bytes) -> str:
 
 
 def _unpack(bundle: bytes) -> dict[str, bytes]:
-    """Unpack the files of a bundle in memory, by path without 'fedsilo/'.
+    """Unpack a run's app in memory, and return its files by path, without the prefix "fedsilo/".
+
+    ``bundle`` is Flower's zip of the app. Folders are left out.
 
     Raises:
         RefusedError: the bundle is not a zip, states more than 64 MiB of unpacked files, or has two
-            files for one path.
+            files that get the same path.
     """
     fault = ""
     files: dict[str, bytes] = {}
@@ -278,10 +294,14 @@ def _unpack(bundle: bytes) -> dict[str, bytes]:
 
 
 def _project(text: bytes, whose: str) -> Mapping[str, Any]:
-    """Parse the text of a pyproject.toml. ``whose`` names the file's owner in the error.
+    """Parse the bytes of a pyproject.toml. An empty file gives an empty mapping.
+
+    Args:
+        text: the content of the file, in UTF-8.
+        whose: the owner of the file in the error, such as "the run's".
 
     Raises:
-        RefusedError: the text is not valid TOML.
+        RefusedError: the text is not valid TOML in UTF-8.
     """
     try:
         content = tomllib.loads(text.decode("utf-8"))

@@ -90,10 +90,11 @@ class HospitalWorker:
     started: int = 0  # the number of tasks since the worker began
 
     def start(self, token: str) -> None:
-        """Fork a process that answers the task of ``token``, and add the process to ``running``.
+        """Fork a process that answers one task, such as training in a round, and return at once.
 
-        In this process, the call returns without waiting for the answer. The new process never
-        returns from it.
+        The new process calls ``answer`` with ``token``, which identifies the task, and exits when
+        the task is answered. In the parent, the process is added to ``running`` and counted in
+        ``started``.
         """
         # Unflushed text would be in both processes and be printed twice
         sys.stdout.flush()
@@ -108,9 +109,9 @@ class HospitalWorker:
         self.started += 1
 
     def reap(self) -> None:
-        """Remove the processes that have ended from ``running``, and log each that was killed.
+        """Remove the processes that have ended from ``running``, without waiting for the others.
 
-        The function does not wait for processes that still run.
+        If a signal ended a process, an error is logged, because the process sent no reply.
         """
         while self.running:
             process, status = os.waitpid(-1, os.WNOHANG)
@@ -133,22 +134,22 @@ class HospitalWorker:
                 os.kill(process, signal.SIGTERM)
 
     def is_worn(self) -> bool:
-        """Return whether the worker should be restarted before the next task.
+        """Return whether the worker should be replaced by a fresh process before the next task.
 
-        The result is True after 1000 tasks. It is also True if the worker has started a task and
-        its process has more than one thread. A fork copies only the thread that calls it, so the
-        child would lack the other threads. Every thread counts. OpenBLAS's threads do no harm,
-        because OpenBLAS ends them before the fork of the first task.
+        This is so in two cases. The worker has started at least 1000 tasks. Or it has started a
+        task, and its process has more than one thread: a fork copies only the thread that calls it,
+        so a child could wait for ever for something that another thread holds. OpenBLAS's threads
+        do not matter, because OpenBLAS ends them before the first fork.
         """
         threads = psutil.Process().num_threads()
         return self.started >= _RENEWED_AFTER or (self.started > 0 and threads > 1)
 
 
 def preload() -> None:
-    """Import the modules that messages need, so that forked processes share them.
+    """Import the modules that messages need, so that forked processes share their memory.
 
-    Their objects are then exempt from garbage collection (``gc.freeze``), which would copy the
-    shared pages. All objects of the process at that moment are exempt.
+    All objects that exist afterwards are exempt from garbage collection (``gc.freeze``), because a
+    collection would write to the shared memory and so copy it.
     """
     for name in _MODULES:
         importlib.import_module(name)
@@ -160,14 +161,19 @@ def preload() -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Take tasks until the hospital's process ends, and return the exit code.
+    """Run a hospital's worker, which answers each task of the SuperNode in a new process.
 
-    If the secret or the installation cannot be used, the error is printed and the code is
-    ``CANNOT``, because a restart would fail again. Otherwise the code is 0. SIGTERM ends the
-    process with code 0.
+    The worker ends when the hospital's process, its parent, has ended. It imports what messages
+    need before the first task. If the site file has "app: any" when a task comes, Flower's own
+    process answers the task with the app that came with the run. Otherwise the installed app
+    answers it. SIGTERM ends the worker and its tasks.
 
     Args:
-        arguments: the worker's arguments; None for the process's own.
+        arguments: the worker's arguments; None for those of this process.
+
+    Returns:
+        The exit code: 0, or 3 (``CANNOT``) if a restart would fail again, because the secret or the
+        installation cannot be used. Such an error is printed to stderr.
     """
     given = _parser().parse_args(arguments)
     try:
@@ -184,7 +190,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     def answer(token: str) -> int:
         end_with(given.hospital)
         if given.site_file and runs_any_app(given.site_file):
-            _run_theirs(given.runtime, token, given.hospital)
+            _run_flower_client_app(given.runtime, token, given.hospital)
         if answer_task(given.runtime, token, by_installed):
             return 0
         return 1
@@ -207,15 +213,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def serve(worker: HospitalWorker, client: RuntimeHttpClient, hospital: int) -> None:
-    """Request tasks from the SuperNode, and start a process for each, until the parent ends.
+    """Take tasks from the SuperNode, and start a process for each, until the parent process ends.
 
-    A worn worker without running tasks replaces itself by a new process.
+    The SuperNode is asked more often for ten seconds after each task. If it does not answer, a
+    warning is logged once, and the worker waits for it. If the worker is worn (see ``is_worn``) and
+    no task is running, it replaces itself by a new process with the same id.
 
     Args:
         worker: starts and reaps the processes that answer.
         client: the client of the SuperNode's Runtime API.
-        hospital: the id of the hospital's process, the parent of this process. When that process
-            has ended, the call returns.
+        hospital: the id of the parent process. If the parent has another id, it has ended.
 
     Raises:
         SettingError: the SuperNode does not accept the worker's secret.
@@ -239,13 +246,13 @@ def serve(worker: HospitalWorker, client: RuntimeHttpClient, hospital: int) -> N
 
 
 def _acquire_task(client: RuntimeHttpClient) -> AcquireTaskResponse | None:
-    """Ask the SuperNode for a task, and return its response.
+    """Ask the SuperNode for the next task, and return its response.
 
-    If no task waits, the response contains none. If the SuperNode does not answer, or answers with
-    an HTTP error other than a refused secret, the result is None.
+    If no task waits, the response has none. If the SuperNode does not answer, or answers with an
+    HTTP error, the result is None.
 
     Raises:
-        SettingError: the SuperNode does not accept the worker's secret.
+        SettingError: the SuperNode does not accept the worker's secret (HTTP 401 or 403).
     """
     try:
         return client.AcquireTask(AcquireTaskRequest(supported_task_types=[TaskType.CLIENT_APP]))
@@ -261,9 +268,10 @@ def _acquire_task(client: RuntimeHttpClient) -> AcquireTaskResponse | None:
 
 
 def runs_any_app(site_file: Path) -> bool:
-    """Return whether a site file allows executing a run's own app (its key 'app' is "any").
+    """Return whether a site file allows a run to bring its own code (its key 'app' is "any").
 
-    Returns False if the file cannot be read or parsed.
+    If the file cannot be read or parsed, the result is False. The installed app then answers the
+    run, and reports the fault.
     """
     from fedsilo.client_app.site.policy import parse_site_file
 
@@ -275,10 +283,11 @@ def runs_any_app(site_file: Path) -> bool:
 
 
 def _become_task(answer: Callable[[str], int], token: str) -> None:
-    """Answer the task in this new process, then end it without the parent's cleanup.
+    """Answer one task in this process, which was just forked, and exit.
 
     The function never returns. The exit code is that of ``answer``, or 1 after an error, which is
-    logged.
+    logged. The exit skips the cleanup of Python, which belongs to the parent. SIGTERM, blocked
+    during the fork, has its default effect here.
     """
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
@@ -294,15 +303,18 @@ def _become_task(answer: Callable[[str], int], token: str) -> None:
         os._exit(code)
 
 
-def _run_theirs(address: str, token: str, hospital: int) -> None:
-    """Replace this process by Flower's own, which executes the app received with the run.
+def _run_flower_client_app(address: str, token: str, hospital: int) -> None:
+    """Replace this process by Flower's own, which answers a task with the run's own app.
 
-    The function returns only if Flower's command is not installed.
+    The worker calls this function only if the hospital allows any app. Otherwise a task is answered
+    by the installed app. Flower's process is the command ``flwr-clientapp``. The one next to this
+    Python is used; if there is none, the one on the PATH. If that is missing too, the function
+    returns.
 
     Args:
-        address: the address of the SuperNode's Runtime API.
+        address: the address of the SuperNode's Runtime API, host:port.
         token: identifies the task at the SuperNode.
-        hospital: the id of the process whose end ends Flower's process.
+        hospital: the id of a process. When it ends, Flower's process ends too.
     """
     # Next to this Python first: another Flower on the PATH may have another version
     command = shutil.which(TaskType.CLIENT_APP.value)
@@ -317,15 +329,15 @@ def _run_theirs(address: str, token: str, hospital: int) -> None:
 def _runtime_client(
     address: str, component: str, interceptor: Any, **options: Any
 ) -> RuntimeHttpClient:
-    """Return a client of the SuperNode's Runtime API that presents itself as ``component``.
+    """Build an HTTP client for the Runtime API of the SuperNode, which hands out tasks.
 
-    The client uses plain HTTP, because its requests do not leave this machine.
+    The client uses plain HTTP without TLS, because its requests do not leave this machine.
 
     Args:
         address: the Runtime API's address, host:port.
-        component: the name that the SuperNode checks, such as "flwr-clientapp".
-        interceptor: adds the token or secret to each request.
-        options: further arguments of Flower's client.
+        component: the name by which the client introduces itself, such as "flwr-clientapp".
+        interceptor: adds the token or the secret to each request.
+        options: further arguments of Flower's ``RuntimeHttpClient.from_server_address``.
     """
     return RuntimeHttpClient.from_server_address(
         server_address=address,
@@ -337,17 +349,18 @@ def _runtime_client(
 
 
 def answer_task(address: str, token: str, answer: Answer) -> bool:
-    """Fetch a task's message from the SuperNode, answer it, and return whether a reply was sent.
+    """Fetch the message of a task, send the reply, and return whether a reply was sent.
 
-    An error reply counts as sent. If the message cannot be fetched or the reply cannot be sent, the
-    error is logged and the result is False. In every case the SuperNode is told that the task has
-    ended.
+    A reply that reports an error counts as sent. If the message cannot be fetched from the
+    SuperNode or the reply cannot be sent, the error is logged and the result is False. In every
+    case the SuperNode is told that the task has ended. Until then it gets heartbeats, so that it
+    does not give up a long task. During the answer, log lines name the run and the round.
 
     Args:
-        address: the address of the SuperNode's Runtime API, on the loopback.
+        address: the address of the SuperNode's Runtime API, on this machine.
         token: identifies the task at the SuperNode.
-        answer: makes a reply from the message, the context and the run's app. If it raises an
-            error, the reply is an error with only the type.
+        answer: makes the reply from the message, the context and the bytes of the run's app. If it
+            raises an error, the reply reports only the error's type.
     """
     by_token, retrying = RuntimeTokenHttpInterceptor(token), make_simple_http_retry_invoker()
     client = _runtime_client(address, "flwr-clientapp", by_token, retry_invoker=retrying)
@@ -376,10 +389,11 @@ def answer_task(address: str, token: str, answer: Answer) -> bool:
 
 @contextmanager
 def naming_run(message: Message) -> Iterator[None]:
-    """Put the run's name and the round of a message before every line logged during the block.
+    """Put "[NAME round N] " before every line that Flower's logger writes during the block.
 
-    The mark is "[NAME round N] ". The name and the round come from the server, so each is shortened
-    and shown on one line. If the message has no run name, the lines have no mark.
+    The run's name and the round are read from the message, which comes from the server. Therefore
+    each is put on one line of at most 100 characters. If the message has no run name, the lines do
+    not change.
     """
     config = ConfigRecord()
     if message.has_content():
@@ -401,9 +415,10 @@ def naming_run(message: Message) -> Iterator[None]:
 
 
 def _answer(message: Message, context: Context, bundle: bytes, answer: Answer) -> Message:
-    """Answer a message by calling ``answer``.
+    """Call ``answer`` with a message, and return its reply.
 
-    If ``answer`` raises an error, the error is logged, and the reply has only the error's type.
+    If ``answer`` raises an error, the error is logged, and the reply reports only its type, because
+    its text could reveal data.
     """
     try:
         return answer(message, context, bundle)
@@ -414,9 +429,10 @@ def _answer(message: Message, context: Context, bundle: bytes, answer: Answer) -
 
 
 def answer_by(installed: InstalledApp) -> Answer:
-    """Return a function that answers a message with the installed app.
+    """Return a function that answers a run's messages with the installed app.
 
-    If the run's app differs from the installed one, the function returns a refusal as its reply.
+    The function takes the message, Flower's context and the bytes of the run's app. If that app
+    differs from the installed one, the reply is a refusal, and none of the run's code is executed.
     """
 
     def answer(message: Message, context: Context, bundle: bytes) -> Message:
@@ -437,10 +453,10 @@ def _client(address: str, secret: bytes) -> RuntimeHttpClient:
 
 
 def _read_secret(path: Path) -> bytes:
-    """Read the secret that the worker shares with the SuperNode: the whole file, as bytes.
+    """Read the secret by which the SuperNode recognises the worker: all bytes of a file.
 
     Raises:
-        SettingError: the file is empty or unreadable.
+        SettingError: the file is empty or cannot be read.
     """
     secret, fault = b"", "is empty: give it random bytes"
     try:

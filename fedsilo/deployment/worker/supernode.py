@@ -73,11 +73,13 @@ class ShortWaits:
         self._looked = 0.0
 
     def sleep(self, seconds: float) -> None:
-        """Sleep for less than ``seconds``, the time that Flower's loop asks for.
+        """Sleep for less than ``seconds``, the time for which Flower's loop wants to sleep.
 
-        Below 3 seconds, the loop waits for a reply. The sleep then takes 0.05 s and counts as an
-        arrival. At most once a second, ``look`` is called before it. From 3 seconds on, the loop
-        waits for a message, and the sleep takes at most the polling interval.
+        The time tells what the loop waits for. From 3 seconds on, it waits for a message: the sleep
+        takes at most 0.25 seconds for ten seconds after an arrival, and at most 1 second later.
+        Below 3 seconds, it waits for the reply to a message: the sleep takes 0.05 seconds and
+        counts as an arrival. Before such a sleep, ``look`` is called if it is set and was not
+        called during the last second.
         """
         if seconds < _IDLE:
             self.interval.note_arrival()
@@ -97,15 +99,17 @@ class ShortWaits:
 
 
 def shorten_waits(version: str, module: ModuleType) -> str | None:
-    """Make the message loop in ``module`` poll more often, if this Flower version is known.
+    """Make Flower's loop for messages wait less, and give up messages that nobody answers.
+
+    For this, the names ``time`` and ``_push_messages`` in ``module`` are replaced. They are left
+    alone if the version of Flower or the content of the module is not the known one.
 
     Args:
         version: the installed version of Flower.
-        module: Flower's module with the loop. On success, two of its names are replaced.
+        module: Flower's module with the loop.
 
     Returns:
-        None on success. Otherwise a sentence that says why Flower's own waits remain: ``version``
-        or the contents of ``module`` are not those that fedsilo knows.
+        None if the names were replaced; otherwise a sentence that explains why they were not.
     """
     known = getattr(module, "time", None) is time and hasattr(module, "_push_messages")
     if version != READ or not known:
@@ -120,11 +124,14 @@ def shorten_waits(version: str, module: ModuleType) -> str | None:
 
 
 def give_up_unanswered(state: Any) -> int:
-    """Reply with an error to messages that no task will answer, and return their number.
+    """Give an error reply to all messages that no task will answer, and return their number.
 
-    While any task is unfinished, nothing is done and the number is 0, because that task may still
-    answer. If messages are given up, their number is logged as an error. ``state`` is the
-    SuperNode's ``InMemoryNodeState`` of Flower 1.39.0.
+    Such messages remain when the process that answered them was killed. As long as any task is
+    unfinished, nothing is done and the number is 0, because that task may still answer. If messages
+    are given up, their number is logged as an error.
+
+    Args:
+        state: the SuperNode's ``InMemoryNodeState`` of Flower 1.39.0.
     """
     # A running task may still answer, so only an idle node gives messages up
     if state.get_tasks(statuses=UNFINISHED):
@@ -155,13 +162,16 @@ def give_up_unanswered(state: Any) -> int:
 def give_up_while_waiting(push: Callable[..., None], waits: Any) -> Callable[..., None]:
     """Wrap Flower's ``_push_messages`` so that it gives up unanswered messages while it waits.
 
+    Without this, the SuperNode would wait for ever for a reply that no process makes.
+
     Args:
-        push: Flower's function, which sleeps through ``waits`` until a reply is ready.
-        waits: the ``ShortWaits``, whose sleeps call its attribute ``look`` from time to time. The
+        push: Flower's function, which sleeps through ``waits`` until a reply is ready. Its first
+            argument is the SuperNode's state.
+        waits: the ``ShortWaits``, whose sleeps call its attribute ``look`` about once a second. The
             attribute is set only during ``push``.
 
     Returns:
-        A function that takes the arguments of ``push``.
+        A function with the arguments of ``push``.
     """
 
     def pushing(state: Any, *rest: Any, **named: Any) -> None:
@@ -175,10 +185,11 @@ def give_up_while_waiting(push: Callable[..., None], waits: Any) -> Callable[...
 
 
 def main() -> None:
-    """Run ``flower-supernode`` with the arguments of this process, polling more often.
+    """Run ``flower-supernode`` with the arguments of this process, but let it wait less.
 
-    The function never returns. The process ends with code 1 when it loses the server or its parent
-    process. If Flower's own waits remain, a line on stderr says why.
+    The function never returns. The process ends with code 1 when the server is lost or the parent
+    process ends. If Flower's own waits remain, because its version is unknown, stderr gets a line
+    with the reason.
     """
     from flwr.supercore.version import package_version
     from flwr.supernode.cli.flower_supernode import flower_supernode

@@ -49,12 +49,15 @@ _PIPELINES = {  # Hugging Face's name of a task, for tables and for images
 def card_text(
     whole: FinishedRun, site: str | None, form: str = "", facts: Mapping[str, str] = {}
 ) -> str:
-    """Build a run's model card as Markdown, with only the metrics that a report may show.
+    """Build a run's model card: a Markdown text about the model, its data, its results and limits.
+
+    It has only metrics that a report may show, so none of too few patients. Texts from the run
+    directory are escaped.
 
     Args:
         whole: the finished run.
         site: the site whose metrics the card shows; None for all sites.
-        form: the format of an exported program, or empty.
+        form: the format of an exported program, whose use the card then explains; or empty.
         facts: name -> value of further facts about the exported file.
     """
     # shown() removes metrics of too few patients, so the card cannot show them
@@ -98,9 +101,9 @@ def card_text(
 
 
 def _meaning(run: Shown, metrics: Sequence[str]) -> str:
-    """Explain the metrics of a task other than classification; empty for classification.
+    """Explain the metrics on the card in a sentence, for a task other than classification.
 
-    ``metrics`` are the metrics that the card shows. Without any, the text says that there are none.
+    For classification, the text is empty. If there are no ``metrics`` to show, the text says so.
     """
     parts = task_parts(run.task)
     if not parts:
@@ -233,7 +236,11 @@ def _front_matter(run: Shown, sites: Sequence[str]) -> str:
 
 
 def _terms_of(name: str) -> str:
-    """Describe a data set's licence and terms, or without a licence the origin of its data."""
+    """Describe under which terms a data set may be used, in one phrase.
+
+    The phrase has the licence with its address and further terms. Without a licence, it gives the
+    origin of the data: made up by fedsilo, or the sites' own.
+    """
     data = data_set(name)
     licence = data.licence
     if licence:
@@ -244,9 +251,10 @@ def _terms_of(name: str) -> str:
 
 
 def _epsilon(guarantee: str | Mapping[str, Any]) -> str:
-    """Describe the spent epsilon and its delta in Markdown.
+    """Describe the privacy guarantee of a run in Markdown: the spent epsilon at its delta.
 
-    If ``guarantee`` is a string, there is no epsilon, and the string is shown as the reason.
+    If ``guarantee`` is a string, there is no guarantee, and the string is shown as the reason.
+    Otherwise it has the keys "epsilon", "delta" and "of", a text on what is protected.
     """
     if isinstance(guarantee, str):
         return f"ε: **none** ({guarantee})"

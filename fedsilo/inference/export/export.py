@@ -85,7 +85,12 @@ class Program:
         return most
 
     def interface(self) -> dict[str, Any]:
-        """Describe inputs and outputs for program.json: names, types, shapes and meanings."""
+        """Describe the program's inputs and outputs for program.json.
+
+        Each has a name, a type, a shape and a meaning. The batch size is given as "batch", because
+        it may vary. For a table, the inputs list the features in order; the outputs list the
+        classes.
+        """
         silo, pixels = self.model.silo, self.model.pixel_standardisation()
         inputs = {
             "name": INPUTS,
@@ -108,9 +113,10 @@ class Program:
 
 
 def open_program(model: TrainedModel) -> Program:
-    """Prepare a model for export: a copy on the CPU that returns predictions, with test vectors.
+    """Prepare a model for export: a copy on the CPU that takes raw inputs and returns predictions.
 
-    The test vectors are made up, and come with the copy's answers. Nothing is exported yet.
+    Made-up test vectors and fedsilo's own answers to them come with it. The exported program is
+    later compared with these answers. Nothing is exported yet.
     """
     # A copy, because the caller may go on with the model on its own device
     network = copy.deepcopy(model.network).cpu()
@@ -335,10 +341,16 @@ def export_model(run: FinishedRun, model: TrainedModel, form: str, folder: Path)
 
 
 def _write_about(program: Program, folder: Path, own_site: str | None, difference: float) -> None:
-    """Write program.json, which describes the program, and the file of test vectors.
+    """Write program.json and the file of test vectors into ``folder``.
 
-    ``own_site`` is the site that the personal model belongs to, or None. ``difference`` is the
-    largest measured difference of an answer.
+    program.json describes the inputs and outputs, the origin of the model, and how exactly the
+    program was checked. The other file has the test vectors and fedsilo's answers.
+
+    Args:
+        program: the prepared model.
+        folder: an existing folder.
+        own_site: the site whose own model it is; None for a shared model.
+        difference: the largest measured difference of an answer.
     """
     model = program.model
     about = program.interface() | {

@@ -170,9 +170,11 @@ def merge_small_groups(groups: Sequence[Group], floor: int) -> list[Group]:
 
 
 def examine_groups(pooled: Examined, column: GroupColumn) -> Examination:
-    """Build the report's section on a column: accuracy by group as a picture, and a table.
+    """Build the report's section on groups of patients by a column of the table, such as age.
 
-    If fewer than two groups remain after merging, the section has only a sentence that says so.
+    It has a picture of the accuracy in each group with 95 % intervals, and a table. Groups that are
+    too small to be shown are merged with their neighbours. If fewer than two groups remain, the
+    section has only a sentence that says so.
     """
     groups, title = group_patients(pooled, column), f"By {column.name}"
     if len(groups) < 2:
@@ -241,9 +243,13 @@ def thresholds(scores: Tensor, floor: int) -> Iterator[float]:
 
 
 def examine_decisions(pooled: Examined) -> Examination:
-    """Build the report's section on the decision curve: its explanation, picture and table.
+    """Build the report's section on the decision curve: does acting on the model's answers help?
 
-    With more than two classes or too few patients, the section has only a sentence that says so.
+    The curve shows the net benefit per patient over the threshold, the probability from which
+    somebody acts (Vickers and Elkin 2006). The section has an explanation, a picture and a table,
+    in which the model is compared with acting on everybody and, in the picture, on nobody. With
+    more or fewer than two classes, or if too few patients lie between the thresholds, the section
+    has only a sentence that says so.
     """
     if len(pooled.classes) != 2:
         return Examination(_BENEFIT, ["A decision curve needs two classes, but this run has more."])
@@ -355,7 +361,11 @@ def examine(
 
 
 def _pool_predictions(run: Shown, models: Sequence[TrainedModel]) -> Examined:
-    """Predict the test samples of each model's site, and concatenate the results of all sites."""
+    """Predict the test samples of each model's site, and concatenate the results of all sites.
+
+    ``models`` has the model of each site to examine. Classes are those of the first model. If the
+    data are images, the result has no rows of a table.
+    """
     probabilities, labels, rows = [], [], []
     for model in models:
         inputs = open_inputs(model, CaseSource("split", "test"))

@@ -56,7 +56,10 @@ class NewData:
         return torch.cat(list(self.inputs.batches()))
 
     def labelled_places(self) -> Tensor:
-        """Return the places of the readable inputs with a label, among these, int64 (m,)."""
+        """Return the indices of the cases with a label among the readable inputs, int64 (m,).
+
+        A file that could not be read may have a label in the manifest, but is not counted.
+        """
         # A file that could not be read may have a label in the manifest, but has no prediction
         labels = self.labels[self.inputs.kept()]
         if labels.is_floating_point():
@@ -106,9 +109,14 @@ def _read_class_labels(model: TrainedModel) -> Mapping[str, Sequence[str]]:
 
 
 def _label_reader(task: str, classes: Mapping[str, Sequence[str]]) -> ReadLabel:
-    """Return the function that reads a label of a task; for tasks without one, all are unknown.
+    """Choose the function that converts the text of a label to a number, by the task.
 
-    ``classes`` maps a class's name to the labels that the data set declares for it.
+    For classification it gives the number of the class, and for regression the number itself. It
+    gives None for an unknown label. For other tasks every label is unknown.
+
+    Args:
+        task: the name of the task.
+        classes: name of a class -> the labels that the data set declares for it.
     """
     if task == CLASSIFICATION:
         return _class_numbers(classes).get

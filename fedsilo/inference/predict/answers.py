@@ -76,10 +76,13 @@ class Predictions:
         return self.inputs.faults
 
     def answered(self) -> list[bool]:
-        """Tell for each readable input whether it has an answer, as a list of bool (k).
+        """Tell for each readable input whether its prediction is given as an answer.
 
-        If ``answers_all`` is set, or if novelty is unknown, every input has an answer. Otherwise
-        every input has one that is not unusual.
+        Inputs that are unlike the training samples (unusual) get no answer, unless ``answers_all``
+        is set. If novelty is unknown, no input counts as unusual, so every input gets an answer.
+
+        Returns:
+            A list of bool (k), in the order of the readable inputs.
         """
         # If novelty is unknown, every case is answered, but the page marks it as doubtful
         if self.answers_all or isinstance(self.novelty, str):
@@ -124,7 +127,12 @@ class Predictions:
         return frame
 
     def _columns(self) -> dict[str, list[Any]]:
-        """Return title -> values for each column of the table, one value per readable input (k)."""
+        """Build the columns of the table of predictions: title -> a value per readable input (k).
+
+        The columns are the answer with its probabilities; the entropy, if the task has one; the
+        statistics of the model's method; novelty and its reasons; the prediction set; and the true
+        answer, if it is known. Columns without data are left out.
+        """
         columns = self.task.answer_columns(self.probabilities, self.classes)
         if "entropy" in self.task.always:
             columns["entropy"] = predictive_entropy(self.own).tolist()
@@ -140,10 +148,12 @@ class Predictions:
         return columns
 
     def _marks(self) -> dict[str, list[Any]]:
-        """Return the columns imputed, novelty, unusual and doubtful, one value per readable input.
+        """Build the columns on how far each readable input can be trusted: title -> k values.
 
-        All but ``imputed`` are left out if novelty is unknown. ``imputed`` and ``doubtful`` are
-        also left out if all their cells are empty.
+        ``imputed`` lists the columns with a missing value, ``novelty`` has the scores, ``unusual``
+        the reasons why an input is unlike the training samples, and ``doubtful`` the reasons why it
+        needs a look. If novelty is unknown, only ``imputed`` can be present. ``imputed`` and
+        ``doubtful`` are left out if all their cells are empty.
         """
         marks: dict[str, list[Any]] = {}
         imputed = self.inputs.imputed_columns(self.features)
@@ -206,9 +216,10 @@ class Predictions:
         return [*lines, *self.novelty.reference.lines()]
 
     def _faults(self) -> list[str]:
-        """Summarise the inputs that could not be read: their number, and the first ten reasons.
+        """List the inputs that could not be read: a line with their number, then a line for each.
 
-        The list is empty if all inputs could be read.
+        Only the first ten are listed, each with its name, its patient's id if known, and the
+        reason. If all inputs could be read, the list is empty.
         """
         faults, inputs = self.inputs.faults, self.inputs
         if not faults:

@@ -126,9 +126,11 @@ class ClassAnswers(CaseAnswers):
         return f"the probability of {self._answers[index]}"
 
     def is_unsure(self, index: int) -> bool:
-        """Tell whether the set does not have exactly one class, or the answer is below 0.8.
+        """Tell whether an answer is uncertain, so that a person should look at the case.
 
-        Without prediction sets, only the probability of the answer decides.
+        It is uncertain if its probability is below 0.8, or if the case's prediction set does not
+        have exactly one class. Without prediction sets, only the probability decides. ``index`` is
+        the case's index among the readable inputs.
         """
         sets = self.predictions.sets
         if sets is not None and int(sets[index].sum()) != 1:
@@ -200,7 +202,10 @@ class ClassAnswers(CaseAnswers):
         return [*notes, *self._router(index)]
 
     def _router(self, index: int) -> list[str]:
-        """Return a sentence with the share of each site's expert, for a mixture; otherwise none."""
+        """Describe how a mixture of experts weighed the sites' experts for a case, in one sentence.
+
+        The largest weight comes first. The list has no sentence if the model is not a mixture.
+        """
         weights = []
         for name, values in self.predictions.statistics.items():
             if name.startswith("weight."):

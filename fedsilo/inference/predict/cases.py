@@ -132,10 +132,11 @@ def _states(
 
 
 def _order(answers: CaseAnswers, states: Sequence[_State], kept: Mapping[int, int]) -> list[int]:
-    """Sort the indices of all inputs by state, in the order of ``STATES``.
+    """Sort the indices of all inputs so that cases that need a look come first.
 
-    Within the state "unusual", the case with the highest novelty comes first. Within the other
-    states the task decides; for classes, the case with the least probable answer comes first.
+    The states are in the order of ``STATES``. Among unusual cases, the most novel one comes first.
+    Within the other states the task decides; for classes, the case with the least probable answer
+    comes first. Equal cases and unreadable inputs keep their order.
     """
     predictions = answers.predictions
     novelty = np.zeros(len(predictions.own))
@@ -242,7 +243,11 @@ def _sentence(answers: CaseAnswers) -> str:
 
 
 def _sets(answers: CaseAnswers, document: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Return the fact about prediction sets, for a task that has them; otherwise none."""
+    """Build the fact on the page about prediction sets, as a list with one pair (name, text).
+
+    The text has the coverage of the sets, or says how to ask for them. The list is empty for a task
+    that has no prediction sets.
+    """
     if not answers.has_sets:
         return []
     coverage = (document["calibration"] or {}).get("coverage")
@@ -281,7 +286,12 @@ def page_facts(
 
 
 def _missing(context: _Context) -> list[str]:
-    """Return sentences about the basis of novelty, and about missing usual values of training."""
+    """List sentences about what the page cannot say about the cases.
+
+    One explains on which training samples novelty rests, or why novelty is unknown. If the page
+    shows values of a table at trust level ``nobody``, another one says that the usual values in
+    training are not shown.
+    """
     novelty, said = context.predictions.novelty, []
     if isinstance(novelty, str):
         said.append(f"It is not known whether a case is like the training samples: {novelty}.")

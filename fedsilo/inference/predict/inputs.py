@@ -209,7 +209,10 @@ class FileInputs(Inputs):
 
 
 def open_inputs(model: TrainedModel, source: CaseSource) -> Inputs:
-    """Open the cases of a source as a model's inputs.
+    """Open the cases that a user wants to predict as inputs of a model.
+
+    A split is opened with its true answers, and a table with its rows read by the run's schema.
+    Image files are found now, but read only in ``batches``.
 
     Raises:
         DataError: the cases cannot be read or are missing, or they are images for a run of tables,
@@ -229,11 +232,13 @@ def open_inputs(model: TrainedModel, source: CaseSource) -> Inputs:
 def file_inputs(
     source: CaseSource, reader: ImageReader, numbers: int, labels: Sequence[str] = ()
 ) -> FileInputs:
-    """Find the image files of a source. The result's ``batches`` decodes them with ``reader``.
+    """Find the image files of a source, as inputs whose ``batches`` decode them later.
 
-    ``numbers`` is roughly the count of numbers in an image, which decides the size of a batch.
-    ``labels`` are further columns that a manifest may have; they are not read.
-
+    Args:
+        source: a folder of images or a manifest.
+        reader: decodes a file.
+        numbers: roughly the count of numbers in an image, which decides the size of a batch.
+        labels: further columns that a manifest may have. They are not read.
 
     Raises:
         SettingError: the source is neither a folder of images nor a manifest.

@@ -119,7 +119,12 @@ def _picture(
 
 
 def _limits(run: Shown, model: TrainedModel) -> list[str]:
-    """Say how well masks agreed with true ones, and what the page does not compare."""
+    """List sentences on how good the masks are, and what the page cannot say.
+
+    The first has the Dice score of the run's test images, and is left out if the run has none to
+    show. The others say which part of an image was used, and that novelty is not measured for
+    masks.
+    """
     values, where = site_values(run, model)
     said = [
         "A mask belongs to the image as the network sees it: its central square, resized to "

@@ -89,10 +89,11 @@ class _Samples:
 
 
 def _silos_here(model: TrainedModel, site: str | None) -> list[Silo]:
-    """Read the data of the sites that trained the model, at most the first 50.
+    """Read the data on this machine of the sites that trained the model.
 
-    For a site's own model, only that site counts. Sites whose data are not on this machine, or have
-    changed since the run, are left out.
+    A shared model was trained by all sites, of which at most the first 50 are read. A site's own
+    model was trained by that site only. Sites whose data are not on this machine, or have changed
+    since the run, are left out.
     """
     sites = [model.site]
     if not site and not model.own:
@@ -122,9 +123,9 @@ def _silo(model: TrainedModel, site: str) -> Silo | None:
 
 
 def _samples(model: TrainedModel, silos: Sequence[Silo], split: str) -> _Samples:
-    """Return the samples of a split of all silos, in the form that novelty compares.
+    """Collect the samples of a split from all silos, in the form in which novelty compares them.
 
-    Rows of a table are standardised. Images are replaced by features of the network.
+    Rows of a table are standardised. Images are replaced by the network's features of them.
     """
     if model.silo.standardisation is not None:
         return _table_samples(silos, model.silo.standardisation, split)
@@ -173,11 +174,12 @@ def _spread(split: Split, count: int) -> Split:
 
 
 def _others(model: TrainedModel, sites: Sequence[str]) -> str:
-    """Name the number of the model's sites whose training data are unknown here, in one sentence.
+    """Write a sentence on the sites of the model whose training data are unknown on this machine.
 
-    These are the sites that are not in ``sites``. The sentence also says what the run has stored
-    about them, which depends on 'standardise'. If ``sites`` has all sites of the model, or if the
-    model is a site's own, the result is an empty string.
+    It has the number of these sites, and what the run has stored about them: the pooled mean and
+    standard deviation of a table with 'standardise' "pooled", otherwise nothing. If ``sites``, the
+    sites with known data, are all sites of the model, or if the model is a site's own, the result
+    is empty.
     """
     others = [site for site in model.sites if site not in sites]
     # No other site has trained a site's own model

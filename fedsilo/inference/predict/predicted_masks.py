@@ -182,7 +182,13 @@ def _network(
     arrays: Mapping[str, Tensor],
     batch: Tensor,
 ) -> nn.Module:
-    """Build the network on the run's device, with its weights, for images shaped as in ``batch``.
+    """Build the fine-tuned network for images of the shape of ``batch``, on the run's device.
+
+    Args:
+        document: the content of finetune.json, with the network's name and its classes.
+        settings: the settings of the fine-tuning.
+        arrays: name -> array of the trained network.
+        batch: a batch of images (b, channels, h, w). Only its shape is used.
 
     Raises:
         DataError: the network was trained on images of another shape.

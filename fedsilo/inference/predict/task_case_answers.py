@@ -32,9 +32,10 @@ def case_answers(run: Shown, model: TrainedModel, predictions: Predictions) -> C
 
 
 def site_values(run: Shown, model: TrainedModel) -> tuple[dict[str, float], str]:
-    """Return the final test metrics of the model's site, or the means over all if it has none.
+    """Return the final test metrics of the model's site, and a phrase that names the site.
 
-    The second result names the site, or says that they are means.
+    If the site has no metrics that may be shown, the metrics are the means over all sites, and the
+    phrase says so.
     """
     values, where = values_of(run, model.site)
     if not values:
@@ -57,7 +58,12 @@ class NumberAnswers(CaseAnswers):
 
     @cached_property
     def _ends(self) -> tuple[float, float]:
-        """The ends of the scale: of the predictions and test outcomes, and an error beyond each."""
+        """The lowest and the highest number of the scale on which all cases are drawn.
+
+        The scale covers all predictions and the mean predictions and outcomes of the test samples,
+        and reaches twice the root mean square error beyond them on each side. If all these are one
+        number, it reaches 1 beyond it.
+        """
         numbers = self.predictions.probabilities[:, 0].tolist()
         for one in self._bins:
             numbers += [one.predicted, one.observed]
@@ -97,7 +103,11 @@ class NumberAnswers(CaseAnswers):
         return f"the prediction, {self.predictions.classes[0]}"
 
     def bars(self, index: int) -> list[Bar]:
-        """Return a point on a scale, with the range of about 19 of 20 outcomes."""
+        """Draw a predicted number as a point on the scale that all cases share.
+
+        The point has the range that holds about 19 of 20 outcomes, if the errors on test samples
+        are known. The list has just this one bar, with positions from 0 to 1.
+        """
         low, high = self._ends
 
         def place(number: float) -> float:
@@ -163,9 +173,11 @@ class FindingAnswers(CaseAnswers):
         return list(self.predictions.predicted())
 
     def cells(self, index: int) -> list[str]:
-        """Return the findings of at least 0.5, and the finding with a probability nearest to 0.5.
+        """Format an answer of several findings as two cells of the overview table.
 
-        That finding has its probability behind it.
+        The first cell lists the findings with a probability of at least 0.5, or says "no finding".
+        The second one has the finding with the probability nearest to 0.5, which is the least
+        certain, with that probability.
         """
         shares = self.predictions.probabilities[index].tolist()
         # Near 0.5 a small change would make another answer, so this finding needs a look first
@@ -315,7 +327,12 @@ class RiskAnswers(CaseAnswers):
         return -self._risk(index)
 
     def bars(self, index: int) -> list[Bar]:
-        """Return a bar for the share without the event at each of a few round times."""
+        """Build a bar for each of up to four times: the share of such patients without the event.
+
+        The times are round numbers. The shares come from the baseline hazard of the site's training
+        patients and the case's risk. If the training patients do not determine the survival, the
+        list is empty.
+        """
         baseline = self._baseline
         if isinstance(baseline, str) or not len(baseline.times):
             return []

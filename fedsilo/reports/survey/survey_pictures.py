@@ -93,10 +93,17 @@ def _picture(
     counts: Mapping[str, Sequence[Count]],
     answers: Answers,
 ) -> Picture | None:
-    """Draw one chart of the first ten sites' counts, with suppressed counts hatched.
+    """Draw the distribution of a variable as bars, for the first ten sites with counts.
 
-    Returns None if every count is suppressed or 0. ``key`` is the picture's name, unique on its
-    page.
+    Suppressed counts are hatched. The caption tells how many there are, and how many sites are only
+    in the tables. The result is None if every count is suppressed or 0.
+
+    Args:
+        key: the picture's name, unique on its page.
+        title: the title of the variable.
+        cells: the names of the cells.
+        counts: site -> its count in each cell.
+        answers: site -> its answer to the survey.
     """
     # Before the check for counts, because only these sites would have bars
     shown = dict(list(counts.items())[:_MAX_SITES])
@@ -168,9 +175,10 @@ def _bars(
 
 
 def _training_samples(answer: Survey, counts: Sequence[Count]) -> int:
-    """Return a site's number of training samples.
+    """Return a site's number of training samples, by which counts are divided to get shares.
 
-    If the site did not send the number, it is the sum of the counts that the site sent.
+    If the site did not send the number, it is the sum of the counts that the site sent, without
+    suppressed ones.
     """
     total = (answer.samples or {}).get("train")
     return total or sum(count for count in counts if count)

@@ -2,15 +2,24 @@
 
 import json
 import multiprocessing
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from concurrent.futures import Future
+from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from fedsilo.comparison import trials
+from fedsilo.comparison.slurm import Slurm
 from fedsilo.comparison.trials import Trial, run_trials
-from fedsilo.core.errors import RunFailedError
+from fedsilo.core.errors import RunDirectoryError, RunFailedError
 from fedsilo.core.settings_schema import Value
 from fedsilo.server_app.config.settings import resolve
+from tests.support.errors import refuses
 from tests.support.run_files import summary
 from tests.support.setting_keys import as_keys
 
@@ -96,3 +105,105 @@ def test_as_many_runs_at_once_as_the_cores_that_this_process_may_use(
     monkeypatch.setattr(trials, "cores", lambda: 6)
     assert [trials.runs_at_once(0, threads) for threads in (1, 2, 4, 8)] == [6, 3, 1, 1]
     assert trials.runs_at_once(3, 2) == 3
+
+
+@pytest.fixture
+def handlers() -> Iterator[None]:
+    """Keep this process's signal handlers, which a worker's functions set."""
+    numbers = (signal.SIGINT, signal.SIGUSR1)
+    before = {number: signal.getsignal(number) for number in numbers}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+def test_a_worker_is_silent_ends_with_its_command_and_ignores_ctrl_c_until_it_works(
+    handlers: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bound: list[tuple[int, signal.Signals]] = []
+    silenced: list[int] = []
+    monkeypatch.setattr(trials, "end_with", lambda *given: bound.append(given))
+    monkeypatch.setattr(os, "dup2", lambda _, descriptor: silenced.append(descriptor))
+    trials._begin_worker(7)
+    assert (bound, silenced) == ([(7, signal.SIGUSR1)], [1, 2])
+    assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    with pytest.raises(SystemExit):
+        signal.raise_signal(signal.SIGUSR1)
+    during = trials._in_worker(lambda: signal.getsignal(signal.SIGINT))
+    assert during is signal.default_int_handler
+    assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+
+
+def test_a_command_that_ends_during_a_run_ends_the_worker_and_not_only_the_run(
+    handlers: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def end(code: int) -> None:
+        raise ProcessLookupError(code)
+
+    monkeypatch.setattr(os, "_exit", end)
+    with pytest.raises(ProcessLookupError):
+        trials._in_worker(lambda: sys.exit(1))
+
+
+@pytest.mark.parametrize("content", ["{", "[" * 100_000, '"text"', None])
+def test_a_damaged_summary_is_named_and_its_trial_can_be_run_again(
+    content: str | None, tmp_path: Path
+) -> None:
+    path = tmp_path / "a.json"
+    if content is None:
+        os.mkfifo(path)
+    else:
+        path.write_text(content)
+    with refuses(RunDirectoryError, path):
+        trials._read_summary(path)
+
+
+def test_a_dead_worker_is_told_and_an_error_lets_no_other_run_begin() -> None:
+    class Pool:
+        """A pool that answers at once, with the outcome of the function."""
+
+        cancelled = False
+
+        def submit(self, work: Any, item: Any) -> Future[Any]:
+            future: Future[Any] = Future()
+            try:
+                future.set_result(work(item))
+            except Exception as error:
+                future.set_exception(error)
+            return future
+
+        def shutdown(self, cancel_futures: bool) -> None:
+            self.cancelled = cancel_futures
+
+    def die(item: int) -> None:
+        raise BrokenProcessPool
+
+    pool: Any = Pool()
+    with refuses(RunFailedError, "--jobs"):
+        trials.run_missing(pool, die, [1], lambda *_: None)
+    assert not pool.cancelled
+
+    def stop(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        trials.run_missing(pool, str, [1], stop)
+    assert pool.cancelled
+
+
+def test_jobs_of_slurm_have_a_pool_of_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trials, "SlurmPool", lambda jobs, folder: (jobs, folder))
+    slurm = Slurm({})
+    assert trials.make_pool(slurm, tmp_path, 0) == (slurm, tmp_path)
+
+
+def test_a_trial_is_run_in_this_process_too_and_told_by_its_code(tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    values = LOCAL | {"privacy.sums-min-count": 31}
+    failure = trials._run_trial(trials._Work(values, path))
+    assert failure
+    assert (failure.code, path.exists()) == ("site", False)
+    assert trials._run_trial(trials._Work(LOCAL, path)) is None
+    assert len(trials._read_summary(path)["digest"]) == 64

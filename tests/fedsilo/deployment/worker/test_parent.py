@@ -328,7 +328,7 @@ def prepared(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     for name in ("preload", "installed_app", "retry_soon", "answer_by", "_client"):
         monkeypatch.setattr(parent, name, lambda *_: None)
     monkeypatch.setattr(parent, "end_with", lambda hospital: called.append(hospital))
-    monkeypatch.setattr(parent, "_run_theirs", lambda *given: called.append(given))
+    monkeypatch.setattr(parent, "_run_flower_client_app", lambda *given: called.append(given))
 
     def answer(address: str, token: str, by: object) -> bool:
         called.append(token)
@@ -447,14 +447,14 @@ def test_flowers_own_process_is_the_one_of_this_python_or_else_of_the_path(
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
     monkeypatch.setattr(parent.shutil, "which", lambda name: f"/elsewhere/{name}")
     with pytest.raises(Ended) as ended:
-        parent._run_theirs("host:1", "a", 7)
+        parent._run_flower_client_app("host:1", "a", 7)
     path, command = ended.value.args
     assert path == (str(own) if beside else "/elsewhere/flwr-clientapp")
     assert command[command.index("--token") + 1] == "a"
     assert command[command.index("--parent-pid") + 1] == "7"
     monkeypatch.setattr(parent.shutil, "which", lambda name: None)
     if not beside:
-        parent._run_theirs("host:1", "a", 7)  # Flower is not installed: the caller goes on
+        parent._run_flower_client_app("host:1", "a", 7)  # Flower is missing: it returns
 
 
 @pytest.fixture
