@@ -410,7 +410,7 @@ class Fleet:
 
 
 def _unreached_fix(host: str) -> str:
-    """Say what to do if a gRPC call does not reach the server ``host``, although TLS does.
+    """Suggest a fix for a gRPC call that does not reach the server ``host``, although TLS does.
 
     If one of the variables grpc_proxy, https_proxy and http_proxy is set, the text names the first
     of these, because gRPC obeys it. Otherwise the server may be starting or ending, or a firewall
