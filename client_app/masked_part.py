@@ -297,7 +297,7 @@ class MaskedPart:
         return record
 
     def _sum_record(self, samples: int) -> SummedBefore | None:
-        """Open this hospital's record of the secret sums that it has taken part in, in any run.
+        """Open this hospital's record of the secret sums in all its runs.
 
         With this record the hospital refuses to contribute twice, in different ways, to sums over
         the same received arrays, because the difference would reveal its own part. The record gets

@@ -68,7 +68,7 @@ class PatientPrivacy:
         return steps_of(samples, settings, floor)
 
     def means(self) -> PrivateMeans | None:
-        """Charge the ledger for one set of class means, and return the mechanism for noise.
+        """Charge the ledger for one set of class means, and return what adds their noise.
 
         The mechanism adds noise to the means. The rows that are averaged are clipped to
         'privacy.statistics-clip-norm', and 'privacy.statistics-noise' decides the noise.

@@ -44,7 +44,7 @@ class MoonSite(SiteMethod):
         return lab.compute.place(network)
 
     def train(self, lab: Lab) -> Outgoing:
-        """Train near the global model's representations, and away from the previous own model's.
+        """Train with representations near the global model's, far from the last own model's.
 
         In the site's first round there is no previous model, and the network's own loss is used.
         The trained network and its projection head are sent, and stored as the next previous model.

@@ -14,7 +14,7 @@ class SCAFFOLDSite(SiteMethod):
     trains_stacked = True
 
     def train(self, lab: Lab) -> Outgoing:
-        """Train with corrected gradients, and send mean update per step and new control variate.
+        """Train with corrected gradients, and send the mean step and the new control variate.
 
         With c the server's control variate and c_i this site's, each step follows the gradient plus
         (c - c_i) / learning rate. The new c_i is the learning rate times the mean gradient of these

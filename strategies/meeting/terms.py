@@ -19,7 +19,7 @@ class Registry:
     nodes: Mapping[str, int]  # the node id of each site, by site name
 
     def fault(self, node: int, site: str) -> str | None:
-        """Explain why ``node`` may not take part as ``site``; None if it is registered as it.
+        """Explain why ``node`` may not be ``site``; None if it is registered as that site.
 
         The explanation depends on whether the node is registered under another name, or is not
         registered at all.

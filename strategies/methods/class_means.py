@@ -166,7 +166,7 @@ class FedProto(ClassMeans):
         return sentences
 
     def round(self, state: State, ask: Ask) -> State:
-        """Let sites train near the global prototypes, and average their new ones by class (eq. 6).
+        """Let sites train near the global prototypes, and average the returned ones (eq. 6).
 
         A site receives all global prototypes if it sends prototypes itself, and otherwise none. In
         round 1 there are none. The first message to a site may also hold initial weights. Each
@@ -271,7 +271,7 @@ class FedDistill(ClassMeans):
         return [means + recipients.get(len(self.participants.sites()), everybody)]
 
     def round(self, state: State, ask: Ask) -> State:
-        """Let each site train on the other sites' mean logits per class, and store its own ones.
+        """Let each site train on the other sites' mean logits, and store the logits it returns.
 
         A site receives mean logits for each class that it sends itself (``_logits_for``). After its
         training it returns its own mean logits of these classes, which replace its earlier ones in
