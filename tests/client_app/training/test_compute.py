@@ -1,6 +1,7 @@
 import ctypes
 import subprocess
 import sys
+import types
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -392,3 +393,24 @@ def test_on_the_cpu_rows_of_a_tensor_are_picked_from_it() -> None:
     tensor = torch.rand(5, 2)
     pick = Compute(CPU, bf16=False).hold(tensor)
     assert torch.equal(pick(torch.tensor([3, 0])), tensor[[3, 0]])
+
+
+def test_rows_are_streamed_to_a_gpu_if_they_are_many(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rows = torch.arange(6.0).reshape(3, 2)
+    gpu = Compute(torch.device("cuda"), bf16=False)
+    monkeypatch.setattr(compute, "_HELD", rows.nbytes - 1)
+    assert isinstance(gpu.hold(rows).__self__, Streamed)  # type: ignore[attr-defined]
+
+
+def test_peak_memory_is_in_bytes_on_every_system(monkeypatch: pytest.MonkeyPatch) -> None:
+    usage = types.SimpleNamespace(ru_maxrss=1000)
+    monkeypatch.setattr(compute.resource, "getrusage", lambda who: usage)
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: 7)
+    cpu = Compute(CPU, bf16=False)
+    monkeypatch.setattr(sys, "platform", "linux")
+    assert cpu.peak_memory() == 1_024_000
+    monkeypatch.setattr(sys, "platform", "darwin")
+    assert cpu.peak_memory() == 1000
+    assert Compute(torch.device("cuda"), bf16=False).peak_memory() == 7
