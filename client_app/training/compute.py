@@ -84,7 +84,10 @@ class Compute:
         return placed
 
     def bring(self, tensor: Tensor) -> Tensor:
-        """Return a tensor on the device; 4-d tensors (images) first get the memory format."""
+        """Return a tensor on the device; images (tensors with 4 dimensions) get the memory format.
+
+        If the format is channels last, a pixel's channels are stored together.
+        """
         if not self.channels_last or tensor.ndim != 4:
             return tensor.to(self.device)
         if self.device.type == "cpu":
@@ -354,9 +357,10 @@ class Streamed:
         self._turn = 0
 
     def pick(self, rows: Tensor) -> Tensor:
-        """Return the given rows (n,) as a tensor on the device; images are stored channels last.
+        """Copy the given rows (n,) of the tensor to the device, and return them.
 
-        The copy to a GPU is asynchronous. The buffers grow if more rows are wanted than before.
+        Images are stored channels last. The copy to a GPU does not wait for the GPU, and two
+        buffers take turns. The buffers grow if more rows are wanted than before.
         """
         turn = self._turn = (self._turn + 1) % _BUFFERS
         # Both copies must have arrived before the buffers are replaced by larger ones

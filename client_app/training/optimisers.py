@@ -85,12 +85,14 @@ def open_optimiser(module: nn.Module, settings: CommonSettings) -> Optimizer:
 
 
 def _own_arguments(settings: CommonSettings) -> dict[str, Any]:
-    """Parse 'train.optimiser-arguments'; lists, such as Adam's betas, become tuples.
+    """Read 'train.optimiser-arguments' as keyword arguments for the optimiser.
 
-    Whether the optimiser takes the arguments is not checked here.
+    Lists, such as Adam's betas, become tuples. Whether the optimiser takes the arguments is not
+    checked here.
 
     Raises:
-        SettingError: the text is malformed, or names an argument that has its own setting.
+        SettingError: the text is malformed, or names an argument that has its own setting, such as
+            the learning rate.
     """
     chosen: dict[str, Any] = parse_structure(
         "train.optimiser-arguments", settings.optimiser_arguments, _EXAMPLE

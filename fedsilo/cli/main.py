@@ -124,10 +124,11 @@ def _invoke(words: list[str]) -> int:
 
 @cache
 def _parser_of(_: tuple[tuple[Callable[..., Any], ...], ...]) -> click.Command:
-    """Build the parser, once per process, because reading all signatures takes a tenth of a second.
+    """Build the parser of the command line. Later calls in the process return the same parser.
 
-    The argument, the functions of all commands, is only the key of the cache: if a caller has
-    replaced a function, the parser is built anew.
+    It is cached because reading the signatures of all commands takes a tenth of a second. The
+    argument, the functions of all commands, is only the key of the cache: if a function was
+    replaced, as in a test, the parser is built anew.
     """
     return typer.main.get_command(make_app())
 
@@ -176,7 +177,7 @@ class _ByPanel(typer.core.TyperGroup):
 
 
 def make_app() -> typer.Typer:
-    """Build the typer app with all commands."""
+    """Build the typer app of the command line, with all commands and their help."""
     # Typer prints escape sequences even in plain help if it may use rich
     typer.core.HAS_RICH = False
     app = typer.Typer(
@@ -219,7 +220,11 @@ class _ClickCommand(typer.core.TyperCommand):
 
 
 def _make_command(texts: Mapping[str, str], **words: Any) -> _ClickCommand:
-    """Build typer's command, and give its arguments the help that Typer 0.20 does not pass on."""
+    """Build a command of typer with the help of its arguments, which Typer 0.20 does not pass on.
+
+    ``texts`` maps the name of an argument or option to its help. ``words`` are passed to typer's
+    command.
+    """
     made = _ClickCommand(**words)
     for parameter in made.params:
         if parameter.name in texts:

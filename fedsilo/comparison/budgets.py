@@ -78,10 +78,14 @@ class Budget:
     seconds: float = 0.0  # duration of a run, from the first message to the last
 
     def with_costs(self, runs: Sequence[FinishedRun]) -> Budget:
-        """Return a copy with the costs of ``runs``, the experiment's finished runs, one per seed.
+        """Return a copy of the budget with the costs of the experiment's finished runs.
 
-        Steps, samples and bytes are sums over all sites. Seconds are the duration of a run. Each
-        cost is the mean over the runs. ``rounds`` lists the finished rounds of each run.
+        Steps, samples and bytes are sums over all sites, and seconds are the duration of a run.
+        Each of these costs is the mean over the runs. ``rounds`` lists the finished rounds of each
+        run.
+
+        Args:
+            runs: the finished runs, one per seed; at least one.
         """
         rounds: list[int] = []
         # A row of costs per run, in the order of the fields below

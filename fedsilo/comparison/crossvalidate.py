@@ -151,12 +151,18 @@ def _refuse_other_data(plans: Mapping[str, RunSettings]) -> None:
 
 
 def _trials(settings: RunSettings, folds: int, repeats: int) -> list[Trial]:
-    """Plan the trials of one experiment, repetition by repetition and fold by fold.
+    """Plan the runs of an experiment's cross-validation, repetition by repetition, fold by fold.
 
-    The seed of a trial is the number of its repetition.
+    In each run, one fold is the test set. A repetition's number is the seed of its runs and of its
+    shuffling into folds.
+
+    Args:
+        settings: the settings of the experiment.
+        folds: the number of folds.
+        repeats: the number of repetitions.
 
     Raises:
-        SettingError: the data set has a fixed split.
+        SettingError: the data set has a fixed split, so it cannot be cut into folds.
     """
     base, data = settings.as_mapping(), data_fingerprint(settings.common)
     if "split.test-folds" not in data_set(str(base["dataset"])).settings:
@@ -261,10 +267,11 @@ def interval_frame(records: Iterable[tuple[str, str, str, str, CorrectedInterval
 
 
 def _by_group(runs: Summaries, metric: str) -> pd.DataFrame:
-    """Build a table of one metric: a row per run, a column per site, and the column ``all``.
+    """Arrange one metric as a data frame: a row per run, a column per site, and the column ``all``.
 
-    ``all`` is the mean over the sites that have the metric in every run. ``POOLED`` has only the
-    column ``all``, because no single site has it. An undefined value is NaN.
+    Sites are in alphabetical order. ``all`` is the mean over the sites that have the metric in
+    every run. The metric ``POOLED`` has only the column ``all``, because no single site has it. An
+    undefined value is NaN.
     """
     if metric == POOLED:
         return pd.DataFrame({"all": [summary["mean"][POOLED] for summary in runs]})

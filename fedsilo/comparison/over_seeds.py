@@ -109,7 +109,11 @@ class Comparison:
         return text + markdown_tests(self.tested, self.split, self.notes)
 
     def document(self) -> dict[str, Any]:
-        """Return results over seeds, budgets, tests and remarks as plain values for JSON."""
+        """Return the comparison as a dictionary for JSON.
+
+        It has the split, the results over seeds, the budgets, the tests, and the remarks as
+        ``notes``.
+        """
         tests: list[dict[str, Any]] = []
         for test in self.tested:
             tests += test.records()
@@ -254,9 +258,10 @@ def _have_one_split(jobs: Sequence[Job]) -> bool | None:
 
 
 def _nothing_to_compare(split: str, *, too_few: bool) -> SettingError:
-    """Build the error that no metric of ``split`` can be compared.
+    """Build the error that says why no metric of ``split`` can be compared.
 
-    ``too_few`` tells that there are samples, but too few to show a metric of them.
+    ``too_few`` tells whether there are samples, but too few to show a metric of them. Otherwise no
+    site has samples in the split.
     """
     if too_few:
         return SettingError(
@@ -383,9 +388,10 @@ def refuse_without(split: str, jobs: Sequence[Job], no_floor: bool = False) -> N
 
 
 def refuse_one_split(jobs: Sequence[Job]) -> None:
-    """Check for ``--splits`` that the first two seeds of each experiment have different splits.
+    """Check that each experiment's seeds have different splits, which ``--splits`` asks for.
 
-    If the data are not on this machine, the check passes, because finished runs can be shown.
+    Only seeds 0 and 1 are compared. If the data are not on this machine, the check passes, because
+    finished runs can still be shown.
 
     Raises:
         SettingError: the splits of an experiment's seeds 0 and 1 are the same.

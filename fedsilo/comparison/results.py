@@ -29,9 +29,9 @@ CONSTANT = "always positive (class 1)"
 
 
 def of_split(summary: Summary, split: str) -> dict[str, Any]:
-    """Return a copy of ``summary`` with the metrics of ``split``, ``test`` or ``val``.
+    """Return a copy of a run's summary whose metrics are those of ``split``, ``test`` or ``val``.
 
-    For ``val``, ``published`` is None, because papers publish test metrics.
+    For ``val``, the published numbers are None, because papers publish test metrics.
     """
     if split == "test":
         return dict(summary)
@@ -135,9 +135,15 @@ def shared_summaries(runs: Sequence[FinishedRun], split: str) -> list[dict[str, 
 def summaries_by_seed(
     experiments: Sequence[str], runs: Sequence[FinishedRun], split: str
 ) -> dict[str, dict[int, dict[str, Any]]]:
-    """Return experiment -> seed -> summary for ``split``, from ``shared_summaries``.
+    """Group the summaries of runs for a split: experiment -> seed -> summary.
 
-    ``experiments`` has the name of each run's experiment, in the order of ``runs``.
+    The summaries are those of ``shared_summaries``, so their means cover the same sites. If an
+    experiment has two runs with one seed, the later one counts.
+
+    Args:
+        experiments: the name of each run's experiment, in the order of ``runs``.
+        runs: the finished runs.
+        split: ``test`` or ``val``.
     """
     summaries: dict[str, dict[int, dict[str, Any]]] = {}
     for experiment, summary in zip(experiments, shared_summaries(runs, split), strict=True):
@@ -148,17 +154,20 @@ def summaries_by_seed(
 def chosen_metrics(
     wanted: str, summaries: Sequence[Summary], option: str, measured: Collection[str] = ()
 ) -> list[str]:
-    """Return the metrics in any of the summaries that ``wanted`` names.
+    """Select the metrics that ``wanted`` names among those that some summary has.
 
     Args:
         wanted: names and patterns, separated by commas.
-        summaries: the runs' summaries, as they may be shown.
+        summaries: the runs' summaries, without metrics that must not be shown.
         option: the option that ``wanted`` was given by, for errors.
         measured: all metrics that the runs have, hidden ones too.
 
+    Returns:
+        The metrics, each once, in the order of ``wanted``.
+
     Raises:
-        SettingError: a name matches no metric. If it was measured but is hidden, the message
-            says so.
+        SettingError: a name matches no metric. If it was measured but is hidden, the message says
+            so.
     """
     known: set[str] = set()
     for summary in summaries:

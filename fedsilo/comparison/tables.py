@@ -252,7 +252,10 @@ def rich_table(
 
 
 def markdown_table(lines: Sequence[Sequence[str]]) -> str:
-    """Build a Markdown table from rows of cells; the first row has the column titles."""
+    """Format rows of cells as a Markdown table. The first row has the column titles.
+
+    Cells are escaped, so that they do not act as Markdown.
+    """
     columns, *body = lines
     text = ""
     for line in (columns, ["---"] * len(columns), *body):
@@ -331,10 +334,16 @@ def draw_comparison(results: pd.DataFrame, split: str) -> Figure:
 def _draw_panel(
     axes: Axes, spreads: pd.DataFrame, groups: Sequence[str], coloured: Mapping[str, str]
 ) -> None:
-    """Draw one metric into ``axes``: at each group a bar per experiment, with its deviation.
+    """Draw one metric into a panel: at each group, a bar for each experiment, side by side.
 
-    ``coloured`` maps each experiment to its colour. If all values of an experiment are from one
-    seed, its error bars are left out.
+    A bar is the mean over seeds, with the sample standard deviation as error bar. If an experiment
+    has only one seed, it has no error bars.
+
+    Args:
+        axes: the panel.
+        spreads: the rows of ``over_seeds`` of this metric.
+        groups: the groups in the order of the horizontal axis.
+        coloured: experiment -> its colour, in the order of the bars.
     """
     each = _WIDTH / len(coloured)
     for number, (name, colour) in enumerate(coloured.items()):

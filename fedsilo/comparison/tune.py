@@ -144,7 +144,7 @@ class Plan:
 
     @property
     def rules(self) -> dict[str, SettingRule]:
-        """The rule of each setting in the grid, by key: its type and range."""
+        """The rule of each setting in the grid, such as its type and range, by key."""
         rules = {}
         for part in (self.base.common, self.base.own):
             for key in as_mapping(part):
@@ -318,7 +318,11 @@ def _refuse_unmeasured(metric: str, summaries: Summaries) -> None:
 
 
 def _validation_means(summaries: Summaries) -> list[Mapping[str, float]]:
-    """Return the validation means over sites, metric -> mean, of each run that did not fail."""
+    """Collect the validation metrics, as means over sites, of each run that did not fail.
+
+    Returns:
+        For each such run, metric -> mean, point by point and in the order of the runs.
+    """
     means = []
     for summary in chain(*summaries):
         if FAILED not in summary:
@@ -327,10 +331,11 @@ def _validation_means(summaries: Summaries) -> list[Mapping[str, float]]:
 
 
 def deciding_metric(headline: Sequence[str], summaries: Summaries) -> str:
-    """Return the first of the ``headline`` metrics that every successful run has.
+    """Choose the metric by which points are compared, if the user named none.
 
-    If there is no such metric, return "accuracy". A run may lack a metric: for example, AUC is
-    undefined in a fold with one class.
+    It is the first of the ``headline`` metrics that every successful run has on validation samples.
+    A run may lack a metric: for example, AUC is undefined in a fold with one class. If there is no
+    such metric, it is "accuracy".
     """
     means = _validation_means(summaries)
     for metric in headline:
@@ -342,10 +347,11 @@ def deciding_metric(headline: Sequence[str], summaries: Summaries) -> str:
 def ranking(
     points: Sequence[Mapping[str, Value]], summaries: Summaries, metric: str
 ) -> list[Point]:
-    """Score the points and sort them, the best first.
+    """Score the points by the mean of ``metric`` over their runs, and sort them, the best first.
 
-    A higher score is better, compared with six decimals. If scores are equal, the point with the
-    lower validation loss comes first. Points with a failed run come last.
+    A higher score is better. Scores are compared with six decimals. If scores are equal, the point
+    with the lower validation loss comes first, then the one that was tried first. Points with a
+    failed run come last.
     """
     scored = _score_points(points, summaries, metric)
     return sorted(scored, key=lambda p: (bool(p.failed), -round(p.score, 6), p.loss))

@@ -56,10 +56,11 @@ def abbreviate(text: object, longest: int = LONGEST, end: int = 100) -> str:
 
 
 def site_reason(text: object) -> str:
-    """Convert a site's reason to one line of at most 600 characters.
+    """Shorten the reason that a site gives for an error to one line of at most 600 characters.
 
-    The middle of a longer reason is cut out, but its last 300 characters stay. The limit is twice
-    the usual one, because paths on a hospital's file shares are long.
+    Unprintable characters become spaces. If the line is too long, its middle is replaced by ' … ',
+    and its last 300 characters stay, because they name the remedy. The limit is twice the usual
+    one, because paths on a hospital's file shares are long.
     """
     return abbreviate(text, 2 * LONGEST, LONGEST)
 
@@ -142,9 +143,9 @@ def as_word(path: Path) -> str:
 
 
 def reason_of(error: BaseException) -> str:
-    """Describe an error that foreign code raised, on one line: "Class: text".
+    """Describe an error that other code raised, in one line such as "KeyError: 'a'".
 
-    The text is cut after 200 characters.
+    The class comes first, then the text, which is cut after 200 characters.
     """
     return f"{type(error).__name__}: {one_line(error, 200)}"
 

@@ -237,7 +237,7 @@ def _flwr_run(
 def stream(
     command: Sequence[str], environment: Mapping[str, str], console: Console
 ) -> tuple[str, int]:
-    """Run a Flower command and print its output.
+    """Run a Flower command, print its output as it comes, and wait for its end.
 
     Routine log lines, and all lines from the app's first error line on, are printed only with
     --verbose.

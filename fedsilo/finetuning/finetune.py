@@ -169,11 +169,12 @@ def _with_seed(settings: CommonSettings, seed: int) -> CommonSettings:
 
 
 def train_seed(study: Study, network: nn.Module, seed: int) -> TrainedSeed:
-    """Train a network in place for all epochs, and return the outcome of its best epoch.
+    """Train a network in place for all epochs, and return the results of its best epoch.
 
-    The best epoch has the highest validation headline metric. A tie is decided by the lower
-    validation loss, then by the earlier epoch. An undefined metric loses to any value. The network
-    ends with the best epoch's arrays, and only these are measured on the test images.
+    The best epoch has the highest validation value of the task's headline metric. A tie is decided
+    by the lower validation loss, then by the earlier epoch. An undefined metric is worse than any
+    value. At the end, the network gets the best epoch's arrays, and only these are measured on the
+    test images. The learning rate falls along one cosine over all epochs.
 
     Raises:
         SiteError: the validation loss of an epoch is not finite, because training diverged.

@@ -202,7 +202,10 @@ def open_run_model(
 
 
 def _shared_arrays(run_dir: Path, common: CommonSettings) -> dict[str, Tensor]:
-    """Read the arrays in a run's model.safetensors, by name, on the CPU.
+    """Read the model that all sites of a run share, from its model.safetensors.
+
+    Returns:
+        Name -> array, on the CPU.
 
     Raises:
         SettingError: the file does not exist, because the run's method does not share a model.

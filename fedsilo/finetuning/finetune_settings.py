@@ -244,9 +244,10 @@ def read_changes(
 
 
 def _with_absolute_paths(values: dict[str, Value]) -> dict[str, Value]:
-    """Return the settings with absolute paths, ``~`` expanded; empty paths stay empty.
+    """Return a copy of the settings in which all paths of files and folders are absolute.
 
-    The settings are written to a file, which may be read later in another working folder.
+    ``~`` is expanded, and empty paths stay empty. The settings are written to a file, which may be
+    read later in another working folder.
     """
     absolute = dict(values)
     for key in _FILES:

@@ -149,7 +149,7 @@ class Audit:
         }
 
     def csv(self) -> str:
-        """Return the chosen lines as CSV.
+        """Format the chosen messages as CSV, with a row for each.
 
         A cell that a spreadsheet would run as a formula is prefixed with an apostrophe.
         """
@@ -178,10 +178,10 @@ def _safe_cell(value: object) -> str:
 
 
 def _time_of(line: Mapping[str, Any]) -> datetime:
-    """Return a line's time.
+    """Read the time of a line of the audit log, which must have a time zone.
 
     Raises:
-        DataError: the time is not one of ISO 8601 with a time zone.
+        DataError: the time is not in ISO 8601 format, or has no time zone.
     """
     try:
         found = datetime.fromisoformat(line["time"])
@@ -196,12 +196,15 @@ def _time_of(line: Mapping[str, Any]) -> datetime:
 
 
 def parse_moment(text: str, option: str, end_of_day: bool) -> datetime:
-    """Read a date, such as 2026-03-03, or a date and time. Without a time zone it is in UTC.
+    """Parse a date or a time that an option gives, such as 2026-03-03 or 2026-03-03T14:00.
+
+    Without a time zone, it is in UTC.
 
     Args:
-        text: the date or time.
+        text: the date or time, in ISO 8601 format.
         option: the option's name, for the error.
-        end_of_day: whether a date alone means the last moment of the day, not the first.
+        end_of_day: whether a date without a time means the last moment of the day; otherwise it
+            means the first.
 
     Raises:
         SettingError: the text is not a date or a time.

@@ -178,10 +178,11 @@ Outcomes = Mapping[str, Sequence["ClassOutcome"]]  # site -> its classes
 
 
 def _by_class(run: Shown, outcomes: Outcomes) -> dict[str, Any]:
-    """Build a table per site with a row per class, and a picture per class.
+    """Build the template variables on how well each class is recognised.
 
-    If no site reports counts of right or false predictions by class, the tables and pictures are
-    left out.
+    ``classes`` has a table for each site, with a row per class. ``class_pictures`` has a picture
+    for each class. If no site reports counts of right or false predictions by class, there are no
+    tables and no pictures.
     """
     tables = []
     is_reported = False
@@ -403,9 +404,10 @@ class ClassOutcome:
 
 
 def final_metrics(run: Shown) -> dict[str, dict[str, float]]:
-    """Return site -> metric -> value on test samples in the last round.
+    """Collect the metrics on test samples in the last round: site -> metric -> value.
 
-    Counts by class and by bin are included. Metrics of a site's own trained model are left out.
+    Counts by class and by bin are included. Metrics of a model that a site trained only on its own
+    data are left out.
     """
     metrics: dict[str, dict[str, float]] = {}
     for site, by_name in run.last_metrics("test").items():

@@ -87,10 +87,10 @@ def _head(run: Shown, privacy: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _limit(run: Shown, spent: str) -> str:
-    """Return a sentence on what epsilon does not bound.
+    """Write the sentence on what epsilon does not bound, for the head of the page.
 
-    ``spent`` is the spent epsilon as a string, which is empty without differential privacy. The
-    sentence depends on it, on the level of trust, and on whether the sites were simulated.
+    It depends on whether there is differential privacy (``spent``, the spent epsilon as text, is
+    not empty), on whether the sites were simulated, and on the trust level, in this order.
     """
     if not spent:
         return "Nothing bounds what these answers reveal about one patient."
@@ -179,10 +179,12 @@ def _sent_cell(run: Shown, number: int, hidden: bool) -> str:
 
 
 def _measurements(run: Shown) -> dict[str, Any]:
-    """Build the table of the number of metrics sent: a row per kind of metric, a column per site.
+    """Build the template variables for the table of the number of metrics that each site sent.
 
-    A site with hidden counts sends fewer metrics by class, so their number is shown as "up to" the
-    largest of any site. If that site is the only one, these rows are left out.
+    There is a row for each kind of metric and a column for each site. A site with hidden counts
+    sends fewer metrics by class, so their true number would reveal these counts. It is shown as "up
+    to" the largest number of any site. If the run has only that site, these rows are left out.
+    ``sent_at_end`` names the kinds that consist of several metrics, such as one for each class.
     """
     measured = Counter[tuple[str, str]]()
     sites, names, families = set(), set(), set()
@@ -239,9 +241,11 @@ def _arrays(run: Shown) -> list[list[str]] | None:
 
 
 def _guarantee(guarantee: Any) -> Mapping[str, Any] | None:
-    """Build the facts of a differential privacy guarantee, and the epsilon of each site.
+    """Build the template variables on a run's guarantee of differential privacy.
 
-    The result is None if the run does not give a guarantee.
+    ``facts`` has pairs (name, text): the epsilon of the site that spent most, the further
+    parameters, the mechanism and the accountant. ``sites`` has a row for each site with its
+    epsilon. The result is None if the run does not give a guarantee.
     """
     if guarantee == NO_PRIVACY:
         return None

@@ -30,7 +30,7 @@ class AuditLog:
     head: Link | None  # the place of the last line as it is kept beside the log
 
     def of_run(self, run_name: str) -> list[Mapping[str, Any]]:
-        """Return the lines about the run with this name.
+        """Select the lines of the log that are about the run with this name.
 
         Raises:
             DataError: no line is about this run. The message names the runs in the log.

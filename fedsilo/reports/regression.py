@@ -172,10 +172,10 @@ class Regression:
             write_atomically(latex_path, self.latex())
 
     def csv(self) -> str:
-        """Return CSV text with a row for each coefficient, with all digits.
+        """Format the coefficients as CSV, with a row for each and all digits.
 
-        The column "hospital" is "all" for the coefficients of all hospitals together. The
-        coefficients that hospitals have fitted on their own follow, if the document has them.
+        First come the coefficients of all hospitals together, with "all" in the column "hospital".
+        Then come the coefficients that each hospital fitted on its own, if the document has them.
         """
         rows = [{"hospital": "all", **row} for row in self.coefficients]
         for row in self.document.get("heterogeneity", []):
@@ -209,7 +209,7 @@ def format_p(p: float) -> str:
 
 
 def _table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
-    """Build a table for the terminal whose first column is aligned left."""
+    """Build a table for the terminal. The first column is aligned left, the others right."""
     from rich.table import Table
 
     table = Table(title=title, title_justify="left")

@@ -98,9 +98,9 @@ def _dpo_page(
 
 
 def _prefix(run: Shown, runs: Sequence[Shown]) -> str:
-    """Return the text before a run's headings: its name and a colon.
+    """Return the text that begins the headings of a run's section: the run's name and a colon.
 
-    If the run is the only one, the text is empty.
+    If the page has only one run, the text is empty.
     """
     if len(runs) == 1:
         return ""

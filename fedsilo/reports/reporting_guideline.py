@@ -199,7 +199,11 @@ def _outputs(run: Shown) -> list[Item]:
 
 
 def _fairness(run: Shown) -> Item:
-    """Return item 14, which the run answers by groups of patients if it predicts classes."""
+    """Build item 14 on fairness: the results by groups of patients.
+
+    The run can answer it only if it predicts classes, because only then the clinic's report has
+    such results. Otherwise a person must give them.
+    """
     if run.task != CLASSIFICATION:
         return Item("14", "fairness", missing="metrics by groups of patients, and why these groups")
     return Item(
@@ -306,9 +310,9 @@ def describe_columns(run: Shown) -> tuple[str, str]:
 
 
 def _sizes(run: Shown) -> str:
-    """Describe the number of training samples and of test samples over all sites.
+    """Describe the sample size: the numbers of training and of test samples over all sites.
 
-    If a site's number is hidden or unknown, the text says only that.
+    If the number of any site is hidden or was not reported, the text says only that.
     """
     parts = []
     for split, name in (("train", "training"), ("test", "test")):

@@ -94,7 +94,12 @@ def research_data(runs: Runs) -> dict[str, Any]:
 
 
 def _went_wrong(runs: Runs) -> dict[str, Any]:
-    """List the runs with failed sites, an early stop, or operations that may not repeat exactly."""
+    """Build the template variables on irregular runs.
+
+    ``failed`` has the variables of ``sites.html`` for each run with failed sites. ``early`` has
+    (run, reason) for each run that ended early. ``unrepeatable`` has (run, operations) for each run
+    with operations that may give other results in a repetition.
+    """
     failed, early, unrepeatable = [], [], []
     for run in runs:
         if run.summary["failures"]:
@@ -240,10 +245,10 @@ def _lines(runs: Runs, metric: str, split: str) -> dict[str, Line]:
 
 
 def _experiment_lines(runs: Runs, metric: str, split: str) -> dict[str, Line]:
-    """Return experiment -> round -> mean of a metric over the experiment's runs.
+    """Average a metric over the runs of each experiment: experiment -> round -> mean.
 
-    The mean is over the sites that have the metric in every round of all runs on the same data set.
-    Otherwise a line would jump if a site were away.
+    Each run's value is the mean over the sites that have the metric in every round of all runs on
+    the same data set. With other sites, a line would jump when a site is away.
     """
     values_of, measured = [], []
     for run in runs:
@@ -268,7 +273,7 @@ def _experiment_lines(runs: Runs, metric: str, split: str) -> dict[str, Line]:
 
 
 def _values_by_round(run: Shown, metric: str, split: str) -> dict[int, dict[str, float]]:
-    """Return round -> site -> value of ``metric`` on the samples of ``split``."""
+    """Collect the values of a metric on the samples of ``split``: round -> site -> value."""
     by_round: dict[int, dict[str, float]] = {}
     for row in run.metric_rows:
         if row["split"] == split and row["metric"] == metric:

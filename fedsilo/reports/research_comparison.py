@@ -91,10 +91,10 @@ def _headline(runs: Runs) -> Sequence[str]:
 
 
 def _compare_runs(metrics: Sequence[str], summaries: Summaries, split: str) -> list[dict[str, Any]]:
-    """Compare the experiments by each metric that at least two of them have.
+    """Compare the experiments by each of the metrics that at least two of them have.
 
     Returns:
-        For each such metric, the variables that ``_comparison`` builds.
+        The template variables that ``_comparison`` builds, for each such metric in order.
     """
     compared = []
     for metric in metrics:
@@ -214,9 +214,10 @@ def _draw_differences(metric: str, samples: Mapping[str, BySeed], split: str) ->
 
 
 def _draw_cost(metric: str, summaries: Summaries, split: str) -> list[Picture]:
-    """Draw a metric over the bytes sent and received, with a point for each run.
+    """Draw a metric over the megabytes that all sites sent and received, with a point for each run.
 
-    If fewer than two experiments have the metric, the list is empty.
+    The result is a list with one picture. If fewer than two experiments have the metric, it is
+    empty.
     """
     points: dict[str, list[tuple[float, float]]] = {}
     for experiment, by_seed in summaries.items():

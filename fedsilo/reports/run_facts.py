@@ -227,7 +227,11 @@ def head_of(run: Shown) -> dict[str, Any]:
 
 
 def facts(run: Shown) -> list[tuple[str, str]]:
-    """Return facts on a run as pairs (name, text), from its classes and data to its version."""
+    """List facts about a run for the head of a page, as pairs (name, text).
+
+    They are what the model predicts and for whom, the data, the hospitals, the method with its
+    rounds, the time of training with the seed, the version, and the fingerprints of the data.
+    """
     summary = run.summary
     hospitals = str(len(run.silos))
     if run.is_simulated:
@@ -272,7 +276,10 @@ def _fingerprints(run: Shown) -> str:
 
 
 def _data(name: str) -> str:
-    """Describe a data set: its name with its licence, "made up", or "the hospitals' own"."""
+    """Describe a data set in a few words: its name and the origin of its data.
+
+    The origin is its licence if it is public, "made up by fedsilo", or "the hospitals' own".
+    """
     data = data_set(name)
     if data.licence:
         terms = ""
@@ -315,11 +322,11 @@ def task_parts(task: str) -> TaskParts | None:
 
 
 def result(run: Shown, site: str | None = None) -> str:
-    """Summarise the accuracy on test samples in one sentence.
+    """Describe the main result of a run, the accuracy on test samples, in a sentence.
 
-    The sentence has a 95 % interval if the page may show sample counts. It describes all sites
-    together, or only ``site`` if that is given. If no accuracy may be shown, the sentence says so.
-    A task with its own parts of reports (``task_parts``) writes the sentence itself.
+    It is the accuracy at ``site`` or, if that is None, at all sites together, with a 95 % interval
+    if the page may show sample counts. If no accuracy may be shown, the sentence says so. A task
+    other than classification may write the sentence itself (``task_parts``).
     """
     parts = task_parts(run.task)
     if parts:

@@ -71,7 +71,7 @@ class TrainedModel:
         return inputs
 
     def samples(self, split: str) -> Split:
-        """Return the samples of a split.
+        """Return the samples of a split of the site, with their labels.
 
         Raises:
             SettingError: the site does not have the split.

@@ -189,9 +189,10 @@ def runs_folder(out: str) -> Path:
 
 
 def with_run_name(settings: RunSettings) -> RunSettings:
-    """Return the settings with a run name. If they have none, a name is generated.
+    """Return the settings with a run name, which is generated if they have none.
 
-    A generated name consists of method, data set, seed, UTC time and process id.
+    A generated name has the method, the data set, the seed, the UTC time and the process id, such
+    as "fedavg-heart-seed0-20260102-030405-678".
     """
     common = settings.common
     if common.run_name:

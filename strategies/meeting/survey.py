@@ -87,7 +87,7 @@ def read_survey(content: RecordDict, dataset: str) -> Survey:
 def _answers_by_site(
     received: Sequence[NodeAnswer[Survey]], registry: Registry | None, refused: list[str]
 ) -> dict[str, Survey]:
-    """Return the usable answers by site, sorted, and add a line on each other to ``refused``.
+    """Return the usable answers by site, sorted, and note why other answers are unusable.
 
     With a registry, a node may answer only for the site under whose name it is registered. The
     registry is ignored if all sites are simulated, because these have no keys. If two nodes claim

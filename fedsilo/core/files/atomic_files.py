@@ -157,10 +157,10 @@ def _open_part(path: Path) -> tuple[Path, int]:
 
 @contextmanager
 def hold_name(path: Path) -> Iterator[bool]:
-    """Hold the name of ``path`` while the ``with`` block runs, so that no other process can.
+    """Reserve a path against other processes while the block runs; yield whether it worked.
 
-    Yields True if this process holds the name, and False if another process does. The block runs in
-    both cases. A process holds a name by a lock on the file ``.<name>.held`` next to ``path``,
+    The block runs in both cases: with True if this process holds the name now, and with False if
+    another process does. The reservation is a lock on the file ``.<name>.held`` next to ``path``,
     which is removed after the block. Missing parent folders are made. If the parent was missing and
     is empty after the block, it is removed too. If the file system does not support locks, True is
     yielded without a lock.
@@ -183,11 +183,14 @@ def hold_name(path: Path) -> Iterator[bool]:
 
 
 def _lock_name(held: Path) -> int | None:
-    """Lock the file ``held``, which is created if it is missing, and return its open descriptor.
+    """Lock a file, and return its open descriptor, or None if another process holds the lock.
 
-    Returns None if another process holds the lock. If the file system does not support locks, the
-    descriptor is returned without a lock. If another process removed the file before it was locked
-    here, the file is created and locked again.
+    The file is created if it is missing, and the call does not wait. The process that held the lock
+    may remove the file just before it is locked here. In that case the file is created and locked
+    again. If the file system does not support locks, the descriptor is returned without a lock.
+
+    Args:
+        held: the file, which only serves as a lock.
 
     Raises:
         OSError: the file cannot be opened or locked.
@@ -252,10 +255,10 @@ def scratch_folder(folder: Path, name: str) -> Iterator[Path]:
 
 
 def _remove_left(scratch: Path) -> None:
-    """Remove a scratch folder if no process has locked it.
+    """Remove a scratch folder that a killed process left behind.
 
-    A folder that is missing is ignored. If the file system does not support locks, the folder
-    stays.
+    The folder stays if a process has locked it, because that process still uses it, or if the file
+    system does not support locks. A folder that no longer exists is ignored.
     """
     with suppress(FileNotFoundError, NotADirectoryError), _open_folder(scratch) as handle:
         if _lock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB):

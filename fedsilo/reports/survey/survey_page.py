@@ -142,7 +142,10 @@ def _rows_left_out(document: SurveyDocument) -> dict[str, dict[str, Count]]:
 
 
 def _labels(answers: Answers) -> Iterator[Table]:
-    """Yield a table of label counts for each split that some site sent."""
+    """Yield a table of label counts for each split whose counts some site sent.
+
+    A table has a row per class and a column per site.
+    """
     for split, name in _SPLIT_NAMES.items():
         counts = {}
         for site, answer in answers.items():
@@ -250,9 +253,11 @@ def _number(value: float | None) -> str:
 
 
 def _files(answers: Answers) -> Iterator[Table]:
-    """Yield a table of percentiles, then a table of counts for each property of files.
+    """Yield the tables about the properties of the sites' files, such as the size of images.
 
-    A property whose counts are all suppressed is skipped.
+    The first table has the 5th and the 95th percentile of each property at each site. It is left
+    out if no site sent percentiles. Then each property has a table of its counts, unless all of
+    them are suppressed.
     """
     rows = []
     declared: dict[str, MeasuredFeature] = {}
@@ -272,7 +277,11 @@ def _files(answers: Answers) -> Iterator[Table]:
 
 
 def _file_counts(feature: MeasuredFeature, answers: Answers) -> dict[str, dict[str, Count]]:
-    """Return site -> cell -> number of files, for sites that declare the same cells."""
+    """Count the files at each site by a property, such as their size.
+
+    The result maps site -> cell -> number of files. Sites that declare the property with other
+    cells, or send no counts of it, are left out.
+    """
     counts = {}
     for site, answer in answers.items():
         # Sites with other edges have other cells, which do not fit into a common table

@@ -93,10 +93,17 @@ def _picture(
     counts: Mapping[str, Sequence[Count]],
     answers: Answers,
 ) -> Picture | None:
-    """Draw one chart of the first ten sites' counts, with suppressed counts hatched.
+    """Draw the distribution of a variable as bars, for the first ten sites with counts.
 
-    Returns None if every count is suppressed or 0. ``key`` is the picture's name, unique on its
-    page.
+    Suppressed counts are hatched. The caption tells how many there are, and how many sites are only
+    in the tables. The result is None if every count is suppressed or 0.
+
+    Args:
+        key: the picture's name, unique on its page.
+        title: the title of the variable.
+        cells: the names of the cells.
+        counts: site -> its count in each cell.
+        answers: site -> its answer to the survey.
     """
     # Before the check for counts, because only these sites would have bars
     shown = dict(list(counts.items())[:_MAX_SITES])

@@ -66,7 +66,10 @@ def sections(run: Shown) -> list[Examination]:
 
 
 def meaning(run: Shown) -> str:
-    """Explain the metrics to a reader who does not know them; ``run`` is not used."""
+    """Explain the metrics of a run with several findings, for a reader who does not know them.
+
+    ``run`` is not used.
+    """
     return (
         "AUC: how often a sample with the finding gets a higher probability of it than one "
         "without; 0.5 is chance. Means are over the findings that some samples have and others "

@@ -42,7 +42,10 @@ def sections(run: Shown) -> list[Examination]:
 
 
 def meaning(run: Shown) -> str:
-    """Explain the metrics to a reader who does not know them."""
+    """Explain MAE, RMSE and R², the metrics of a regression, for a reader who does not know them.
+
+    The text names the outcome of the run.
+    """
     return (
         "MAE, the mean absolute error, and RMSE, the root mean square error, are in the unit of "
         f"the outcome, {run.class_names()[0]}. R² is 1 for perfect predictions, and 0 for always "

@@ -24,9 +24,10 @@ _ROWS = 6  # largest number of points of a curve in a table
 
 
 def result(run: Shown, site: str | None) -> str:
-    """Summarise the C-index on test samples in one sentence.
+    """Describe the main result of a survival run, the C-index on test samples, in two sentences.
 
-    It is about ``site``, or about the mean over all sites if ``site`` is None.
+    It is the C-index at ``site`` or, if that is None, the mean over all sites, and an explanation.
+    If no C-index may be shown, there is only a sentence that says so.
     """
     values, where = values_of(run, site)
     if "c-index" not in values:
@@ -118,7 +119,10 @@ def _point_cells(point: CurvePoint) -> list[str]:
 
 
 def _picture(run: Shown, found: Mapping[str, Sequence[CurvePoint]]) -> Picture:
-    """Draw the curve of each site, which begins at a share of 1."""
+    """Draw the Kaplan-Meier curves of the sites with their 95 % intervals in one picture.
+
+    Each curve begins at time 0 with a share of 1. The alternative text has the last point of each.
+    """
     lines, texts = {}, []
     for site, points in found.items():
         line = [Band(0.0, 1.0, 1.0, 1.0)]

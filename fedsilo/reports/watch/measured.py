@@ -127,7 +127,10 @@ class MeasuredRuns:
 
 
 def _times_written(run_dir: Path) -> tuple[int, ...]:
-    """Return when each of the files was last written, in nanoseconds; 0 for a missing file."""
+    """Return when each of a run's files was last written, to tell whether one has changed.
+
+    The times are in nanoseconds, in the order of ``_FILES``. A missing file has time 0.
+    """
     times = []
     for name in _FILES:
         try:
@@ -138,7 +141,9 @@ def _times_written(run_dir: Path) -> tuple[int, ...]:
 
 
 def _read_measured(run_dir: Path) -> Measured:
-    """Read a run's files, and leave out what no page may show.
+    """Read the metrics and messages of a run so far, without metrics that no page may show.
+
+    Messages of the phase "hello", in which sites introduce themselves, are left out.
 
     Raises:
         RunDirectoryError: a file is missing, damaged or of another version.
@@ -153,7 +158,7 @@ def _read_measured(run_dir: Path) -> Measured:
 
 
 def _values_of_round(rows: Sequence[Row], at: int, split: str) -> dict[str, dict[str, float]]:
-    """Return site -> metric -> value of a split in round ``at``."""
+    """Collect the metrics of a split in round number ``at``: site -> metric -> value."""
     values: dict[str, dict[str, float]] = {}
     for row in rows:
         if int(row["round"]) == at and row["split"] == split:

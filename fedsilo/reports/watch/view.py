@@ -123,7 +123,12 @@ class Watched:
         return text
 
     def line(self) -> str:
-        """Summarise the state, the round, the costs and the times in one line."""
+        """Summarise the run in one line, with commas between the parts.
+
+        The parts are the run's name with its state, the round, the current phase unless the run is
+        over, the bytes, the spent epsilon if there is differential privacy, the time so far, and
+        the time left if it is known.
+        """
         here = self.progress
         parts = [f"{here.run}: {self.state()}", f"round {here.round} of {here.rounds}"]
         if here.phase and not self.over:
@@ -139,7 +144,12 @@ class Watched:
 
 
 def _waiting(progress: Progress) -> list[str]:
-    """Describe the current phase: how many sites have answered, who is awaited, who is away."""
+    """Describe the current phase in phrases: how far it is, and which sites are awaited.
+
+    The first phrase has the number of sites that have answered. If some sites have neither answered
+    nor failed, the second one names them. The third one names those among them that are not
+    connected, if there are any.
+    """
     parts = [f"{len(progress.answered)} of {len(progress.asked)} hospitals have answered"]
     waiting = []
     for site in progress.asked:
@@ -278,7 +288,12 @@ class View:
         return "; ".join(parts)
 
     def site_rows(self) -> list[tuple[str, ...]]:
-        """Build a row for each site in the columns ``SITE_COLUMNS``; empty without a run."""
+        """Format the state of each site of the run as a row of cells, sorted by site.
+
+        The cells are those of ``SITE_COLUMNS``: site, present work, seconds of work, bytes to and
+        from the site, peak memory and epsilon. An unknown memory or epsilon is "-". Without a run,
+        the list is empty.
+        """
         if self.run is None:
             return []
         rows: list[tuple[str, ...]] = []

@@ -46,10 +46,14 @@ class Conditions:
     sites: Collection[str] = ()  # the sites that must take part, and no others; any if empty
 
     def departures(self, values: Mapping[str, Value], sites: Iterable[str] = ()) -> list[str]:
-        """Return a phrase for each condition that a run does not meet; empty if it meets all.
+        """Describe how a run departs from the conditions of a paper's numbers, a phrase for each.
 
-        ``values`` has all settings of the run by key, ``sites`` the names of its sites. Missing and
-        additional sites share one phrase.
+        If the run meets all conditions, the list is empty. Missing and additional sites share one
+        phrase. A setting that the run does not have is not compared.
+
+        Args:
+            values: the settings of the run by key.
+            sites: the names of the run's sites.
         """
         phrases = self._other_sites(set(sites))
         for key, allowed in self.settings.items():
@@ -129,9 +133,11 @@ class Row:
         return numbers
 
     def _mean(self, members: Sequence[Mapping[str, float]]) -> dict[str, float]:
-        """Average each metric that all ``members`` have, rounded to ``digits`` decimals.
+        """Average each metric that all ``members`` have, over the members: metric -> mean.
 
-        Standard deviations are left out.
+        ``members`` are sites or distributions, each with its numbers. A mean is rounded to
+        ``digits`` decimals unless that is None. Standard deviations are left out, because they
+        cannot be averaged.
         """
         means = {}
         for metric in members[0]:
@@ -265,10 +271,11 @@ def _scale_line(line: Sequence[float | None], scale: int) -> list[float | None]:
 def _conditions(
     blocks: Iterable[Mapping[str, Any]], row: Mapping[str, Any], settings: Mapping[str, Value]
 ) -> Conditions:
-    """Merge the conditions of all blocks that apply to a row.
+    """Merge the conditions of all blocks in a paper's file that apply to a row.
 
-    A later block overrides an earlier block, and the row's own ``settings`` override all blocks.
-    The blocks' lists of files and sites are joined.
+    A later block overrides an earlier one, and the row's own ``settings`` override all blocks.
+    Settings that a block names under ``defaults`` must have their default values. The blocks' lists
+    of files and sites are joined.
     """
     usual = defaults(CommonSettings)
     allowed: dict[str, Any] = {}
@@ -296,10 +303,10 @@ def _conditions(
 
 
 def _applies(block: Mapping[str, Any], row: Mapping[str, Any]) -> bool:
-    """Tell whether a block of conditions applies to a row.
+    """Tell whether a block of conditions applies to a row of a paper's table.
 
-    A block's ``name`` and ``dataset`` must contain those of the row. A block without these keys
-    applies to every row.
+    A block applies to the methods in its ``name`` and to the data sets in its ``dataset``. A block
+    without such a list applies to all of them.
     """
     keys = {"name", "dataset"} & block.keys()
     return all(row[key] in block[key] for key in keys)

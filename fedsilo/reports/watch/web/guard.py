@@ -66,7 +66,11 @@ class Guard:
         await self.app(scope, receive, send_with_headers)
 
     def _refuse(self, scope: Scope) -> PlainTextResponse | None:
-        """Return the reply that refuses a request, or None for a request that is answered."""
+        """Return the reply that refuses a request, or None if the request may be answered.
+
+        The reply is 403 if the request names an unknown host, as another web page's would, and 405
+        if its method is neither GET nor HEAD.
+        """
         host = host_name(Headers(scope=scope).get("host", ""))
         if not self._is_known(host):
             return PlainTextResponse("unknown host name\n", 403)
