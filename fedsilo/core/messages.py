@@ -155,7 +155,7 @@ ROUND_KEYS = 10**6
 
 
 def state_key(round_: int, step: int) -> int:
-    """Return the number that orders private states: larger for later rounds and later steps."""
+    """Return a number that orders a site's private states by round, then by step."""
     return ROUND_KEYS * round_ + step
 
 

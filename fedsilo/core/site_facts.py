@@ -116,10 +116,11 @@ class SiteFacts:
         return splits
 
     def to_config(self) -> dict[str, Any]:
-        """Convert the facts to ConfigRecord entries. Mappings and lists of strings become JSON.
+        """Convert the facts to the entries of a ConfigRecord, Flower's mapping of plain values.
 
-        Sums become lists of numbers: ``sums-count``, ``sums-total`` and ``sums-squares``. Missing
-        sums and empty ``software`` are left out.
+        The keys have '-' in place of '_'. Mappings and lists of strings become JSON. Sums become
+        three lists of numbers: ``sums-count``, ``sums-total`` and ``sums-squares``. Missing sums
+        and empty ``software`` are left out.
         """
         said = {key_of(name): getattr(self, name) for name in _PLAIN}
         said |= {key_of(name): json.dumps(getattr(self, name)) for name in _AS_JSON}

@@ -115,9 +115,10 @@ class Reference:
     codes: Mapping[int, Code] = field(default_factory=dict)  # place of a table's feature -> code
 
     def lines(self) -> list[str]:
-        """Describe the training samples, the limit, and any sites whose data are unknown.
+        """Describe in sentences what novelty is measured against.
 
-        Each line is a sentence.
+        The first one is about the training samples and the limit. If the training data of some
+        sites of the model are unknown here, a second one says so.
         """
         sites = ", ".join(self.sites)
         basis = f"novelty rests on {self.known.rows} training samples of {sites}"
@@ -149,7 +150,10 @@ class Reference:
         )
 
     def novelty(self, inputs: Tensor, missing: Tensor | None = None) -> CaseNovelty:
-        """Score the novelty of cases against the training samples.
+        """Measure how unlike the training samples each case is.
+
+        For a table, values that are a code, such as 0 for "not measured", and values in the gap
+        beside a code are noted as well. An imputed value is neither.
 
         Args:
             inputs: (k, f), rows as the network gets them, or features of images.

@@ -23,8 +23,9 @@ Tiny = Callable[..., dict[str, Value]]
 def _simulate(tiny: Tiny, out: Path, method: str = "fedavg", **changes: Value) -> list[str]:
     values = tiny(method, **changes)
     sets = [f"--set={key}={json.dumps(value)}" for key, value in values.items()]
-    experiment = f"{method}-digits"
-    return ["simulate", experiment, "--engine", "inline", "--out", str(out), "--name", "run", *sets]
+    # Pictures would take longer than the run
+    usual = ["--engine", "inline", "--no-pictures", "--out", str(out), "--name", "run"]
+    return ["simulate", f"{method}-digits", *usual, *sets]
 
 
 @pytest.mark.parametrize(
@@ -206,7 +207,8 @@ def test_runs_lie_where_out_or_the_environment_says(
     tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sets = [f"--set={key}={json.dumps(value)}" for key, value in tiny("local", rounds=1).items()]
-    arguments = ["simulate", "local-digits", "--engine", "inline", "--name", "run", *sets]
+    usual = ["--engine", "inline", "--no-pictures", "--name", "run"]
+    arguments = ["simulate", "local-digits", *usual, *sets]
     monkeypatch.chdir(tmp_path)
     assert main(arguments) == 0
     assert main([*arguments, "--set", f"run.out={tmp_path / 'set'}"]) == 0

@@ -143,14 +143,14 @@ def test_the_secret_is_for_both_processes_alone_and_goes_with_them(
 ) -> None:
     seen: list[Path] = []
 
-    def supervise(supernode: list[str], worker: list[str]) -> int:
+    def stay(supernode: list[str], worker: list[str]) -> int:
         path = Path(supernode[-1])
         assert worker[worker.index("--secret") + 1] == str(path)
         assert (path.stat().st_mode & 0o777, path.stat().st_size) == (0o600, 32)
         seen.append(path)
         return 5
 
-    monkeypatch.setattr(hospital, "_supervise", supervise)
+    monkeypatch.setattr(hospital, "_supervise", stay)
     monkeypatch.setattr(sys, "argv", ["hospital.py", *TOLD])
     assert main() == 5
     assert not seen[0].exists()
