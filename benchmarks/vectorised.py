@@ -78,8 +78,8 @@ for _method in _METHODS:
     _silos = 100
     if _method == "cdl":
         _silos = 20  # the end of a run compares topologies, which takes minutes for 100 silos
-    _own |= {"split.silos": _silos}
-    JOBS[f"{_method}, digits, {_silos} silos, conv of width 1"] = _silos, 100 // _silos, _SMALL | _own
+    _name = f"{_method}, digits, {_silos} silos, conv of width 1"
+    JOBS[_name] = _silos, 100 // _silos, _SMALL | _own | {"split.silos": _silos}
 JOBS["uefl, digits, 10 silos, conv of width 4"] = 10, 5, _DIGITS | _CODES | {"method": "uefl"}
 
 
