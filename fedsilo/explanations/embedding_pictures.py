@@ -289,7 +289,7 @@ def _mark_frequent(targets: Array) -> Array:
 
 
 def _cross_validate(values: Array, targets: Array, scoring: str, seed: int) -> float:
-    """Return how well a logistic regression predicts ``targets`` (n,) from ``values`` (n, c).
+    """Score a logistic regression that predicts ``targets`` (n,) from ``values`` (n, c).
 
     The result is the mean of the score ``scoring`` over five folds, which are stratified by target
     and drawn from ``seed``. Values are standardised by the training folds.
