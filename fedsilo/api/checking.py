@@ -254,11 +254,12 @@ def run(
 
 
 def _refuse_with(source: str, others: Mapping[str, object]) -> None:
-    """Check that no option is given whose value the option ``source`` already decides.
+    """Check that an option is not given together with other options that would have no effect.
 
     Args:
-        source: the name of the option that gives a deployment or a kit.
-        others: option name -> its value. An option with None or an empty value is not given.
+        source: the name of the option, which gives a deployment or a kit.
+        others: name of another option -> its value. None or an empty value means that it is not
+            given.
 
     Raises:
         SettingError: an option in ``others`` is given. The message names the first one.

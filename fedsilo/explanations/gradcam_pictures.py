@@ -187,10 +187,17 @@ def gradcam_sheet(
 def _explain_rows(
     lab: Lab, network: SiteNetwork, split: str, rows: Sequence[int], wanted: str | None
 ) -> list[ImageExplanation]:
-    """Explain each row by a Grad-CAM map, under a title with the row and its true class.
+    """Explain the predictions for some images of a split by Grad-CAM, in the order of ``rows``.
 
-    If ``wanted`` is None, the map is of the row's predicted class. Otherwise it is of the class
-    with that name.
+    The title of each explanation has the row and its true class.
+
+    Args:
+        lab: the site, opened after the run.
+        network: the network that predicts.
+        split: 'train', 'val' or 'test'.
+        rows: the numbers of the images in the split.
+        wanted: the name of the class whose map is drawn; None for the predicted class of each
+            image.
 
     Raises:
         FedsiloError: the class is unknown, or a row is not in the split.

@@ -349,8 +349,8 @@ def _result_of_counts(run: Shown, tested: Mapping[str, tuple[int, float]], only:
     """Describe the accuracy over the test samples of several sites together, in one sentence.
 
     The sentence has the number of right predictions, which is recovered from the sites' accuracies,
-    the accuracy with its 95 % Wilson interval, and the accuracy of always guessing the most
-    frequent class, if that is known. At trust level ``nobody``, a second sentence says that the
+    and the accuracy with its 95 % Wilson interval. If it is known, the accuracy of always guessing
+    the most frequent class follows. At trust level ``nobody``, a second sentence says that the
     hospitals' noise is part of the number.
 
     Args:

@@ -370,11 +370,14 @@ Shown = NewType("Shown", FinishedRun)
 
 
 def load_run(path: AnyRun, *, plugin: Plugins = None) -> FinishedRun:
-    """Open a finished run, given as its directory or as a run object.
+    """Open a finished run, which is given as its directory or as a run object.
 
-    ``plugin`` names the reader's own copies of the run's plugins; None for none.
+    ``plugin`` names the reader's own copies of the run's plugins, which are Python files or modules
+    that the run needs. They are trusted for the rest of this process. None means that no plugin is
+    named.
 
     Raises:
+        SettingError: a file of a plugin does not exist.
         RunDirectoryError: see ``FinishedRun.open``.
     """
     name_plugins(plugin_texts(plugin))

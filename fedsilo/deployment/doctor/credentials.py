@@ -197,6 +197,7 @@ def check_handshake(address: str, authority: Path) -> None:
     Raises:
         Refused: the address is malformed, the server does not answer or does not use TLS, or its
             certificate has expired or belongs to another host or authority.
+        OSError: the authority's file cannot be read, or is not a certificate.
     """
     host, port = split_address(address)
     context = ssl.create_default_context(cafile=str(authority))
@@ -283,8 +284,10 @@ def check_clock(address: str, authority: Path, key: Path, now: datetime) -> str:
         now: the time to sign, in UTC.
 
     Raises:
-        Refused: the server refuses the time, or the call does not reach the server.
+        Refused: the server refuses the time, the call does not reach the server, or the key is not
+            an EC key.
         Skipped: the server accepts calls without a registered key, or gives another answer.
+        OSError, ValueError: a file cannot be read.
     """
     from flwr.common.constant import TIMESTAMP_TOLERANCE
     from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest
@@ -322,8 +325,9 @@ def is_online(address: str, authority: Path, key: Path, node: int, now: datetime
         now: the time with which the calls are signed, in UTC.
 
     Raises:
-        Refused: the key is not registered for this node, the server gives an unclear answer, or a
-            call does not reach it.
+        Refused: the key is not registered for this node or is not an EC key, the server gives an
+            unclear answer, or a call does not reach it.
+        OSError, ValueError: a file cannot be read.
     """
     from flwr.proto.fleet_pb2 import ActivateNodeRequest, DeactivateNodeRequest
     from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest
@@ -406,7 +410,7 @@ class Fleet:
 
 
 def _unreached_fix(host: str) -> str:
-    """Say what to do if a gRPC call does not reach the server ``host``, although TLS does.
+    """Suggest a fix for a gRPC call that does not reach the server ``host``, although TLS does.
 
     If one of the variables grpc_proxy, https_proxy and http_proxy is set, the text names the first
     of these, because gRPC obeys it. Otherwise the server may be starting or ending, or a firewall

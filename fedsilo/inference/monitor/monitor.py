@@ -220,9 +220,11 @@ def _pixel_statistics(images: Tensor) -> Tensor:
 def _unchecked_features(
     model: TrainedModel, drift: Sequence[CaseCheck], floor: int
 ) -> Iterator[str]:
-    """Yield a sentence for the features that could not be checked, with the reason.
+    """Explain in a sentence which features could not be checked for drift, and why.
 
-    ``drift`` has the checks of features that were possible.
+    At trust level ``nobody``, no feature is checked. Otherwise a feature is not checked if its
+    training values do not give two cells of ``floor`` samples. If all features were checked,
+    nothing is yielded. ``drift`` has the checks that were possible.
     """
     if model.common.trust == NOBODY:
         yield (

@@ -50,7 +50,11 @@ class MaskPredictions:
     marked: str = "a catheter"  # what a mask marks, for the line of text
 
     def lines(self) -> list[str]:
-        """Return the lines for a terminal: the number of masks, any faults, and the folder."""
+        """Describe the predicted masks in lines for a terminal.
+
+        The first line has the number of masks, and the number of masks with something marked. If
+        some images have no mask, a line counts them. The last line is the folder.
+        """
         found = sum(share > 0 for share in self.shares.values())
         lines = [f"{len(self.shares)} masks, {self.marked} in {found}"]
         if self.faults:

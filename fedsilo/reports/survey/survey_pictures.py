@@ -72,9 +72,10 @@ def feature_pictures(document: SurveyDocument, distances: Sequence[Between]) -> 
 
 
 def training_counts(feature: MeasuredFeature, answers: Answers) -> dict[str, Sequence[Count]]:
-    """Return site -> counts of a feature by cell in its training samples.
+    """Collect the counts of a feature in each site's training samples: site -> count in each cell.
 
-    Sites that declare the feature differently, or do not send counts, are left out.
+    Sites that declare the feature differently, and sites that do not send counts of it, are left
+    out.
     """
     counts: dict[str, Sequence[Count]] = {}
     for site, answer in answers.items():

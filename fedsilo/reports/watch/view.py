@@ -125,9 +125,9 @@ class Watched:
     def line(self) -> str:
         """Summarise the run in one line, with commas between the parts.
 
-        The parts are the run's name with its state, the round, the current phase unless the run is
-        over, the bytes, the spent epsilon if there is differential privacy, the time so far, and
-        the time left if it is known.
+        The parts are the run's name with its state, the round, the current phase, the bytes, the
+        spent epsilon, the time so far, and the time left. The phase is left out when the run is
+        over, the epsilon without differential privacy, and the time left if it is unknown.
         """
         here = self.progress
         parts = [f"{here.run}: {self.state()}", f"round {here.round} of {here.rounds}"]
