@@ -27,10 +27,10 @@ _MAX_LENGTH = 18  # largest number of characters of a label below the axis
 
 
 def label_picture(answers: Answers) -> Picture | None:
-    """Draw the shares of the labels in each site's training samples.
+    """Draw the share of each label in the training samples of each site.
 
-    Sites with other classes than the first site are left out. The result is None if all counts are
-    suppressed or 0.
+    Sites with other classes than the first site, and sites that sent no label counts, are left out.
+    If all counts are suppressed or 0, the result is None.
     """
     classes = next(iter(answers.values())).about.classes
     counts = {}
