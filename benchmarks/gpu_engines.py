@@ -165,6 +165,7 @@ def command_of(engine: str, values: Mapping[str, Value], folder: Path, gpu: bool
         path.write_text(tomli_w.dumps(settings))
         script = str(HERE / "peer_flower.py")
         return [sys.executable, script, "--settings", str(path), "--gpus", str(share)]
+    settings["machine.vectorised"] = 1
     if engine == "vectorised":
         settings["machine.vectorised"] = SITES
     resources = {"client-resources-num-cpus": 1, "client-resources-num-gpus": share}

@@ -1,15 +1,17 @@
 """What local training costs on a GPU over a bare PyTorch loop: milliseconds of an optimiser step.
 
-    python benchmarks/gpu_steps.py [--csv FILE] [--device cuda] [--turns 2] [--small]
+    python benchmarks/gpu_steps.py [--csv FILE] [--device cuda] [--turns 2] [--modes] [--small]
 
 Both train the same network by Adam on random images of one silo, which is on the device. The bare
 loop draws its order there and asks for nothing until its last step has ended. ``ours`` is the
 training of a site (``LocalTraining``), with deterministic operations, as in every run, ``fused``
-the same with 'machine.fused-optimiser'. Turns alternate; a row has the least of each. ``--device
+the same with 'machine.fused-optimiser'. Turns alternate; a row has the least of each. ``--modes``
+measures only UEFL's network at the paper's size, by settings that change no mathematics. ``--device
 cpu --small`` tries all jobs with small batches where there is no GPU.
 """
 
 import argparse
+import itertools
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -41,6 +43,9 @@ JOBS: tuple[tuple[str, int, tuple[int, int, int], int, int], ...] = (
     ("vit-prompts", 16, (3, 224, 224), 32, 20),
     ("vit-prompts", 16, (3, 224, 224), 128, 20),
 )
+_PAPERS_SIZE = JOBS[1]
+# 'machine.deterministic' and 'machine.memory-format'; the defaults are first
+MODES = (("warn", "auto"), ("false", "auto"), ("warn", "contiguous"), ("false", "contiguous"))
 _VIT: dict[str, Value] = {"network.name": "vit", "vit.backbone-weights": "random"}
 _OF_VIT: dict[str, dict[str, Value]] = {
     "vit": {**_VIT, "vit.train-backbone": True},
@@ -89,9 +94,10 @@ def seconds_of(work: Callable[[], object]) -> float:
 def row(
     job: tuple[str, int, tuple[int, int, int], int, int],
     precision: str,
+    mode: tuple[str, str],
     given: argparse.Namespace,
 ) -> dict[str, object]:
-    """Return a row of the table."""
+    """Return a row of the table: a job in a precision, by one of ``MODES``."""
     name, width, shape, batch, steps = job
     if given.small:
         width, shape, batch, steps = min(width, 16), (*shape[:1], 32, 32), min(batch, 8), 2
@@ -108,7 +114,7 @@ def row(
         of_vit |= _SMALL_VIT
     settings = build(CommonSettings, values | of_vit)
     fused = replace(settings, fused_optimiser=True)
-    compute = choose_compute(given.device, precision, 1)
+    compute = choose_compute(given.device, precision, 1, *mode)
     torch.manual_seed(0)
     count = min(_IMAGES, 16 * batch)
     images = torch.randint(0, 256, (count, *shape), dtype=torch.uint8)
@@ -132,6 +138,8 @@ def row(
         "image": "x".join(map(str, shape)),
         "batch": batch,
         "precision": precision,
+        "deterministic": mode[0],
+        "memory format": mode[1],
         **{f"{kind} ms": round(milliseconds, 3) for kind, milliseconds in least.items()},
         "ours/bare": round(least["ours"] / least["bare"], 2),
         "images/s": round(1000 * batch / least["ours"]),
@@ -140,20 +148,23 @@ def row(
 
 
 def main() -> None:
-    """Measure each network in fp32 and bf16, and print and write the rows."""
+    """Measure each job in fp32 and bf16, and print and write the rows."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--csv", type=Path)
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--turns", type=int, default=2)
+    parser.add_argument("--modes", action="store_true")
     parser.add_argument("--small", action="store_true")
     given = parser.parse_args()
+    jobs, modes = JOBS, MODES[:1]
+    if given.modes:
+        jobs, modes = (_PAPERS_SIZE,), MODES
     rows = []
-    for job in JOBS:
-        for precision in ("fp32", "bf16"):
-            if torch.cuda.is_available():
-                torch.cuda.reset_peak_memory_stats()
-            rows.append(row(job, precision, given))
-            print(*rows[-1].values(), flush=True)
+    for job, mode, precision in itertools.product(jobs, modes, ("fp32", "bf16")):
+        if torch.cuda.is_available():
+            torch.cuda.reset_peak_memory_stats()
+        rows.append(row(job, precision, mode, given))
+        print(*rows[-1].values(), flush=True)
     name = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
     print(f"{name}, PyTorch {torch.__version__}")
     if given.csv:

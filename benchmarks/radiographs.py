@@ -109,13 +109,18 @@ def steps(options: argparse.Namespace) -> None:
 
 
 def gpu(options: argparse.Namespace) -> None:
-    """Print a row per precision and way of keeping values, on the GPU, and write them to a CSV."""
-    if not torch.cuda.is_available():
-        sys.exit("there is no usable GPU on this machine: run 'steps', which measures the CPU")
-    print(f"{torch.cuda.get_device_name()}, PyTorch {torch.__version__}")
+    """Print a row per precision and way of keeping values, on the GPU, and write them to a CSV.
+
+    With ``--device cpu`` the rows are of the CPU, to try the command.
+    """
+    name = "CPU"
+    if options.device != "cpu":
+        if not torch.cuda.is_available():
+            sys.exit("there is no usable GPU on this machine: run 'steps', which measures the CPU")
+        name = torch.cuda.get_device_name()
+    print(f"{name}, PyTorch {torch.__version__}")
     header = ("precision", *_HEADER)
     print(line(header), line(["---"] * len(header)), sep="\n", flush=True)
-    options.device = "cuda"
     rows = []
     for precision in ("fp32", "bf16"):
         options.precision = precision
@@ -158,6 +163,7 @@ def main() -> None:
     on_gpu = commands.add_parser("gpu")
     on_gpu.add_argument("--size", type=int, default=2048)
     on_gpu.add_argument("--batch", type=int, default=4)
+    on_gpu.add_argument("--device", default="cuda")
     on_gpu.add_argument("--csv", type=Path, help="also write the rows to this file")
     on_gpu.set_defaults(run=gpu)
     one = commands.add_parser("one")

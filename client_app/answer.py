@@ -231,11 +231,11 @@ def _plain_record(lab: Lab, leaving: Arrays) -> ArrayRecord:
 
 
 def _adds_to_a_sum(lab: Lab) -> bool:
-    """Tell whether the reply must carry a masked part even if the method sends no arrays.
+    """Tell whether the reply must have a masked part even if the method sends no arrays.
 
-    True only at trust 'sums', if the server expects arrays or this is the final evaluation. Always
-    False in the phases of secure aggregation itself. A failing site sends masked zeros; a
-    successful one must therefore send a part too, or the server could tell them apart.
+    This is so only at trust 'sums', if the server expects arrays or this is the final evaluation. A
+    site that fails then sends masked zeros. If a site that succeeds sent no part, the server could
+    tell the two apart. In the phases of secure aggregation itself there is no part.
     """
     phase = lab.instruction.phase
     if lab.common.trust != SUMS or phase in SECURING:

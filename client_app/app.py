@@ -64,9 +64,10 @@ class HospitalApp(ClientApp):
     """
 
     def __call__(self, message: Message, context: Context) -> Message:
-        """Answer a message of a known kind; return an error reply to any other kind.
+        """Answer a message of a known kind, and refuse any other kind with an error reply.
 
-        Settings under the names of an older version are renamed first.
+        The known kinds are hello, survey, train and evaluate. Settings under the names of an older
+        version are renamed first. If a setting has both names, the message is refused too.
         """
         if RENAMED.keys() & context.run_config.keys():  # a server with another app may send them
             try:
@@ -188,13 +189,18 @@ def _prefix_site(context: Context) -> Iterator[None]:
 
 
 def _reply(message: Message, context: Context, answer: Answer) -> Message:
-    """Answer a message; an exception while it is read, checked or answered becomes an error reply.
+    """Answer a message. An exception while it is read, checked or answered becomes an error reply.
 
     Guards check the message before ``answer`` runs, and check the answer afterwards in reverse
-    order. A site with a site file has the guards of that file and of the newest ledger. A real
-    site, with or without a site file, then has the guards of the secret sum and of the limits and
-    quotas. After the checks, a site with a site file writes an audit log line for each message.
-    Last, a real site bundles the reply's arrays.
+    order. A site with a site file has two guards first: that of the file, and that of the newest
+    privacy ledger. A real site, with or without a site file, then has the guard of the secret sum
+    and that of the limits and quotas. After the checks, a site with a site file writes a line to
+    its audit log. Last, a real site bundles the reply's arrays.
+
+    Args:
+        message: the server's message.
+        context: Flower's context of the node and the run.
+        answer: builds the content of the reply.
     """
     simulated, ruled = is_simulated(context), "site-file" in context.node_config
     if simulated and SIMULATED_SITE in message.content:

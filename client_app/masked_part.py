@@ -48,13 +48,20 @@ class MaskedPart:
     def masked_record(
         self, leaving: Arrays, received: Arrays, metrics: Mapping[str, float]
     ) -> ArrayRecord:
-        """Pack the updates, sample counts and metrics of this site, masked for the secret sum.
+        """Build this site's part of a secret sum: its update, sample counts and metrics, masked.
 
         Args:
             leaving: the arrays that leave, by name.
-            received: the arrays that the site received. The update ``leaving`` minus ``received``,
-                clipped to norm 'secure.clip-norm', is summed.
-            metrics: the measured metrics. Only the metrics that the server asks for are summed too.
+            received: the arrays that the site received, by name. The update that is summed is
+                ``leaving`` minus ``received``, clipped to norm 'secure.clip-norm'.
+            metrics: the measured metrics. Only those that the server asks for are summed.
+
+        Returns:
+            A record of uint32 arrays, with the names and shapes that the server expects.
+
+        Raises:
+            FedsiloError: the update's arrays are not those that the server asks for, or the mask is
+                refused (``SecureSite.mask``). The error names site and round.
         """
         update = {}
         for name, array in leaving.items():
@@ -85,11 +92,20 @@ class MaskedPart:
                 self._follow(secure, partners)
 
     def _follow(self, secure: SecureSite, partners: list[str]) -> None:
-        """Let the method compute this question from the sum of the round before, and compare.
+        """Check that the message asks the question that follows from the sum of the round before.
+
+        This is for methods that prove their sums. The site verifies the proof of that sum, and the
+        method computes the next question from the sum. In round 1 there is no sum before.
+
+        Args:
+            secure: the site's side of secure aggregation.
+            partners: the sites in the sum that the message asks for.
 
         Raises:
-            SiteError: the proof of that sum is missing or malformed.
-            RefusedError: the proof is wrong, the sites have changed, or the question is another.
+            SiteError: the proof is missing or malformed.
+            RefusedError: the proof is wrong, the sum before was over other sites, or the message
+                asks another question.
+            CheckpointError: the site's records are damaged, or cannot be written.
         """
         before = None
         if self.instruction.round > 1:
@@ -103,13 +119,18 @@ class MaskedPart:
         self.session.method.follow(self, len(partners), before)
 
     def refuse_after_failure(self) -> None:
-        """Raise an error if this site failed in an earlier answer to the same received arrays.
+        """Check that this site did not fail in an earlier answer to the same received arrays.
 
-        Without a 'state-dir', failures are not recorded and nothing is checked.
+        Failed sites add 0 to a sum. If this site answered now, the difference between the two sums
+        would reveal its own part. Without a 'state-dir', failures are not recorded and nothing is
+        checked.
 
         Raises:
-            SiteError: the site failed on these arrays before. If it answered now, the difference
-                between the two sums would reveal its own contribution.
+            SiteError: the site failed on these arrays before, or the message has no record of
+                secure aggregation.
+            RefusedError: the hospital's signing key is unusable.
+            CheckpointError: the record of earlier sums is damaged, or the lock file of the signing
+                key cannot be written.
         """
         self.secure_site().refuse_after_failure(self.received_arrays())
 
@@ -203,11 +224,16 @@ class MaskedPart:
         return ends
 
     def answer_phase(self) -> ConfigRecord:
-        """Answer a phase of secure aggregation without training, such as "secure-keys".
+        """Answer a phase of secure aggregation that trains nothing, such as "secure-keys".
+
+        Returns:
+            The record for the reply (``SecureSite.answer``).
 
         Raises:
             SiteError: the run has no secure aggregation, or the message is malformed.
-            RefusedError: the answer would reveal more than a sum. The error names site and round.
+            RefusedError: the answer would reveal more than a sum.
+            CheckpointError: the site's secrets or records are damaged, or cannot be written. Each
+                error names site and round.
         """
         with self.prefix_round():
             if self.session.settings.secure_aggregation == "none":
@@ -271,7 +297,7 @@ class MaskedPart:
         return record
 
     def _sum_record(self, samples: int) -> SummedBefore | None:
-        """Open this hospital's record of the secret sums that it has taken part in, in any run.
+        """Open this hospital's record of the secret sums in all its runs.
 
         With this record the hospital refuses to contribute twice, in different ways, to sums over
         the same received arrays, because the difference would reveal its own part. The record gets

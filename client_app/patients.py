@@ -68,14 +68,17 @@ class PatientPrivacy:
         return steps_of(samples, settings, floor)
 
     def means(self) -> PrivateMeans | None:
-        """Charge the ledger for one set of class means, and return the mechanism that adds noise.
+        """Charge the ledger for one set of class means, and return what adds their noise.
+
+        The mechanism adds noise to the means. The rows that are averaged are clipped to
+        'privacy.statistics-clip-norm', and 'privacy.statistics-noise' decides the noise.
 
         Returns:
-            The mechanism, or None if the run is not private. Then nothing is charged, and exact
-            means may leave.
+            The mechanism. None if the run is not private. Then nothing is charged, and exact means
+            may leave.
 
         Raises:
-            EpsilonSpentError: the means would exceed a cap on epsilon.
+            EpsilonSpentError: the means would exceed a cap on epsilon. Nothing is charged then.
             CheckpointError: a ledger is damaged, or cannot be written.
         """
         settings = self.session.settings
@@ -132,7 +135,12 @@ class PatientPrivacy:
     def _refuse_small_batches(self, settings: CommonSettings, rate: float) -> None:
         """Check that a randomly drawn batch is practically never smaller than the site's minimum.
 
-        The check passes if the minimum is 1, or if every batch has all samples (``rate`` 1).
+        A mean size of 4 times the minimum makes this less probable than one in a million. The check
+        also passes if the minimum is 1, or if every batch has all samples.
+
+        Args:
+            settings: the settings of the training.
+            rate: the probability that a sample is in a batch.
 
         Raises:
             RefusedError: 'train.batch-size' is below 4 times the minimum ('minimum-batch').

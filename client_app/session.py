@@ -156,12 +156,12 @@ class SiteSession(OpenedSite):
     def measured_splits(self) -> tuple[str, ...]:
         """Return the names of the splits whose metrics may leave, in the order train, val, test.
 
-        A split with fewer reported samples than the hospital's 'minimum-measured' is left out. An
-        empty split is left out only at trust 'sums', because outside secret sums it does no harm.
-        If the hospital has its own cap on epsilon, "train" is left out, and in two cases the result
-        is empty: at trust 'sums', because summed metrics get no noise; and if the method measures a
-        model that was trained without noise, because noise on metrics would not hide that model's
-        training samples.
+        - A split with fewer reported samples than 'minimum-measured' is left out. An empty split is
+          left out only at trust 'sums', because elsewhere it simply has no metrics.
+        - If the hospital has its own cap on epsilon, "train" is left out. The result is then even
+          empty in two cases: at trust 'sums', because summed metrics get no noise, and if the
+          method measures a model that was trained without noise, because noise on metrics would not
+          hide that model's training samples.
         """
         is_summed = self.settings.trust == SUMS
         if self.cap and (is_summed or self.method.measures_what_stays):
@@ -266,12 +266,16 @@ class SiteSession(OpenedSite):
         return sum(s.inputs.nbytes + s.labels.nbytes for o in silos for s in o.splits().values())
 
     def _refuse_unfit(self) -> None:
-        """Check a run against this site's sample counts and the hospital's limits.
+        """Check that the run fits this site's sample counts and the hospital's limits.
 
-        The checks are: enough samples in total and per label; statistics in a table's schema if the
-        run standardises by them; at a hospital that declares its data, enough steps and samples per
-        step; augmentation that fits the images; balanced enough class weights; and an optimiser
-        that does not forget early steps.
+        These are checked, by the reported counts and in this order:
+
+        - enough training samples, in total and per label, and for one batch,
+        - means and deviations in a table's schema, if the run standardises by them,
+        - enough steps, and samples per step, at a hospital that declares its data,
+        - augmentation that fits the images,
+        - class weights that do not let a few samples dominate a step,
+        - an optimiser that does not forget early steps.
 
         Raises:
             RefusedError: a limit of the hospital forbids the run.
@@ -334,13 +338,14 @@ class SiteSession(OpenedSite):
             raise RefusedError(f"site {self.silo.name}: {fault}")
 
     def _refuse_few_weighed(self) -> None:
-        """Reject class weights that let a few samples dominate a step.
+        """Check that the run's class weights do not let a few samples dominate a step.
 
-        The effective sample size must reach 'minimum-batch'. A simulated site passes. A hospital
-        with its own cap on epsilon passes too, because clipping and noise hide each sample there.
+        Kish's effective sample size of the training samples' weights must reach 'minimum-batch'. A
+        simulated site passes. A hospital with its own cap on epsilon passes too, because clipping
+        and noise hide each sample there.
 
         Raises:
-            RefusedError: the effective sample size is too small.
+            RefusedError: the effective sample size is below 'minimum-batch'.
         """
         weights = class_weights(self.settings, self.silo)[self.silo.train.labels]
         least, effective = self.limits.minimum_batch, effective_samples(weights)

@@ -2,20 +2,20 @@
 
 import gc
 import os
+import sys
 from collections.abc import Callable, Generator, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import hypothesis
 import pytest
-import torch
 
 from fedsilo.core.methods import settings_class
 from fedsilo.core.settings_schema import Value, key_of, keys_of
 from fedsilo.pictures import picture_files
 from fedsilo.server_app.config.settings import resolve
 from fedsilo.server_app.records.run_directory import RunDirectory
-from tests.support import golden
+from tests.support.kernels import KERNELS
 from tests.support.setting_keys import as_key, as_keys
 from tests.support.tiny import TINY, TINY_METHOD
 
@@ -28,8 +28,8 @@ hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
 
 # The recorded bits are those of these kernels; whoever names others, as `make test-kernels` does,
 # tests by those
-if not golden.KERNELS.keys() & os.environ.keys():
-    os.environ |= golden.KERNELS
+if not KERNELS.keys() & os.environ.keys():
+    os.environ |= KERNELS
 
 # To write a file anew waits for the disk, milliseconds each, and runs do it thousands of times
 _MEMORY = Path("/dev/shm")
@@ -124,8 +124,16 @@ def _whole_fonts() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _same_draws() -> None:
-    """Give every test the same numbers from torch's own generator, each time and in any order."""
+    """Give every test the same numbers from torch's own generator, each time and in any order.
+
+    No sessions of earlier tests are left either: until they hold 256 MiB, all would be kept.
+    """
+    import torch  # not above: the process that deals out the tests does without
+
     torch.default_generator.manual_seed(0)
+    session = sys.modules.get("fedsilo.client_app.session")
+    if session is not None:
+        session._sessions.clear()
 
 
 @pytest.fixture(scope="session")

@@ -32,6 +32,7 @@ from fedsilo.server_app.run import runner
 from fedsilo.strategies.meeting.simulated_sites import SimulatedSites
 from tests.support import golden
 from tests.support.dying_grid import DyingGrid
+from tests.support.kernels import KERNELS
 from tests.support.soak import in_soak
 from tests.support.tiny import VARIANTS
 
@@ -161,8 +162,8 @@ def test_a_run_has_the_bits_that_were_recorded(
     variant: str, tiny: Tiny, finished: Callable[[str], RunDirectory]
 ) -> None:
     """What is meant to change them records them again: python -m tests.support.golden."""
-    if not golden.KERNELS.items() <= os.environ.items():
-        pytest.skip(f"golden.json is of {golden.KERNELS}, and this is tested by other kernels")
+    if not KERNELS.items() <= os.environ.items():
+        pytest.skip(f"golden.json is of {KERNELS}, and this is tested by other kernels")
     content = golden.recorded()
     if content["machine"] != golden.machine():
         pytest.skip(f"golden.json is of {content['machine']}, and this is {golden.machine()}")

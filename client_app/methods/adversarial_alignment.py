@@ -67,12 +67,17 @@ class Aligner:
     noised: Callable[[Tensor], Tensor] | None = None
 
     def __call__(self, inputs: Tensor, optimiser: Optimizer) -> None:
-        """Align after a training step, on the step's batch of inputs (batch, *input_shape).
+        """Align this site's embeddings with the others' after a training step, on the same batch.
+
+        First the discriminator takes one step against each other site. Then the network takes one
+        more step, which makes its embeddings harder to tell from the others'
+        (``_add_alignment_gradients``). Batch norm's running statistics do not change here. With
+        'train.micro-batch', the batch is computed in parts.
 
         Args:
-            inputs: the batch, as the data set holds it.
-            optimiser: the network's optimiser. It takes one more step; parameters without a
-                gradient, such as the head's, do not change.
+            inputs: the batch (batch, *input_shape), as the data set holds it.
+            optimiser: the network's optimiser. Parameters that get no gradient here, such as the
+                head's, do not change.
         """
         parts = micro_batches(len(inputs), self.micro_batch)
         optimiser.zero_grad(set_to_none=True)
@@ -209,7 +214,10 @@ def kept_discriminator(lab: Lab) -> dict[str, Tensor]:
 
 
 def _received_embeddings(lab: Lab, width: int) -> dict[str, Tensor]:
-    """Return the other sites' noisy embeddings (m, width), by site, sorted by name; may be empty.
+    """Read the embeddings that the other sites have sent, and check them.
+
+    Returns:
+        Site -> embeddings (m, width), sorted by site; empty if none were received.
 
     Raises:
         SiteError: an array has another width or is not finite, or this site's own embeddings came

@@ -133,10 +133,11 @@ def on_own_labels(lab: Lab, network: SiteNetwork) -> Iterator[Measured]:
 
 
 def evidence_of(lab: Lab, network: SiteNetwork) -> Any:
-    """Return a function that takes a split's name and builds an evidence probe of ``network``.
+    """Return a function that builds an evidence probe of ``network`` for a split, by its name.
 
-    The probe has bins only for the final evaluation's test split, and only if that split has at
-    least 'privacy.sums-min-count' samples.
+    The probe measures an evidential network's vacuity. In the final evaluation, if the test split
+    has at least 'privacy.sums-min-count' samples, the probe of this split also counts right
+    predictions in bins of confidence and vacuity.
     """
 
     def probe(split: str) -> EvidenceProbe:

@@ -21,14 +21,14 @@ class CrossSite(EnsembleSite):
     open = LocalSite.open  # each received model is measured separately
 
     def measured(self, lab: Lab, network: SiteNetwork) -> Iterator[Measured]:
-        """Yield the site's own model; in the final evaluation, then yield each received model.
+        """Yield the site's own model and, in the final evaluation, then each received model.
 
-        The own model comes with all its metrics. A received model comes only with the metrics
-        ``CROSSED``, under the names ``<metric>-from-<site>``. All models are measured on the same
-        samples with the same dropout draws, and an evidential model with this site's prior. The
-        received models include this site's own, so its metrics are repeated; they differ only if
-        noise was added before the model left. ``network`` is loaded with one model after another,
-        so measure each before requesting the next.
+        The own model is measured with all its metrics. A received model is measured only with the
+        metrics of ``crossed_metrics``, under the names ``<metric>-from-<site>``. All models are
+        measured on the same samples with the same dropout draws, and an evidential model with this
+        site's prior. The received models include this site's own. Its metrics differ from those of
+        the first yield only if noise was added before the model left. ``network`` is loaded with
+        one model after another, so measure each before requesting the next.
 
         Raises:
             SettingError: a received model does not fit the network.

@@ -46,11 +46,12 @@ class DisTransSite(SiteMethod):
         return lab.compute.place(network)
 
     def train(self, lab: Lab) -> Outgoing:
-        """Train network and offset with the same gradients; send the network.
+        """Train the network and the offset together, and send the network.
 
-        The received model is measured first, if the server asks for it. The offset is sent too, or
-        stored if 'distrans.offset-aggregation' is "none". Each backward pass serves both
-        optimisers, as in the authors' code.
+        Each backward pass serves two optimisers, as in the authors' code: the run's for the
+        network, and SGD with 'distrans.offset-learning-rate' for the offset. The received model is
+        measured first, if the server asks for it. If 'distrans.offset-aggregation' is "none", the
+        offset is stored at the site. Otherwise it is sent with the network.
         """
         network = cast(DoubleChannelClassifier, lab.open())
         lab.measure(network)

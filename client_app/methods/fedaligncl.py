@@ -61,11 +61,12 @@ class FedAlignCLSite(SiteMethod):
             )
 
     def train(self, lab: Lab) -> Outgoing:
-        """Train in the curriculum's order; align after each step if embeddings were received.
+        """Train on the samples in the curriculum's order, and align embeddings after each step.
 
-        In round 1 the network is first pretrained, if 'fedaligncl.pretraining-epochs' is above 0.
-        The weights are sent with noise. Embeddings are sent too, also with noise, if the server
-        requests them.
+        Embeddings are aligned only if other sites' embeddings were received, and the order is
+        random in an epoch without a curriculum. In round 1 the network is first pretrained, if
+        'fedaligncl.pretraining-epochs' is above 0. The weights leave with noise and, if the server
+        asks for them, embeddings with noise.
 
         Raises:
             SiteError: received embeddings or discriminators are unusable, or the training diverged.
@@ -82,9 +83,10 @@ class FedAlignCLSite(SiteMethod):
         return Outgoing(network, keep=keep, send=self._arrays_to_send(lab, network, aligner))
 
     def _pretrain(self, lab: Lab, network: TokenClassifier) -> None:
-        """Train the network for 'pretraining-epochs' on the site's data, in a random order.
+        """Train the network on this site's data, before round 1, for 'pretraining-epochs' epochs.
 
-        The optimiser is separate, and the loss is not reported.
+        An epoch has 'train.epoch-steps' steps, in a random order of the samples that depends on the
+        epoch and the site. The training has its own optimiser, and its loss is not reported.
         """
         settings, count = lab.sampling, len(lab.silo.train)
         steps, size = settings.epoch_steps, batch_of(count, settings)
@@ -127,10 +129,12 @@ class FedAlignCLSite(SiteMethod):
     def _arrays_to_send(
         self, lab: Lab, network: TokenClassifier, aligner: Aligner | None
     ) -> dict[str, Tensor]:
-        """Return the weights and, if the server asks for them, embeddings; both with noise.
+        """Return the arrays that leave: the weights and, if the server asks for them, embeddings.
 
-        If sites align to the others' discriminators, this site's discriminator is sent whenever
-        embeddings are, also with noise. Batch-norm statistics get no noise.
+        If embeddings leave and 'align-target' is "others", this site's discriminator leaves too,
+        because the other sites align to it. Without alignment in this round it is the stored one,
+        or one drawn from the seed. Weights, embeddings and discriminator get Gaussian noise
+        ('noise-variance'), but batch norm's statistics do not.
         """
         arrays = exchanged_arrays(network)
         # Only parameters get noise, not batch norm's statistics: a noisy variance could be negative
@@ -183,15 +187,15 @@ class FedAlignCLSite(SiteMethod):
         return max(0, min(number, self.settings.shared_embeddings))
 
     def _embeddings(self, lab: Lab, network: TokenClassifier, count: int) -> Tensor:
-        """Compute embeddings (n, c) of random training samples, in training mode, on the CPU.
+        """Compute embeddings (n, c) of random training samples on the CPU; they may leave the site.
 
-        n is ``count``, or the number of training samples if it is smaller. With
-        'fedaligncl.embedding-draw' "round", each round draws other samples; otherwise every round
+        n is ``count``, or the number of training samples if that is smaller. With
+        'fedaligncl.embedding-draw' "round", each round draws other samples. Otherwise every round
         takes the same ones.
 
-        In eval mode batch norm would scale them differently from the training embeddings that they
-        are compared with. A discriminator would then learn to tell the two modes apart instead of
-        the sites.
+        The network is in training mode, in which batch norm scales embeddings like those that they
+        are compared with. In eval mode a discriminator would learn to tell the modes apart instead
+        of the sites. Batch norm's running statistics do not change.
         """
         inputs = lab.silo.train.inputs
         key: tuple[int | str, ...] = (lab.site,)

@@ -25,10 +25,10 @@ class FedDBESite(SiteMethod):
     settings: FedDBESettings
 
     def admit(self, session: SiteSession) -> None:
-        """Check that the mean feature rests on enough training samples, by the reported counts.
+        """Check that the site has enough training samples for a mean feature.
 
         Raises:
-            SiteError: there are fewer than 'privacy.sums-min-count'.
+            SiteError: the site reports fewer training samples than 'privacy.sums-min-count'.
         """
         samples = sum(session.reported["train"])
         reason = why_mean_stays(samples, session.settings.sums_min_count)
@@ -44,10 +44,12 @@ class FedDBESite(SiteMethod):
         return cast(SiteNetwork, lab.compute.place(network))
 
     def train(self, lab: Lab) -> Outgoing:
-        """Train the network and the bias; without a mean feature, train only the network.
+        """Train the network together with the site's bias, near the mean feature of all sites.
 
-        A received mean feature of only zeros counts as missing. Then the site's own mean feature is
-        sent, otherwise the received one is sent back. The bias is stored.
+        Until the server knows the mean feature, the message has only zeros in its place. Then only
+        the network is trained, and the site sends its own mean feature. Later the site sends the
+        received mean feature back unchanged. The network is sent, and the bias is stored at the
+        site.
         """
         network, mean = cast(BiasedNetwork, lab.open()), lab.arrays()[MEAN]
         lab.measure(network)

@@ -101,10 +101,12 @@ class FedEFMSite(DecentralisedSite):
         )
 
     def _distillation_loss(self, lab: Lab, network: TokenClassifier) -> Objective | None:
-        """Return the loss that distils the received experts into the network; None without experts.
+        """Build the loss that distils the copies that neighbours trained into this silo's network.
 
-        Each call of the loss also updates one metric per expert: its mean weight over the batches
-        so far. The weight is the closeness of the expert's feature maps to the network's.
+        Such a copy is called an expert. A batch's loss is ``multishot_loss``, which weights each
+        expert by the closeness of its feature maps to the network's. Each call also updates one
+        metric per expert: its mean weight over the batches so far. If no experts were received, the
+        result is None.
         """
         returned = by_site(lab.arrays(EXPERT))
         if not returned:

@@ -61,11 +61,11 @@ class FedEvPromptSite(SiteMethod):
             )
 
     def open(self, lab: Lab) -> PromptedViT:
-        """Build the prompted ViT, on the compute device, with the newest array for each name.
+        """Build the prompted ViT on the compute device, with the best known values of its arrays.
 
-        An array is the received one. If it was not received, it is the site's stored one; if it is
-        not stored, the run's initial one; and if there is no initial one, it is drawn from the
-        seed. Received arrays with a '/' in their names, such as attention maps, are ignored.
+        Each array comes from the first of these sources that has it: the received shared arrays,
+        the site's stored arrays, the run's initial arrays in the message, and the seed. Received
+        arrays with a '/' in their names, such as attention maps, do not belong to the network.
 
         Raises:
             SettingError: the arrays do not fit the network, or the backbone's weights are missing.
@@ -100,10 +100,11 @@ class FedEvPromptSite(SiteMethod):
         return Outgoing(network, send=send, keep=with_prefix(_NETWORK, private))
 
     def _distillation_loss(self, lab: Lab, vit: PromptedViT) -> Objective | None:
-        """Return a function: evidential loss plus weighted distance to others' maps (eq. 2).
+        """Build the loss: the evidential loss plus a distance from other sites' maps (eq. 2).
 
-        The maps of a batch's images are compared with the received maps of their class. Returns
-        None if no maps were received; the network's own loss is then used.
+        The attention maps of a batch's images are compared with the received maps of their class.
+        The distance is weighted by 'fedevprompt.distillation-weight'. If no maps were received, the
+        result is None, and the network's own loss is used.
 
         Raises:
             SiteError: a received array of maps is invalid.

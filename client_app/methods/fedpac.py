@@ -57,10 +57,13 @@ class FedPACSite(FedRepSite):
         return prototype_loss(lab, classifier, prototypes, self.settings.alignment_weight)
 
     def _class_means(self, lab: Lab, network: TokenClassifier) -> dict[str, Tensor]:
-        """Return each class's mean embedding (d,) followed by its mean squared length, (d + 1,).
+        """Return each class's mean embedding (d,) followed by the mean squared length, (d + 1,).
 
-        Keys are classes as text. Classes with fewer training samples than 'class-min-count' or
-        'privacy.sums-min-count' are left out.
+        Classes with fewer training samples than 'class-min-count' or 'privacy.sums-min-count' are
+        left out.
+
+        Returns:
+            The class's number as text -> (d + 1,) float32.
         """
 
         def rows(inputs: Tensor) -> Tensor:

@@ -42,10 +42,11 @@ class FedProtoSite(LocalSite):
         return send_class_means(lab, network, PROTOTYPE, embeddings, self.settings.class_min_count)
 
     def measured(self, lab: Lab, network: SiteNetwork) -> Iterable[Measured]:
-        """Return the classifier to measure: by the nearest received prototype, or by the head.
+        """Return the networks to measure: a nearest-prototype classifier or the usual network.
 
-        'fedproto.inference' chooses; without received prototypes the head is used. A
-        nearest-prototype classifier has no evidence metrics, because distances are not evidence.
+        If 'fedproto.inference' is "prototype" and prototypes were received, samples are classified
+        by the nearest received prototype. Such a classifier has no evidence metrics, because
+        distances are not evidence. In any other case the result is that of ``SiteMethod.measured``.
         """
         if self.settings.inference == "prototype":
             classifier = cast(TokenClassifier, network)

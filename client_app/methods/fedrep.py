@@ -14,13 +14,16 @@ class FedRepSite(FedPerSite):
     trains_stacked = True
 
     def fit(self, lab: Lab, network: SiteNetwork) -> None:
-        """Train only the personal head, then only the shared arrays.
+        """Train only the personal head, and then only the shared arrays.
 
-        Together both parts take as many steps as a usual round; the method's settings divide them.
-        Only the second training reports its loss. Afterwards both parts are trainable again.
+        Together both trainings have as many steps as a usual round. ``head_steps`` gives the head
+        its share of them ('fedrep.head-share'). Only the second training reports its loss.
+        Afterwards both parts are trainable again.
 
         Raises:
-            SiteError: a round has fewer than two steps, but each part needs one.
+            SiteError: a round has fewer than two steps, although each training needs one, or a
+                training diverged.
+            RefusedError: the hospital's limits forbid a training.
         """
         steps = lab.privacy.steps(lab.sampling)
         if steps < 2:

@@ -114,10 +114,16 @@ class GLMSite(SiteMethod):
         return Outgoing(send=send)
 
     def own_fit(self, lab: Lab) -> Outgoing:
-        """Fit the model to this site's patients alone; send its coefficients and their variances.
+        """Fit the model to this site's patients alone, and send coefficients and variances.
 
         A third array, ``USABLE``, is 1. If these patients determine no coefficients, or if the fit
-        would rest on too few of them, all three arrays are zeros and the reason is logged here.
+        would rest on too few of them, all three arrays are zeros, and the reason is written to the
+        site's log.
+
+        Raises:
+            SettingError: the settings name a column that the table lacks, or name one twice.
+            SiteError: the units in the message, an outcome or a time cannot be used.
+            RefusedError: there are too few patients or events, or too few share a value.
         """
         x, y = self._design(lab)
         usable = 1.0

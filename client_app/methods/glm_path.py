@@ -148,16 +148,20 @@ def _step_after(model: FittedModel, answered: FitProgress, vector: Floats | None
 def _read_question(
     expected: FitProgress, size: int, notes: ScaleNotes, arrays: Mapping[str, NDArray]
 ) -> FitProgress:
-    """Read the question that a message asks, in the form of the expected question.
+    """Read the question in a message, after checking the form of its arrays.
+
+    A question has the columns' units, the coefficients (none if the message asks for moments) and
+    the scale. The arrays that return must be sent as zeros. All other values of the result are
+    those of ``expected``.
 
     Args:
-        expected: the expected question.
+        expected: the question that this hospital has computed itself.
         size: the number of coefficients.
         notes: the message's notes.
         arrays: the received arrays, named ``<record>/<array>``.
 
     Raises:
-        RefusedError: an array is missing, unknown, not float32 or of another shape; or an array
+        RefusedError: an array is missing, unknown, not float32 or of another shape, or an array
             that must be 0 is not.
     """
     columns, length = len(expected.centers), sums_length(size)

@@ -128,9 +128,16 @@ def _all_rows(silo: Silo) -> tuple[Floats, Floats]:
 
 
 def _take_columns(rows: Floats, labels: Floats, chosen: ChosenColumns) -> Patients:
-    """Take the chosen columns, outcome and time of all rows; NaN is missing in each of them.
+    """Select the columns, outcomes and times that a regression uses from all rows of a table.
 
-    Labels (n, 2) are times and events.
+    The outcome is the label unless a column is chosen for it. A time is the first part of a label
+    (n, 2), whose second part is the event, or a chosen column. If only the outcome is chosen, there
+    is no time. NaN marks missing values.
+
+    Args:
+        rows: the features, (n, features).
+        labels: the labels, (n,) or (n, 2).
+        chosen: the indices of the chosen features.
     """
     outcome, times = labels, None
     if labels.ndim == 2:
@@ -143,7 +150,10 @@ def _take_columns(rows: Floats, labels: Floats, chosen: ChosenColumns) -> Patien
 
 
 def _leave_out(site: str, patients: Patients, is_left_out: npt.NDArray[np.bool_]) -> Patients:
-    """Return the patients without those for whom ``is_left_out`` (n,) is True; log their number."""
+    """Return the patients except those for whom ``is_left_out`` (n,) is True.
+
+    If there are any such patients, their number is written to the site's log.
+    """
     if not is_left_out.any():
         return patients
     left_out = format_count(int(is_left_out.sum()), "patient")
@@ -155,7 +165,12 @@ def _leave_out(site: str, patients: Patients, is_left_out: npt.NDArray[np.bool_]
 
 
 def _outcome_fault(settings: GLMSettings, patients: Patients) -> str:
-    """Describe why the outcomes do not suit the family, and what to do; '' if they do."""
+    """Describe why the outcomes or times do not suit the regression's family, and what to do.
+
+    A logistic model needs outcomes of 0 and 1. A Poisson model needs whole numbers of at least 0.
+    With times (Cox), events must be 0 or 1, and times must not be negative. If all values suit, the
+    result is an empty string.
+    """
     family, outcome, times = settings.family, patients.outcome, patients.times
     remedy = "correct 'glm.outcome' or its values"
     if family == "logistic" and not np.isin(outcome, (0, 1)).all():
@@ -234,7 +249,14 @@ def _count_faults(
 
 
 def _event_faults(events: Floats, needed: int) -> Iterator[str]:
-    """Yield why a hospital's ``events`` (n,) of 0 and 1 are too few, if fewer than ``needed``."""
+    """Yield why a hospital has too few events for Cox's model; nothing if it has enough.
+
+    Without any event there are two sentences.
+
+    Args:
+        events: 1 for each patient with an event, otherwise 0, (n,).
+        needed: the minimum number of events.
+    """
     if not events.any():
         yield "it has no event, so its patients say nothing about the hazard"
     if events.sum() < needed:
@@ -245,13 +267,13 @@ def _event_faults(events: Floats, needed: int) -> Iterator[str]:
 
 
 def _category_faults(categories: Mapping[str, Floats], floor: int) -> Iterator[str]:
-    """Yield a fault for each column with exactly two values, one of which is in too few rows.
+    """Yield a sentence for each column of which one category has too few patients.
 
-    Missing values are not counted.
+    Only columns with exactly two values have categories. Missing values are not counted.
 
     Args:
         categories: the values of each column (n,), by the column's name.
-        floor: the fewest rows of each value.
+        floor: the fewest patients in each category.
     """
     for name, values in categories.items():
         levels, counts = np.unique(values[~np.isnan(values)], return_counts=True)

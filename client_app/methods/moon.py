@@ -44,10 +44,10 @@ class MoonSite(SiteMethod):
         return lab.compute.place(network)
 
     def train(self, lab: Lab) -> Outgoing:
-        """Train near the global model and away from the site's previous model.
+        """Train with representations near the global model's, far from the last own model's.
 
-        In the site's first round the usual loss is used. The trained model is sent, and stored as
-        the next previous model.
+        In the site's first round there is no previous model, and the network's own loss is used.
+        The trained network and its projection head are sent, and stored as the next previous model.
         """
         network = cast(TokenClassifier, lab.open())
         lab.measure(network)

@@ -80,10 +80,13 @@ class PICSRSite(SiteMethod):
         return lab.classifier(lab.arrays(START) or lab.arrays() or lab.state() or None)
 
     def train(self, lab: Lab) -> Outgoing:
-        """Train the network of the stage: the shared network, this site's expert, or the router.
+        """Train the network of this round's stage, and choose which arrays leave.
 
-        An expert is stored, and is sent with the site's prototype only if the server asks for
-        arrays. The router is trained with 'picsr.router-learning-rate' and without weight decay.
+        - "warmup": the shared network is trained and sent.
+        - "experts": this site's expert is trained and stored. It is sent, together with the site's
+          prototype, only if the server asks for arrays.
+        - "router": only the router is trained, with 'picsr.router-learning-rate' and without weight
+          decay, and sent.
         """
         network, stage = lab.open(), _stage(lab)
         lab.measure(network)
@@ -102,12 +105,12 @@ class PICSRSite(SiteMethod):
         return Outgoing(network, send=send, keep=expert)
 
     def measured(self, lab: Lab, network: SiteNetwork) -> Iterable[Measured]:
-        """Return a list with the network to measure.
+        """Return the network to measure, as a list of one.
 
-        In the router stage two things are added. The metrics of a split include the mean weight
-        that the router gives each expert, if the split has enough samples:
-        'picsr.prototype-min-count' and the hospital's 'sums-min-count'. The prediction for a single
-        sample gets the weight of each expert, as ``weight.<site>``.
+        In the router stage two things are added. If a split has at least
+        'picsr.prototype-min-count' samples and at least the hospital's 'sums-min-count', its
+        metrics include the router's weights for each expert. Each single prediction also gets the
+        weight of each expert, as ``weight.<site>``.
         """
         if _stage(lab) != ROUTING_STAGE:
             return [Measured(network)]

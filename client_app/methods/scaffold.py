@@ -14,13 +14,14 @@ class SCAFFOLDSite(SiteMethod):
     trains_stacked = True
 
     def train(self, lab: Lab) -> Outgoing:
-        """Train with corrected gradients, then update and store the site's control variate.
+        """Train with corrected gradients, and send the mean step and the new control variate.
 
-        The new control variate is the learning rate times the mean gradient without the correction.
-        The reply has the received weights plus the mean update per step, and the server's control
-        variate plus the change of this site's control variate. Batch-norm statistics are sent as
-        trained. A site without a control variate starts from 0. If the server did not use the last
-        reply, the variate continues from the last reply that the server used.
+        With c the server's control variate and c_i this site's, each step follows the gradient plus
+        (c - c_i) / learning rate. The new c_i is the learning rate times the mean gradient of these
+        steps, without the correction. The reply has the received weights plus the mean update per
+        step (batch norm's statistics as trained), c plus the change of c_i, and 1 / steps as a
+        metric. c_i is stored at the site, and is 0 before the first round. If the server did not
+        use the last reply, c_i is that of the last reply that it used.
         """
         network, rate, received = lab.open(), lab.common.learning_rate, lab.arrays()
         lab.measure(network)

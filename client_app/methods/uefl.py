@@ -81,11 +81,13 @@ class UEFLSite(SiteMethod):
         return Outgoing()
 
     def centroids(self, lab: Lab) -> Outgoing:
-        """Send K-means centroids of the site's training features, with their counts (section 3.2).
+        """Cluster the features of this site's training samples, and send the centroids.
 
-        Centroids leave if the message asks to refresh the first codebook, or if
-        'uefl.codeword-start' is "kmeans". In any other case only the number of codewords leaves, as
-        a metric.
+        K-means (section 3.2) starts from samples that the site's own seed chooses. Small clusters
+        are left out. The centroids are sent with the numbers of their features. The number of
+        centroids is reported as a metric. If the message asks for codewords of a new book and
+        'uefl.codeword-start' is "gaussian", nothing is clustered, and only 'uefl.codes' is reported
+        as that number.
 
         Raises:
             RefusedError: centroids are needed but the run is private, and centroids have no noise.

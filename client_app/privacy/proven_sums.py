@@ -69,10 +69,16 @@ def prove_sum(
 
 
 def _add_up(proof: SumProof, common: CommonSettings, samples: int) -> ProvenSum:
-    """Add up the parts of all sites in a proof, and remove their own masks.
+    """Add up the masked parts of all sites in a proof, and remove their own masks from the sum.
 
-    The masks between pairs of sites cancel, because no site is missing. The arithmetic is that of
-    the server (``SecureSum.mean``), so that both get the same bits.
+    The masks that two sites share cancel, because no site is missing. The arithmetic is that of the
+    server (``SecureSum.mean``), so that both get the same bits. If all sites have failed, the
+    result has no totals.
+
+    Args:
+        proof: the proof, which is already checked.
+        common: the run's settings.
+        samples: 'secure-samples', the number by which each site's part was scaled.
     """
     sums: dict[str, Words] = {}
     for arrays in proof.parts.values():

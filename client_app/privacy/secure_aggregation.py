@@ -213,13 +213,15 @@ class SecureSite:
         return secrets, partners
 
     def refuse_after_failure(self, received: Mapping[str, Any]) -> None:
-        """Raise an error if this site failed in an earlier answer to the same received arrays.
+        """Check that this site did not fail in an earlier answer to the same received arrays.
 
-        Without a record of earlier sums (no 'state-dir'), nothing is checked.
+        A second answer would reveal the site's own part by subtraction. Without a record of earlier
+        sums (no 'state-dir'), nothing is checked.
 
         Raises:
             SiteError: the site failed on these arrays before. Only the site's own log gets this
                 text, because the data are already open.
+            CheckpointError: the record of the sums is damaged.
         """
         if self.book and self.book.has_failed(arrays_digest(received).hex()):
             raise SiteError(
@@ -234,6 +236,7 @@ class SecureSite:
         Raises:
             SiteError: the message has no proof, or a malformed one.
             RefusedError: the proof is not of the parts that all sites signed in that round.
+            CheckpointError: the record of the sums is damaged.
         """
         seals = UnmaskedSums(self.folder, self.round - 1).seals()
         return prove_sum(self.asked, seals, self.common, self.samples)
@@ -257,11 +260,14 @@ class SecureSite:
         return digest("question", said, asked, arrays, len(secrets.keys)).hex()
 
     def _make_keys(self) -> ConfigRecord:
-        """Make, store and sign a key pair for masks and one for shares; return the public halves.
+        """Make and store this site's keys of the round, and return the signed public halves.
 
-        The record also has the public signing key, the signature, the digest of the settings, the
-        splits that this site measures, and 'secure-samples'. The new keys replace the keys of an
-        earlier attempt at this round.
+        One key pair is for masks, and the other for sealing shares. The record also has the public
+        signing key, the digest of the settings, the splits that this site measures, and
+        'secure-samples'. The new keys replace those of an earlier attempt at this round.
+
+        Raises:
+            CheckpointError: the keys cannot be written.
         """
         masking, sealing = new_key_pair(), new_key_pair()
         public = masking.public, sealing.public
@@ -312,12 +318,15 @@ class SecureSite:
         )
 
     def _store_keys(self, secrets: RoundSecrets) -> None:
-        """Check all sites' public keys and their signatures, and put them into ``secrets``.
+        """Check all sites' public keys and their signatures, and put the keys into ``secrets``.
+
+        The keys come from the server's record. The splits that all sites measure are put there too.
 
         Raises:
-            SiteError: the server's lists differ in length or order.
-            RefusedError: two sites have the same key, this site's key was replaced, a signature is
-                wrong, or a signature was made with a key that people have not compared.
+            SiteError: the server's lists differ in length, or the sites are not sorted or lack this
+                site.
+            RefusedError: two sites have the same key, this site's keys were replaced, a signature
+                does not match, or a signing key is not trusted here.
         """
         sites, splits = read_texts(self.asked, "sites"), read_texts(self.asked, "splits")
         refuse_list(self.site, sites, sites, "make keys")
@@ -346,11 +355,19 @@ class SecureSite:
         secrets.splits = common_splits(splits)
 
     def _refuse_threshold(self, threshold: int, sites: int) -> None:
-        """Check that the threshold follows from the settings, and hides this site from colluders.
+        """Check that the threshold is the one of the run's settings, and protects this site enough.
+
+        The threshold is the number of shares that reveal a secret. It decides with how many other
+        sites the server could work together without seeing this site's part
+        (``tolerated_colluders``).
+
+        Args:
+            threshold: the threshold that the server states.
+            sites: the number of sites that have keys.
 
         Raises:
-            RefusedError: the threshold differs from the settings, or is too low for the hospital's
-                'colluding-sites'.
+            RefusedError: the threshold differs from that of the settings, or tolerates fewer
+                colluding sites than the hospital requires ('colluding-sites').
             SettingError: no threshold is possible for this number of sites.
         """
         if threshold != needed_sites(self.common, sites):
@@ -442,12 +459,13 @@ class SecureSite:
         return self._record({"of": of, "shares": shares})
 
     def _refuse_disagreement(self, secrets: RoundSecrets) -> None:
-        """Check that enough sites have signed the same list as this site.
+        """Check that enough sites have signed the same list of sites as this site.
 
-        These are at least the threshold, or all sites if the method proves its sums.
+        Enough are at least the threshold or, if the method proves its sums, all sites in the list.
+        Otherwise a server could show different lists to the sites, and unmask two sums.
 
         Raises:
-            RefusedError: fewer signatures are valid. The error gives their number and the number
+            RefusedError: too few signatures are valid. The error gives their number and the number
                 needed.
             SiteError: the lists of signers and signatures in the message are malformed.
         """

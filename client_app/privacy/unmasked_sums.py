@@ -60,12 +60,17 @@ class UnmaskedSums:
     round: int
 
     def refuse_missing_sites(self, partners: Sequence[str]) -> None:
-        """Check that ``partners`` includes all sites of this round's unmasked sum, if there is one.
+        """Check that all sites of this round's unmasked sum, if there is one, take part again.
 
-        More sites may mask than before, because some may still drop out.
+        A sum over fewer sites would reveal the parts of the missing sites by subtraction.
+        ``partners`` may have further sites, because some may still drop out.
+
+        Args:
+            partners: the sites that mask now.
 
         Raises:
             RefusedError: a site is missing. The error names the sites of the earlier sum.
+            CheckpointError: the record of the sums is damaged.
         """
         # More sites may mask than before, because some may drop out; fewer cannot give the same sum
         before = self._of_round()
@@ -82,12 +87,13 @@ class UnmaskedSums:
         the state that this round left here.
 
         Args:
-            question: the digest of the request; empty at a site that does not declare its data, and
-                then nothing is checked.
+            question: the digest of the request. It is empty at a site that does not declare its
+                data, and then nothing is checked.
 
         Raises:
             RefusedError: another request of this round was answered, or a later round's sum is
                 unmasked. Neither depends on a patient.
+            CheckpointError: the record of the sums is damaged.
         """
         if not question:
             return
@@ -135,9 +141,12 @@ class UnmaskedSums:
         return dict(zip(opened.sites, opened.seals, strict=False))
 
     def note(self, opened: RoundSum) -> None:
-        """Record that this round's sum may be unmasked, replacing any earlier record of the round.
+        """Record that this round's sum may now be unmasked, in place of any earlier record.
 
-        Only the newest 3 rounds are kept.
+        Only the newest 3 rounds are kept, because a server may go back by two.
+
+        Raises:
+            CheckpointError: the record of the sums is damaged, or cannot be written.
         """
         known = {**self._file().read({}), self.round: opened}
         newest = sorted(known)[-_KEPT_ROUNDS:]
@@ -197,18 +206,20 @@ class SummedBefore:
     about: str = ""
 
     def refuse_changed_sum(self, arrays: str, partners: Sequence[str]) -> None:
-        """Check that no earlier sum of the same arrays had other settings or a missing site.
+        """Check that an earlier sum of the same arrays had the same settings and no other site.
 
-        Arrays that were never summed pass.
+        Arrays that were never summed pass. Under other settings, or over fewer sites, the
+        difference between both sums would reveal single sites' parts.
 
         Args:
             arrays: the digest of all received arrays.
-            partners: the sites to mask with; there may be more than before, because some may drop
+            partners: the sites that mask now. There may be more than before, because some may drop
                 out.
 
         Raises:
             RefusedError: the settings differ, or a site of the earlier sum is missing. Neither
                 depends on a patient.
+            CheckpointError: the record of the sums is damaged.
         """
         before = self._sums().get(self._key(arrays))
         if before is None:
@@ -224,24 +235,28 @@ class SummedBefore:
             raise self._other_sites(before)
 
     def refuse_other_sites(self, arrays: str, answered: Sequence[str]) -> None:
-        """Check that an earlier unmasked sum of the same arrays, if any, had the same sites.
+        """Check that an earlier unmasked sum of the same arrays, if any, was over the same sites.
 
         Args:
             arrays: the digest of all received arrays.
-            answered: the sites of the sum that is requested now.
+            answered: the sites of the sum that is requested now, in sorted order.
 
         Raises:
-            RefusedError: the earlier sum had other sites.
+            RefusedError: the earlier sum was over other sites.
+            CheckpointError: the record of the sums is damaged.
         """
         before = self._sums().get(self._key(arrays))
         if before is not None and before.sites not in ([], list(answered)):
             raise self._other_sites(before)
 
     def has_failed(self, arrays: str) -> bool:
-        """Tell whether this site has added 0 to a sum of these received arrays.
+        """Tell whether this site has added 0 to a sum of these received arrays, because it failed.
 
         If it has, it must add 0 again, because the difference between the two sums would be its own
-        contribution. ``arrays`` is the digest of the received arrays.
+        part. ``arrays`` is the digest of the received arrays.
+
+        Raises:
+            CheckpointError: the record of the sums is damaged.
         """
         before = self._sums().get(self._key(arrays))
         return before is not None and before.failed

@@ -46,6 +46,7 @@ def enforce_bounds(answering: Answering) -> Iterator[None]:
 
     Raises:
         RefusedError: the message or the run breaks a limit. The error names the key and what to do.
+        CheckpointError: the run book is damaged, or cannot be written.
     """
     message, context = answering.message, answering.context
     site = own_name(context)

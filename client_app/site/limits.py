@@ -162,10 +162,9 @@ class Limits:
     def drop_small_splits(
         self, metrics: Mapping[str, float], sizes: Mapping[str, int]
     ) -> dict[str, float]:
-        """Return the metrics, without the metrics of splits with too few samples.
+        """Return the metrics except those of splits with too few samples.
 
-        A split needs at least 'minimum-measured' samples. Metrics that belong to no split are
-        returned too.
+        A split needs at least 'minimum-measured' samples. Metrics that belong to no split stay.
 
         Args:
             metrics: value by key; ``<model>.<split>.<metric>`` belongs to a split.

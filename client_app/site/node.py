@@ -57,9 +57,9 @@ _message: ContextVar[Opened | None] = ContextVar("message", default=None)
 def track_opening(opened: Opened) -> Iterator[None]:
     """Make ``opened`` the record that ``note_opening`` and ``forget_opening`` change in the block.
 
-    ``opened.data`` tells whether reading the patients' data has begun. The record belongs to the
-    current thread, so other threads' messages do not change it. After the block, the earlier record
-    is in use again.
+    Its field ``data`` tells whether reading the patients' data has begun. Later this decides which
+    errors may leave. The record belongs to the current thread, so messages in other threads do not
+    change it. After the block, the earlier record is in use again.
     """
     token = _message.set(opened)
     try:

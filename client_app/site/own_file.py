@@ -32,10 +32,10 @@ class OwnFile(Generic[T]):
 
     @contextmanager
     def lock(self) -> Iterator[None]:
-        """Hold the file's lock during the block. Another message that wants the lock waits.
+        """Hold the file's lock during the block, so that other messages that want it wait.
 
-        The folder and a lock file beside the file are created if they are missing. Taking it twice
-        at once in one process waits forever.
+        The folder, and a lock file beside the file, are created if they are missing. If one process
+        takes the lock twice at once, it waits forever.
 
         Raises:
             CheckpointError: the folder or the lock file cannot be written.

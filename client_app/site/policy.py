@@ -85,11 +85,14 @@ class SiteFile(Limits):
     def refuse_request(self, settings: CommonSettings, round_: int) -> None:
         """Check a run's method, data set, rounds and secure aggregation against the site file.
 
-        ``round_`` is the round that the message asks for.
+        Args:
+            settings: the run's settings.
+            round_: the round that the message asks for, which may exceed the rounds in the
+                settings.
 
         Raises:
-            RefusedError: a rule forbids the request. The error gives the key and the value of the
-                rule, and the requested value.
+            RefusedError: a rule forbids the request. The error gives the rule's key and value, and
+                the requested value.
         """
         reason = next(self._reasons_against_request(settings, round_), "")
         if reason:

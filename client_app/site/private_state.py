@@ -105,13 +105,17 @@ class SiteState:
         return not older or state_key(*older[-1]) <= instruction.expects_state
 
     def store(self, instruction: Instruction, arrays: dict[str, Tensor]) -> None:
-        """Write the state after ``instruction``; delete the states of all but the last two rounds.
+        """Write the site's state after a phase, and delete states that are no longer needed.
 
-        States newer than ``instruction`` are deleted too, because they belong to an attempt that
-        the server lost. ``arrays`` may be empty; their values are not checked.
+        The states of the two newest rounds stay. Deleted are those of older rounds, and those newer
+        than ``instruction``, because they belong to an attempt that the server lost.
+
+        Args:
+            instruction: the request that was answered, whose round and step name the file.
+            arrays: the arrays by name; may be empty. Their values are not checked.
 
         Raises:
-            CheckpointError: the state cannot be written; all stored states remain.
+            CheckpointError: the state cannot be written. Then all stored states remain.
         """
         now = round_, step = instruction.round, instruction.step
         facts = {"round": round_, "step": step, _DIGEST: self.settings_digest}
@@ -138,9 +142,9 @@ class SiteState:
         return self.folder / f"round-{round_:06d}-{step:02d}.safetensors"
 
     def _keys(self) -> list[tuple[int, int]]:
-        """Return the (round, step) of each stored state, sorted; empty if there is no folder.
+        """List the stored states by their file names: (round, step), sorted.
 
-        Files whose names are not those of states are ignored.
+        The list is empty if the folder does not exist. Files with other names are ignored.
         """
         if not self.folder.is_dir():
             return []

@@ -162,13 +162,13 @@ class RunBook:
                 runs[run_name].seconds += seconds
 
     def count_hello(self, limits: Limits) -> None:
-        """Count a hello or a survey against a daily quota that hellos and surveys share.
+        """Count a hello or a survey against the daily quota that both kinds of message share.
 
-        The quota is 3 * 'max-runs-per-day' + 10.
+        The quota is 3 * 'max-runs-per-day' + 10. A day begins with its first such message and lasts
+        24 hours.
 
         Raises:
-            RefusedError: the quota is used up. A new day begins 24 hours after the first message of
-                the old one.
+            RefusedError: the quota is used up.
             CheckpointError: the record is damaged, or cannot be written.
         """
         most = 3 * limits.max_runs_per_day + 10

@@ -64,7 +64,11 @@ def read_rules(text: str, kind: type) -> Any:
 
 
 def _texts(key: str, value: Any) -> tuple[str, ...]:
-    """Return the list of strings under a key, as a tuple; an empty list is allowed.
+    """Return the strings in a list of the site file, as a tuple. The list may be empty.
+
+    Args:
+        key: the key of the list, for the error.
+        value: the value under that key.
 
     Raises:
         SettingError: the value is not a list, or an entry is empty or is not a string.

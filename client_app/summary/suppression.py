@@ -62,7 +62,7 @@ def suppress(
 
 
 def secret_of(data: bytes) -> int:
-    """Derive a seed for ``suppress`` from data that nobody else knows: 56 bits of their SHA-256."""
+    """Derive a seed for ``suppress`` from secret data: 56 bits of their SHA-256."""
     return int.from_bytes(hashlib.sha256(data).digest()[:7], "big")
 
 

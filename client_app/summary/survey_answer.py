@@ -135,7 +135,13 @@ def _reasons_against(
 
 
 def _build_answer(context: Context, secret: int) -> StoredAnswer:
-    """Build a new answer from the data, with the settings and fingerprint that it depends on.
+    """Build a new answer to a survey from the site's data.
+
+    The result also has the settings that decided which data were read, and the data's fingerprint.
+
+    Args:
+        context: the node and the survey's settings.
+        secret: the seed that decides which further counts are suppressed; 0 at a simulated site.
 
     Raises:
         FedsiloError: the data are unusable, or there are fewer samples than the site allows.
@@ -242,10 +248,12 @@ class AnswerBuilder:
     secret: int
 
     def answer(self) -> Survey:
-        """Build the survey answer about the site's samples, with small counts suppressed.
+        """Build the answer to a survey: statistics of the site's samples without small counts.
 
-        Files are described only for a real site's own data, not for a silo cut from a shared data
-        set.
+        The answer has the data set's declaration, the left-out samples, and for each split the
+        statistics of ``_describe_splits``. Files, such as images, are also described
+        (``_describe_files``), unless fedsilo has cut the silo from a shared data set, whose files
+        belong to many sites.
 
         Raises:
             DataError: a file cannot be read again.
@@ -265,10 +273,11 @@ class AnswerBuilder:
         )
 
     def _describe_splits(self, measures: list[Measure]) -> dict[str, Any]:
-        """Return the survey's parts that have a value per split, by name, without empty splits.
+        """Return the survey's parts that have a value per split, by the part's name.
 
-        The parts are samples, labels, means, percentiles and histograms; each maps a split to its
-        value. Small counts are None.
+        The parts are the number of samples, the label counts, and for each measure the mean with
+        its standard deviation, the percentiles and the histogram. Each part maps a split to its
+        value. Empty splits are left out, and counts that must not leave are None.
         """
         labels = self.site.silo.label_counts()
         described = _SplitParts()
@@ -343,11 +352,16 @@ class AnswerBuilder:
         return LeftOut(count=at_least(rows.count, self.floor), missing=missing)
 
     def _means(self, measures: list[Measure], split: str) -> Iterator[tuple[str, MeanAndDeviation]]:
-        """Yield (name, mean and standard deviation) for each measure with declared bin edges.
+        """Yield the mean and standard deviation of each measure's values in a split, with its name.
 
-        At a real site, values beyond the outer edges are first clipped to them, which hides
-        outliers. Measures with levels, with fewer known values than the floor, or with at most 10
-        distinct values are left out. ``split`` is "train", "val" or "test".
+        Only numeric measures with declared bin edges count. At a real site, values beyond the outer
+        edges are first clipped to them, which hides outliers, and measures with at most 10 distinct
+        values are left out. A measure with fewer known values than the floor is left out
+        everywhere.
+
+        Args:
+            measures: the measures.
+            split: "train", "val" or "test".
         """
         for one in measures:
             if not one.edges:

@@ -84,7 +84,10 @@ class Compute:
         return placed
 
     def bring(self, tensor: Tensor) -> Tensor:
-        """Return a tensor on the device; 4-d tensors (images) first get the memory format."""
+        """Return a tensor on the device; images (tensors with 4 dimensions) get the memory format.
+
+        If the format is channels last, a pixel's channels are stored together.
+        """
         if not self.channels_last or tensor.ndim != 4:
             return tensor.to(self.device)
         if self.device.type == "cpu":
@@ -188,7 +191,11 @@ def choose_compute(
         share = gpu_share()
         if 0 < share < 1:
             torch.cuda.set_per_process_memory_fraction(share, chosen)
-    native = use_gpu and torch.cuda.is_bf16_supported(including_emulation=False)
+    native = False
+    if use_gpu:
+        # PyTorch answers for the current GPU, which may be another kind
+        with torch.cuda.device(index):
+            native = torch.cuda.is_bf16_supported(including_emulation=False)
     if precision == "bf16" and use_gpu and not native:
         log_once(
             f"{chosen} only emulates bf16, which is slower than fp32: set 'machine.precision' to "
@@ -354,9 +361,10 @@ class Streamed:
         self._turn = 0
 
     def pick(self, rows: Tensor) -> Tensor:
-        """Return the given rows (n,) as a tensor on the device; images are stored channels last.
+        """Copy the given rows (n,) of the tensor to the device, and return them.
 
-        The copy to a GPU is asynchronous. The buffers grow if more rows are wanted than before.
+        Images are stored channels last. The copy to a GPU does not wait for the GPU, and two
+        buffers take turns. The buffers grow if more rows are wanted than before.
         """
         turn = self._turn = (self._turn + 1) % _BUFFERS
         # Both copies must have arrived before the buffers are replaced by larger ones
@@ -369,7 +377,8 @@ class Streamed:
         moved = batch.to(self._device, non_blocking=True)
         if self._device.type == "cuda":
             event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            event.record()
+            # Without a stream it would be recorded on the current GPU, perhaps another one
+            event.record(torch.cuda.current_stream(self._device))
             self._arrived[turn] = event
         if moved.data_ptr() == batch.data_ptr():  # nothing was copied on the CPU
             return moved.clone()

@@ -295,11 +295,15 @@ class _Steps:
         self._after_step = training.after_step
 
     def take(self, batches_of_pass: list[Tensor]) -> None:
-        """Take one optimiser step for each batch of a pass.
+        """Take the optimiser steps of one pass over the samples, one for each batch.
 
-        ``losses`` and ``samples`` are set to 0 first, and then add up over the pass. In fp16, a
-        batch with gradients that are not finite is skipped and does not count. ``batches_of_pass``
-        has the sample indices of each batch.
+        In each step the batch is augmented, the learning rate set, and the gradients computed,
+        before all optimisers step. ``losses`` and ``samples`` are set to 0 first, and then add up
+        over the pass. In fp16, a batch with gradients that are not finite is skipped and does not
+        count.
+
+        Args:
+            batches_of_pass: the sample indices of each batch.
         """
         self.losses, self.samples = 0.0, 0
         for indices in batches_of_pass:
@@ -392,12 +396,16 @@ def continue_from_earlier_rounds(
 def round_steps(
     training: LocalTraining, settings: CommonSettings, aside: tuple[str, ...] = ()
 ) -> int:
-    """Return the number of optimiser steps in a round, for the learning rate's schedule or decay.
+    """Return the number of optimiser steps in a round, from which the learning rate follows.
 
-    In a private training it is the mechanism's number of steps. If epochs span rounds, it is
-    'train.pace', unless a schedule is set for the training of another model. Otherwise the steps
-    over the training samples are counted: with a schedule by the training's own settings, because a
-    round may have several trainings, and with 'train.rate-decay' by the run's settings.
+    The first rule that fits decides:
+
+    - A private training has the steps of its mechanism.
+    - If epochs span rounds, a round has 'train.pace' steps. With a schedule, this does not hold for
+      the training of another model.
+    - Otherwise the batches over the training samples are counted, with a schedule by the training's
+      own settings, because a round may have several trainings, and without one by the run's
+      settings.
 
     Args:
         training: the training, with its samples and its own settings.

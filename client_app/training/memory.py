@@ -104,7 +104,17 @@ def _describe_gpu(text: str) -> tuple[str, str, float]:
 
 
 def _remedy(settings: CommonSettings, training: bool, together: int, others: float) -> str:
-    """Say what to do, as imperatives; ``others`` is the share of a GPU that others hold."""
+    """Say what to change so that the work fits into memory, as imperatives.
+
+    While training, smaller batches are proposed, and otherwise a smaller network or images. If
+    other processes hold more than half of the GPU, ending them comes first.
+
+    Args:
+        settings: the run's settings.
+        training: whether the site was training.
+        together: the number of sites that were trained as one batch.
+        others: the share of the GPU that other processes hold, 0 to 1.
+    """
     changes = []
     if gpu_share() < 1:
         changes.append("a larger 'client-resources-num-gpus', so that fewer processes share it")
@@ -131,7 +141,11 @@ def _smaller_steps(settings: CommonSettings) -> list[str]:
 
 
 def _free_memory_of(error: BaseException) -> None:
-    """Drop the tensors that the frames of ``error`` hold, and return cached memory to the GPU."""
+    """Free the memory that failed work still holds: the local variables of the error's frames.
+
+    The errors that led to ``error`` are included. Cached memory is returned to the GPU, if there is
+    one.
+    """
     link: BaseException | None = error
     while link is not None:
         traceback.clear_frames(link.__traceback__)

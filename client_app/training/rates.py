@@ -90,7 +90,9 @@ def _factors(settings: CommonSettings, steps: int) -> Sequence[float]:
 
 
 def _rates(settings: CommonSettings, steps: int) -> Iterator[float]:
-    """Yield the learning rate of each step in all rounds, from PyTorch's scheduler.
+    """Yield the learning rate of each step in all rounds, as PyTorch's scheduler computes it.
+
+    No network is trained: the scheduler drives an optimiser of one parameter.
 
     Args:
         settings: the schedule and the number of rounds.
@@ -141,10 +143,14 @@ def _scheduler(
 
 
 def _arguments(schedule: str, text: str) -> dict[str, Any]:
-    """Parse 'train.schedule-arguments', and check that the schedule takes them.
+    """Read 'train.schedule-arguments' as keyword arguments for the schedule, and check their names.
+
+    Args:
+        schedule: the name of the schedule.
+        text: the setting.
 
     Raises:
-        SettingError: the text is malformed, or has an argument that this schedule does not take.
+        SettingError: the text is malformed, or names an argument that this schedule does not take.
     """
     chosen: dict[str, Any] = parse_structure(
         "train.schedule-arguments", text, _EXAMPLES.get(schedule, "{pct_start: 0.3}")

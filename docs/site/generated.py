@@ -5,6 +5,7 @@ import inspect
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
+from functools import cache
 from importlib import import_module
 from pathlib import Path
 
@@ -186,6 +187,7 @@ def _error_modules() -> Iterator[str]:
             yield name
 
 
+@cache
 def messages() -> dict[str, set[str]]:
     """Return by code the texts with which the source raises its errors, gaps as an ellipsis."""
     codes = {cls.__name__: cls.code for cls in coded_errors()}

@@ -115,14 +115,17 @@ def counts(
 ) -> Iterator[str]:
     """List the noisy sample counts that a hospital keeps for all runs, and draw them again.
 
-    A bad draw, such as eight samples in place of thirty, stays for all runs, because repeated draws
-    would reveal the true count. Another draw costs epsilon like the first one.
+    A hospital with differential privacy sends noisy counts of its samples. They are drawn once and
+    kept, because repeated draws would reveal the true count. So a bad draw, such as eight samples
+    in place of thirty, stays for all runs. Another draw costs epsilon, the privacy budget, like the
+    first one.
 
     Args:
         kit: the folder the hospital's kit was opened into; None to use only ``node_config``.
         node_config: the node config, with 'site' and 'state-dir'. The cap on epsilon is set here or
             in the site file.
-        draw_again: charge the hospital's ledger for another draw, which the next run makes.
+        draw_again: charge the hospital's ledger, the record of the epsilon it has spent, for
+            another draw, which the next run makes.
 
     Yields:
         A line for each data set whose counts were sent; with ``draw_again`` also a line for the

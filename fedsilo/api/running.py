@@ -188,13 +188,15 @@ def _finish(directory: RunDirectory, *, draw: bool = True) -> FinishedRun:
 
 
 def _network_name(network: object) -> str:
-    """Return the value of 'network.name' for a name, or for a function or class of a module.
+    """Convert the argument ``network`` of ``simulate`` to the value of 'network.name'.
 
-    A name is returned unchanged and unchecked, a function or class as 'MODULE:NAME'.
+    A string is returned unchanged and unchecked. A function or a class becomes 'MODULE:NAME',
+    because the sites are other processes, which import it by this name.
 
     Raises:
-        SettingError: the object is defined in the running script, is a lambda or is defined within
-            a function, so other processes cannot import it; or it is not a function or class.
+        SettingError: the function or class is defined in the running script or within a function,
+            or is a lambda, so other processes cannot import it; or ``network`` is another kind of
+            object.
     """
     if isinstance(network, str):
         return network
@@ -217,13 +219,13 @@ def _network_name(network: object) -> str:
 def _write_silos(
     silos: object, label: str, missing: str, sources: options.Sources
 ) -> dict[str, Value]:
-    """Write the caller's data into the cache, and return the settings that read them.
+    """Write the caller's own data as silos into the cache, so that runs can read them.
 
-    The cache is the 'data.cache-dir' among the ``settings`` in ``sources``, or the default one. The
-    other arguments and the errors are those of ``write_to_cache``.
+    The cache folder is 'data.cache-dir' if the ``settings`` in ``sources`` state it, otherwise the
+    default one. The other arguments and the errors are those of ``write_to_cache``.
 
     Returns:
-        The settings 'dataset' and 'data.dir', key -> value.
+        The settings 'dataset' and 'data.dir', which make a run read these data.
     """
     from fedsilo.api.own_silos import write_to_cache
     from fedsilo.core.files.locations import find_places

@@ -19,9 +19,10 @@ class StandardOutput(io.TextIOWrapper):
     fault: OSError | None = None
 
     def write(self, text: str) -> int:
-        """Write ``text`` and return its length.
+        """Write ``text``, and return its length.
 
-        If the text can no longer be written, it is dropped, and its length is returned too.
+        If standard output can no longer be written, the text is dropped without an error, so that
+        the command continues. The first time, the reason is printed on standard error.
         """
         try:
             return super().write(text)
@@ -37,9 +38,11 @@ class StandardOutput(io.TextIOWrapper):
             self._give_up(error)
 
     def _give_up(self, error: OSError) -> None:
-        """Note the error, send all later text to the null device, and print why on standard error.
+        """Stop writing to standard output after an error, so that the command can continue.
 
-        A closed pipe is not printed, because its reader wanted no more.
+        The error is stored in ``fault``, and all later output of this process and its children goes
+        to the null device. The reason is printed on standard error, except for a closed pipe, whose
+        reader wanted no more.
         """
         self.fault = error
         # The descriptor itself, because this process's buffers and its children write there too

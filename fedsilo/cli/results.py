@@ -121,9 +121,14 @@ def fit(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Print a regression, or JSON.
+    """Print a regression, as text or as JSON, and write the files that options name.
 
-    The files that options name are written, and the forest plot is drawn if a picture is named.
+    The files are coefficients as CSV or LaTeX, and a forest plot as picture. If a picture is drawn,
+    its path is printed unless ``as_json`` is set.
+
+    Raises:
+        SettingError: the forest plot cannot be drawn, because hospitals have no regressions of
+            their own.
     """
     if as_json:
         print_json(result.document)
@@ -163,9 +168,10 @@ def compare(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Print the tables and the tests of a comparison, or JSON.
+    """Print a comparison, as text or as JSON, and write the files that options name.
 
-    The files that options name are written, and the comparison is drawn if a picture is named.
+    The text has tables of the results and the budgets, and the tests. If a picture is drawn, its
+    path is printed unless ``as_json`` is set.
     """
     if as_json:
         print_json(result.document())
@@ -185,7 +191,10 @@ def crossvalidate(
     markdown: Annotated[MaybePath, "also write the tables as Markdown"] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Print a table for each metric, or JSON. The files that options name are written."""
+    """Print a cross-validation, as text or as JSON, and write the files that options name.
+
+    The text has a table for each metric.
+    """
     if as_json:
         print_json(result.document())
     else:
@@ -194,7 +203,10 @@ def crossvalidate(
 
 
 def deploy_up(deployment: Deployment) -> None:
-    """Print the sites that are online, and how to add a hospital if the server has an address."""
+    """Print the sites of this machine that are online, and how hospitals join.
+
+    The second line is printed only if the server has an address that other machines can reach.
+    """
     if deployment.sites:
         line(f"{format_count(len(deployment.sites), 'site')} online: {', '.join(deployment.sites)}")
     if deployment.address:
@@ -244,7 +256,11 @@ def deploy_restore(restored: Restored, *, deployment: AnyPath) -> None:
 def deploy_status(
     members: list[MemberStatus], *, deployment: AnyPath, as_json: AsJson = False
 ) -> None:
-    """Print a table of a deployment's members, or JSON, then the progress of its newest run."""
+    """Print the members of a deployment as a table, then a line about its newest run; or JSON.
+
+    The table has each member's process, when the server last saw it, and its log file. A missing
+    value is "-". JSON has only the members.
+    """
     if as_json:
         line(json.dumps([asdict(member) for member in members], indent=2, default=str))
         return
@@ -330,7 +346,11 @@ def audit(
 
 
 def datasets(rows: list[dict[str, str]], *, as_json: AsJson = False) -> None:
-    """Print a table of the data sets, or JSON."""
+    """Print the data sets as a table or as JSON.
+
+    Each row has the keys "name", "kind", "tasks", "licence", "terms", "size" and "here", which are
+    the columns of the table.
+    """
     if as_json:
         print_json(rows)
         return

@@ -151,12 +151,18 @@ def _refuse_other_data(plans: Mapping[str, RunSettings]) -> None:
 
 
 def _trials(settings: RunSettings, folds: int, repeats: int) -> list[Trial]:
-    """Plan the trials of one experiment, repetition by repetition and fold by fold.
+    """Plan the runs of an experiment's cross-validation, repetition by repetition, fold by fold.
 
-    The seed of a trial is the number of its repetition.
+    In each run, one fold is the test set. A repetition's number is the seed of its runs and of its
+    shuffling into folds.
+
+    Args:
+        settings: the settings of the experiment.
+        folds: the number of folds.
+        repeats: the number of repetitions.
 
     Raises:
-        SettingError: the data set has a fixed split.
+        SettingError: the data set has a fixed split, so it cannot be cut into folds.
     """
     base, data = settings.as_mapping(), data_fingerprint(settings.common)
     if "split.test-folds" not in data_set(str(base["dataset"])).settings:
@@ -248,10 +254,10 @@ def _intervals(by_group: pd.DataFrame, folds: int) -> Iterator[tuple[str, Correc
 
 
 def interval_frame(records: Iterable[tuple[str, str, str, str, CorrectedInterval]]) -> pd.DataFrame:
-    """Build a table with the columns ``COLUMNS`` from records.
+    """Build a data frame with the columns ``COLUMNS`` from intervals.
 
-    A record is (experiment, compared_with, group, metric, interval). The missing limits and p value
-    of a single run become NaN.
+    Each record is (experiment, compared_with, group, metric, interval) and becomes a row. The
+    interval of a single run has no limits and no p value. They become NaN.
     """
     rows = []
     for experiment, compared_with, group, metric, interval in records:
@@ -261,10 +267,11 @@ def interval_frame(records: Iterable[tuple[str, str, str, str, CorrectedInterval
 
 
 def _by_group(runs: Summaries, metric: str) -> pd.DataFrame:
-    """Build a table of one metric: a row per run, a column per site, and the column ``all``.
+    """Arrange one metric as a data frame: a row per run, a column per site, and the column ``all``.
 
-    ``all`` is the mean over the sites that have the metric in every run. ``POOLED`` has only the
-    column ``all``, because no single site has it. An undefined value is NaN.
+    Sites are in alphabetical order. ``all`` is the mean over the sites that have the metric in
+    every run. The metric ``POOLED`` has only the column ``all``, because no single site has it. An
+    undefined value is NaN.
     """
     if metric == POOLED:
         return pd.DataFrame({"all": [summary["mean"][POOLED] for summary in runs]})
@@ -287,9 +294,10 @@ def _by_group(runs: Summaries, metric: str) -> pd.DataFrame:
 
 
 def metric_table(intervals: pd.DataFrame, metric: str) -> Table:
-    """Build the terminal table of one metric: a row per experiment, then the paired differences.
+    """Build the terminal table of one metric, with a column for each site and for all sites.
 
-    In a cell, the mean, interval, p value and number of runs are on lines of their own.
+    It has a row for each experiment, then a row for each paired difference from the first one. In a
+    cell, the mean, the interval, the p value and the number of runs are on lines of their own.
     """
     narrow = []
     for line in _lines(intervals, metric):
@@ -299,10 +307,11 @@ def metric_table(intervals: pd.DataFrame, metric: str) -> Table:
 
 
 def _explain(intervals: pd.DataFrame, metric: str) -> str:
-    """Explain the cells of a metric's table, and name the sites that are not in its column 'all'.
+    """Explain in a phrase what the cells of a metric's table are.
 
-    A site is not in 'all' if a run of any experiment lacks the metric there. For the pooled metric
-    no site is named. The result is one phrase without a full stop.
+    The phrase also names the sites that are not in the column 'all', because a run of some
+    experiment lacks the metric there. For the pooled metric, which has only this column, no site is
+    named.
     """
     text = "mean and 95 % interval"
     if metric == POOLED:
@@ -323,9 +332,10 @@ def _explain(intervals: pd.DataFrame, metric: str) -> str:
 
 
 def _lines(intervals: pd.DataFrame, metric: str) -> list[list[str]]:
-    """Format one metric as rows of cells: titles, a row per experiment, a row per difference.
+    """Format the intervals of one metric as rows of cells, the first of which has the titles.
 
-    There is a column for each site and for ``all``. A group without the metric has an empty cell.
+    A row is an experiment, or the difference between the first experiment and another one. A column
+    is a site, or ``all``. The cell of a group that lacks the metric is empty.
     """
     chosen = intervals[intervals["metric"] == metric]
     groups = list(chosen.loc[chosen["compared_with"] == "", "group"].unique())

@@ -151,12 +151,16 @@ class _Work:
 def run_all(jobs: Sequence[Job], at_once: Jobs, tell: Callable[[str], None]) -> None:
     """Run or resume all jobs, several at once, each in a process of its own or as a Slurm job.
 
-    ``at_once`` is the number of runs at once, 0 for as many as the cores allow, or Slurm's
-    parameters. ``tell`` takes a line about the number of runs, then one for each finished run.
-    Without jobs, nothing is done.
+    Pictures are drawn after each run. Without jobs, nothing is done.
+
+    Args:
+        jobs: the planned runs that have not finished yet.
+        at_once: the number of runs at once, 0 for as many as the cores allow, or Slurm's
+            parameters.
+        tell: is called with a line about the number of runs, then with one for each finished run.
 
     Raises:
-        RunFailedError: a run failed; runs that have not started by then do not begin.
+        RunFailedError: a run failed. Runs that have not started by then do not begin.
     """
     if not jobs:
         return

@@ -81,9 +81,14 @@ class Comparison:
     budgets: Budgets = field(default_factory=Budgets)
 
     def lines(self, median: bool = False) -> Iterator[Table | str]:
-        """Yield the tables of results and budgets for a terminal, then the tests and the remarks.
+        """Describe the comparison for a terminal.
 
-        ``median`` shows median and range over seeds in place of mean and standard deviation.
+        Args:
+            median: show median and range over seeds in place of mean and standard deviation.
+
+        Yields:
+            A table of the results, in which experiments with unequal budgets are marked; a table of
+            the budgets; the tests; and the remarks.
         """
         yield comparison_table(self.budgets.mark_unequal(self.results), self.split, median)
         yield rich_table(self.budgets.title(), self.budgets.lines())
@@ -109,7 +114,11 @@ class Comparison:
         return text + markdown_tests(self.tested, self.split, self.notes)
 
     def document(self) -> dict[str, Any]:
-        """Return results over seeds, budgets, tests and remarks as plain values for JSON."""
+        """Return the comparison as a dictionary for JSON.
+
+        It has the split, the results over seeds, the budgets, the tests, and the remarks as
+        ``notes``.
+        """
         tests: list[dict[str, Any]] = []
         for test in self.tested:
             tests += test.records()
@@ -133,10 +142,19 @@ class Comparison:
         *,
         latex: Path | None = None,
     ) -> None:
-        """Write the results to ``csv``, all tables to ``markdown`` or ``latex``; None skips a file.
+        """Write the comparison to files.
 
-        Budgets and tests are written next to ``csv``, as NAME-budgets and, if there are tests,
-        NAME-tests. ``median`` applies to Markdown and LaTeX, as in ``lines``.
+        A path that is None is skipped. Existing files are replaced.
+
+        Args:
+            csv: the file for the results over seeds. The budgets are written next to it as
+                NAME-budgets, and the tests, if there are any, as NAME-tests.
+            markdown: the file for all tables as Markdown.
+            median: for Markdown and LaTeX, show median and range in place of mean and deviation.
+            latex: the file for all tables as LaTeX.
+
+        Raises:
+            SettingError: the results cannot be compared in a LaTeX table.
         """
         if csv:
             texts = {
@@ -242,10 +260,11 @@ def compare_runs(
 
 
 def _have_one_split(jobs: Sequence[Job]) -> bool | None:
-    """Tell whether, within each experiment, all runs share one split.
+    """Tell whether all seeds of an experiment have the same split of the samples.
 
-    Different experiments may have different splits, for example on two data sets. The result is
-    None if some site does not report its fingerprints.
+    The result is True only if this holds for every experiment. Different experiments may have
+    different splits, for example on two data sets. The result is None if some site does not report
+    its fingerprints.
     """
     answers = [same_split(runs) for runs in runs_of(jobs).values()]
     if None in answers:
@@ -254,9 +273,10 @@ def _have_one_split(jobs: Sequence[Job]) -> bool | None:
 
 
 def _nothing_to_compare(split: str, *, too_few: bool) -> SettingError:
-    """Build the error that no metric of ``split`` can be compared.
+    """Build the error that says why no metric of ``split`` can be compared.
 
-    ``too_few`` tells that there are samples, but too few to show a metric of them.
+    ``too_few`` tells whether there are samples, but too few to show a metric of them. Otherwise no
+    site has samples in the split.
     """
     if too_few:
         return SettingError(
@@ -383,9 +403,10 @@ def refuse_without(split: str, jobs: Sequence[Job], no_floor: bool = False) -> N
 
 
 def refuse_one_split(jobs: Sequence[Job]) -> None:
-    """Check for ``--splits`` that the first two seeds of each experiment have different splits.
+    """Check that each experiment's seeds have different splits, which ``--splits`` asks for.
 
-    If the data are not on this machine, the check passes, because finished runs can be shown.
+    Only seeds 0 and 1 are compared. If the data are not on this machine, the check passes, because
+    finished runs can still be shown.
 
     Raises:
         SettingError: the splits of an experiment's seeds 0 and 1 are the same.

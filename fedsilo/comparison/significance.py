@@ -162,10 +162,11 @@ def significance(metric: str, samples: Samples, paired: bool) -> Tested:
 
 
 def one_way(samples: Mapping[str, Sequence[float]]) -> Outcome:
-    """Run a one-way ANOVA over ``samples``, experiment -> its values over seeds.
+    """Run a one-way ANOVA: do the means of several experiments differ by more than chance?
 
-    The outcome's p is None if an experiment has fewer than two values, or if all values of each
-    experiment are equal.
+    ``samples`` maps each experiment to its values over seeds. The outcome has no p value, but a
+    reason, if an experiment has fewer than two values, or if all values of each experiment are
+    equal.
     """
     from scipy import stats
 
@@ -182,8 +183,9 @@ def one_way(samples: Mapping[str, Sequence[float]]) -> Outcome:
 def two_sided(later: str, earlier: str, samples: Samples, paired: bool) -> Outcome:
     """Run Student's two-sided t-test of two experiments, without correction for several pairs.
 
-    If ``paired``, it tests the differences ``later`` - ``earlier`` seed by seed. The outcome's p is
-    None if an experiment has fewer than two values, or if nothing varies over seeds.
+    With ``paired``, the differences ``later`` - ``earlier`` are tested seed by seed. Otherwise the
+    values are treated as independent, with equal variances. The outcome has no p value, but a
+    reason, if an experiment has fewer than two values, or if nothing varies over seeds.
     """
     from scipy import stats
 
@@ -207,10 +209,14 @@ def two_sided(later: str, earlier: str, samples: Samples, paired: bool) -> Outco
 
 
 def _outcome(test: Callable[[], Any], freedom: tuple[int, int] = (0, 0)) -> Outcome:
-    """Run one of scipy's tests without warnings, and return its outcome.
+    """Run one of scipy's tests, and return its statistic and p value as an outcome.
 
-    If the p value is undefined, the outcome has the reason. ``freedom`` has the two degrees of
-    freedom of an F test.
+    Warnings are suppressed. If the p value is undefined (NaN), the outcome has the reason in its
+    place.
+
+    Args:
+        test: calls the test.
+        freedom: the two degrees of freedom of an F test; (0, 0) for other tests.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -328,9 +334,10 @@ def _refuse_other_seeds(metric: str, samples: Samples) -> None:
 def lines_of_tests(
     tested: Sequence[Tested], split: str, remarks: Sequence[str]
 ) -> Iterator[Table | str]:
-    """Yield for each metric the table of p values, titled by the ANOVA, and the reasons for "n/a".
+    """Yield the tests of metrics for a terminal.
 
-    The ``remarks`` follow at the end.
+    Each metric has a table of p values, whose title is the ANOVA, and a line with the reason for
+    each pair without a p value. The ``remarks`` follow at the end.
     """
     for test in tested:
         yield rich_table(test.heading(split), test.lines())
@@ -339,7 +346,11 @@ def lines_of_tests(
 
 
 def markdown_tests(tested: Sequence[Tested], split: str, remarks: Sequence[str]) -> str:
-    """Build the content of ``lines_of_tests`` as Markdown; empty without tests and remarks."""
+    """Format the tests of metrics as Markdown, with the same content as ``lines_of_tests``.
+
+    Reasons and remarks are items of lists. If there are neither tests nor remarks, the text is
+    empty.
+    """
     parts = []
     for test in tested:
         parts += [f"{test.heading(split)}\n", markdown_table(test.lines())]

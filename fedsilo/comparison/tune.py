@@ -74,10 +74,12 @@ class Tuned:
     folder: Path
 
     def lines(self) -> Iterator[Table | str]:
-        """Yield the table of the best points, the reason for the choice, and any warnings.
+        """Describe the result of tuning for the terminal.
 
-        After them come the chosen settings, in the form for simulation.yaml, and the folder of the
-        results.
+        Yields:
+            The table of the best points, the reason for the choice, and a line for each warning.
+            Last, a line with the chosen settings in the form for simulation.yaml, and a line with
+            the folder of the results.
         """
         yield self._table()
         yield str(self.document["why"])
@@ -142,7 +144,7 @@ class Plan:
 
     @property
     def rules(self) -> dict[str, SettingRule]:
-        """The rule of each setting in the grid, by key: its type and range."""
+        """The rule of each setting in the grid, such as its type and range, by key."""
         rules = {}
         for part in (self.base.common, self.base.own):
             for key in as_mapping(part):
@@ -154,18 +156,20 @@ class Plan:
 def plan_search(
     experiment: str, sources: RunSources, sampler: str, given: Mapping[str, int | None]
 ) -> Plan:
-    """Plan a search of the grid that the simulation file declares for an experiment.
+    """Plan a search for the best settings of an experiment, over the grid in its simulation file.
 
     Args:
         experiment: the experiment's name.
         sources: the sources of settings that the command names.
-        sampler: ``grid`` or ``tpe``.
-        given: field of ``Tuning`` -> number that overrides the simulation file's. With None, the
-            simulation file's number is used.
+        sampler: ``grid``, which tries points of the grid, or ``tpe``, which searches the ranges
+            that the grid spans.
+        given: numbers that override those of the simulation file: field of ``Tuning`` -> number, or
+            None to keep the file's number.
 
     Raises:
-        SettingError: the grid is too small, a setting is wrong, or ``--set`` changes a setting of
-            the grid.
+        SettingError: the grid is too small for the number of points, a setting is wrong, there are
+            fewer than two folds for a data set without its own validation part, or ``--set``
+            changes a setting of the grid.
     """
     file = simulation_file(sources.file)
     budget = read_section(file, "tuning", Tuning)
@@ -211,13 +215,25 @@ def _fit_folds(budget: Tuning, dataset: str) -> Tuning:
 def _run_search(
     plan: Plan, sampler: str, metric: str | None, jobs: Jobs, tell: Callable[[str], None]
 ) -> tuple[list[Point], str]:
-    """Try all points; return them with their scores, best first, and the deciding metric.
+    """Train all points of a search, and rank them by the deciding metric on validation samples.
 
-    The function writes ``trials.csv`` after each batch. Without ``metric``, ``deciding_metric``
-    decides.
+    The file ``trials.csv`` is written anew after each batch of points. Trials that finished in an
+    earlier call are not repeated.
+
+    Args:
+        plan: the settings, the grid and the budget.
+        sampler: ``grid`` or ``tpe``.
+        metric: the deciding metric; None for the first headline metric that every successful run
+            has.
+        jobs: the number of runs at once, 0 for one per core, or Slurm's parameters.
+        tell: is called with a line about the number of runs, before the first one.
+
+    Returns:
+        The points with their scores, the best first, and the name of the deciding metric.
 
     Raises:
         SettingError: a run that did not fail lacks the deciding metric.
+        FedsiloError: a run failed for another reason than its training.
     """
     base, budget, data = plan.base, plan.budget, data_fingerprint(plan.base.common)
     search = Search(plan.grid, sampler, budget.trials)
@@ -302,7 +318,11 @@ def _refuse_unmeasured(metric: str, summaries: Summaries) -> None:
 
 
 def _validation_means(summaries: Summaries) -> list[Mapping[str, float]]:
-    """Return the validation means over sites, metric -> mean, of each run that did not fail."""
+    """Collect the validation metrics, as means over sites, of each run that did not fail.
+
+    Returns:
+        For each such run, metric -> mean, point by point and in the order of the runs.
+    """
     means = []
     for summary in chain(*summaries):
         if FAILED not in summary:
@@ -311,10 +331,11 @@ def _validation_means(summaries: Summaries) -> list[Mapping[str, float]]:
 
 
 def deciding_metric(headline: Sequence[str], summaries: Summaries) -> str:
-    """Return the first of the ``headline`` metrics that every successful run has.
+    """Choose the metric by which points are compared, if the user named none.
 
-    If there is no such metric, return "accuracy". A run may lack a metric: for example, AUC is
-    undefined in a fold with one class.
+    It is the first of the ``headline`` metrics that every successful run has on validation samples.
+    A run may lack a metric: for example, AUC is undefined in a fold with one class. If there is no
+    such metric, it is "accuracy".
     """
     means = _validation_means(summaries)
     for metric in headline:
@@ -326,10 +347,11 @@ def deciding_metric(headline: Sequence[str], summaries: Summaries) -> str:
 def ranking(
     points: Sequence[Mapping[str, Value]], summaries: Summaries, metric: str
 ) -> list[Point]:
-    """Score the points and sort them, the best first.
+    """Score the points by the mean of ``metric`` over their runs, and sort them, the best first.
 
-    A higher score is better, compared with six decimals. If scores are equal, the point with the
-    lower validation loss comes first. Points with a failed run come last.
+    A higher score is better. Scores are compared with six decimals. If scores are equal, the point
+    with the lower validation loss comes first, then the one that was tried first. Points with a
+    failed run come last.
     """
     scored = _score_points(points, summaries, metric)
     return sorted(scored, key=lambda p: (bool(p.failed), -round(p.score, 6), p.loss))
@@ -338,10 +360,9 @@ def ranking(
 def _score_points(
     points: Sequence[Mapping[str, Value]], summaries: Summaries, metric: str
 ) -> list[Point]:
-    """Score each point by its runs.
+    """Score each point by the mean of a metric over its runs, in the order of ``points``.
 
-    ``summaries`` has the summaries of each point's runs. Both ``summaries`` and the result are in
-    the order of ``points``.
+    ``summaries`` has, in the same order, the summaries of each point's runs.
     """
     scored = []
     for settings, runs in zip(points, summaries, strict=True):
@@ -352,9 +373,10 @@ def _score_points(
 def _score_point(
     settings: Mapping[str, Value], runs: Sequence[Mapping[str, Any]], metric: str
 ) -> Point:
-    """Score a point by the mean of ``metric`` over its runs, one per fold and seed.
+    """Score a point by the mean of a validation metric over its runs, one per fold and seed.
 
-    If a run failed, all scores are 0 and ``failed`` has the reason.
+    The standard error treats the runs as independent. If a run failed, all scores are 0, and
+    ``failed`` has the reason, because a mean over the other runs would favour points that diverge.
     """
     scores, losses, by_run = [], [], []
     digests = ""
@@ -374,9 +396,11 @@ def _score_point(
 
 
 def _by_site(runs: Sequence[Mapping[str, Mapping[str, float]]], metric: str) -> dict[str, float]:
-    """Return site -> mean of a metric over the runs that have it there.
+    """Average a metric at each site over the runs: site -> mean.
 
-    ``runs`` are mappings site -> metric -> value. Only sites of the first run are returned.
+    ``runs`` has site -> metric -> value for each run. A run without the metric at a site is left
+    out of the site's mean. Only sites of the first run are returned, and only if some run has the
+    metric there.
     """
     by_site = {}
     for site in runs[0]:
@@ -457,9 +481,11 @@ def _explain_choice(plan: Plan, ranked: Sequence[Point], metric: str) -> str:
 
 
 def _csv(groups: Sequence[Sequence[Trial]], summaries: Summaries, metric: str) -> str:
-    """Build the text of trials.csv: a row per run with its settings, seed and fold.
+    """Build the text of trials.csv: a row for each run, with its point's settings, seed and fold.
 
-    The row has the validation metrics and the summary's file, or the reason of the failure.
+    The row of a successful run has the deciding metric and the loss with all digits, the seconds,
+    the digest over all metrics, and the path of the summary. The row of a failed run has only the
+    reason.
     """
     records = []
     for trial, summary in zip(chain(*groups), chain(*summaries), strict=True):

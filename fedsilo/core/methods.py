@@ -281,7 +281,10 @@ def needs_sums_only(name: str) -> bool:
 
 
 def proves_sums(common: CommonSettings) -> bool:
-    """Return whether the server of a run proves its sums to the sites (``OwnSettings``)."""
+    """Return whether the server of a run must prove its sums to the sites.
+
+    This is so if the run's level of trust is 'sums' and its method has ``proves_sums`` set.
+    """
     return common.trust == SUMS and settings_class(common.method).proves_sums
 
 
@@ -304,7 +307,7 @@ def settings_class(name: str) -> type[OwnSettings]:
 
 
 def known_defaults() -> dict[str, Value]:
-    """Return key -> default for all common settings and all built-in methods' own settings.
+    """Return the default of every common setting and of every setting of a built-in method, by key.
 
     The settings of plugins are left out. A test compares the run config in pyproject.toml with
     these defaults.
@@ -316,7 +319,7 @@ def known_defaults() -> dict[str, Value]:
 
 
 def server_class(name: str) -> type[Any]:
-    """Return the class of a method's server side.
+    """Import the class of a method's server side, which combines the sites' replies.
 
     Raises:
         SettingError: no method has that name, the method's class does not exist, or the class lacks
@@ -326,7 +329,7 @@ def server_class(name: str) -> type[Any]:
 
 
 def site_class(name: str) -> type[Any]:
-    """Return the class of a method's site side.
+    """Import the class of a method's site side, which trains at a site and answers the server.
 
     For a built-in method, the server's side is not imported. A plugin without its own site class
     gets the class of the built-in method that it extends.
@@ -339,7 +342,11 @@ def site_class(name: str) -> type[Any]:
 
 
 def _class_of_side(name: str, side: str) -> type[Any]:
-    """Return the class of a method, built-in or a plugin's, for ``side``: "server" or "site".
+    """Import the server class or the site class of a method, which may be built-in or a plugin.
+
+    Args:
+        name: the method, as the setting 'method' names it.
+        side: "server" or "site".
 
     Raises:
         SettingError: no such method exists, its class does not exist, or the class leaves an
@@ -360,7 +367,7 @@ def _class_of_side(name: str, side: str) -> type[Any]:
 
 
 def _import_class(place: str, named_by: str) -> type[Any]:
-    """Import the class at ``place``, which is ``module:Class``.
+    """Import the class that a place such as ``module:Class`` names.
 
     Args:
         place: the module and the class.
@@ -403,10 +410,10 @@ def load_plugin_files(named: str, pins: Mapping[str, str] = {}) -> None:
 
 
 def _parent_method(server: type) -> str:
-    """Return the name of the built-in method that a plugin's server class extends.
+    """Return the name of the built-in method on which a plugin is based.
 
-    If the class extends several, the first in Python's method resolution order is returned. If it
-    extends none, the result is 'fedavg'.
+    This is the method whose server class the plugin's server class extends. Of several, it is the
+    first in Python's method resolution order. If there is none, the result is 'fedavg'.
     """
     # The classes are in the order Python looks up functions, so the nearest parent decides
     names = {class_name(name): name for name in OURS}
@@ -418,17 +425,18 @@ def _parent_method(server: type) -> str:
 
 
 def _plugin_class(name: str, room: str, suffix: str) -> Any:
-    """Return a plugin's settings class or site class.
+    """Return the settings class or the site class of a plugin method.
 
-    A plugin without such a class gets the class of the built-in method that it extends.
+    If the plugin has no such class, it is the class of the built-in method that the plugin extends.
 
     Args:
         name: the plugin, as the setting 'method' names it.
         room: "models" for the settings class, "client_app" for the site class.
-        suffix: the part of the class's name after the name of the server class.
+        suffix: the end of the class's name, after the name of the server class: "Settings" or
+            "Site".
 
     Raises:
-        SettingError: the plugin does not exist or does not import, or its class is not usable.
+        SettingError: the plugin does not exist or does not import, or its class cannot be used.
     """
     server = plugin_server(name, METHODS)
     part = plugin_part(server, room, suffix)

@@ -162,11 +162,12 @@ def metric_range(name: str) -> tuple[float, float]:
 
 
 def _plain_word(name: str) -> str:
-    """Return a metric's name without ``-from-<site>`` and without the prefix ``own-labels-``.
+    """Reduce a metric's name to the word that ``METRICS`` lists, such as "auc".
 
-    The prefixes ``trained-``, ``own-`` and ``labels-`` are removed too. The result is an empty
-    string for a metric of a class, bin or site (with a ``part``), and for a name that
-    ``read_metric`` refuses.
+    The prefixes ``trained-``, ``own-`` and ``labels-``, which come in this order, and the end
+    ``-from-<site>`` are removed, as in ``trained-own-auc-from-north``. The result is empty for a
+    name that ``read_metric`` refuses, and for a metric of only a part of the samples, such as
+    ``class.0.auc``. It need not be in ``METRICS``.
     """
     metric = read_metric(name.removeprefix(TRAINED_PREFIX))
     if metric is None or metric.part:
@@ -271,13 +272,17 @@ class BinCounts:
 
 
 def read_bins(values: Mapping[str, float], family: str) -> dict[int, BinCounts]:
-    """Collect the bins of one family: bin number (from 0) -> content, in rising order.
+    """Collect the bins of one family of metrics, such as the bins of a calibration curve.
 
-    A bin that lacks its count, right or mean is left out, so the result may be empty.
+    A bin has samples whose certainty is in one of ten ranges. A bin that lacks its count, right or
+    mean is left out, so the result may be empty.
 
     Args:
         values: metric -> value, for one site and split, with keys such as ``<family>.0.count``.
         family: one of BIN_FAMILIES.
+
+    Returns:
+        Number of the bin, from 0 to 9 -> its content, in rising order.
     """
     bins: dict[int, BinCounts] = {}
     for number in range(BINS):

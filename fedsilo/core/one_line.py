@@ -56,18 +56,22 @@ def abbreviate(text: object, longest: int = LONGEST, end: int = 100) -> str:
 
 
 def site_reason(text: object) -> str:
-    """Convert a site's reason to one line of at most 600 characters.
+    """Shorten the reason that a site gives for an error to one line of at most 600 characters.
 
-    The middle of a longer reason is cut out, but its last 300 characters stay. The limit is twice
-    the usual one, because paths on a hospital's file shares are long.
+    Unprintable characters become spaces. If the line is too long, its middle is replaced by ' … ',
+    and its last 300 characters stay, because they name the remedy. The limit is twice the usual
+    one, because paths on a hospital's file shares are long.
     """
     return abbreviate(text, 2 * LONGEST, LONGEST)
 
 
 def by_reason(reasons: Iterable[tuple[str, str]]) -> dict[str, str]:
-    """Group (name, reason) pairs by reason: reason -> its names, joined with commas.
+    """Group pairs of a name and a reason by reason, so that each reason is shown only once.
 
-    Reasons and names keep the order of their first occurrence; a name may occur twice.
+    Reasons and names keep the order of their first occurrence. A name may occur twice.
+
+    Returns:
+        Reason -> its names, joined with commas.
     """
     who: dict[str, list[str]] = {}
     for name, reason in reasons:
@@ -142,18 +146,18 @@ def as_word(path: Path) -> str:
 
 
 def reason_of(error: BaseException) -> str:
-    """Describe an error that foreign code raised, on one line: "Class: text".
+    """Describe an error that other code raised, in one line such as "KeyError: 'a'".
 
-    The text is cut after 200 characters.
+    The class comes first, then the text, which is cut after 200 characters.
     """
     return f"{type(error).__name__}: {one_line(error, 200)}"
 
 
 def _convert_to_text(value: object, written: Callable[[object], str] = str) -> str:
-    """Convert a value to a string by ``written``.
+    """Convert a value to a string by ``written``, without failing for values that are too large.
 
-    If that raises ValueError (a number with too many digits) or RecursionError (a list that is
-    nested too deeply), the result names the type, such as "a list that is too large to show".
+    If ``written`` raises ValueError (a number with too many digits) or RecursionError (a list that
+    is nested too deeply), the result names the type, such as "a list that is too large to show".
     """
     try:
         return written(value)

@@ -27,10 +27,10 @@ _BASES = {
 
 
 def plugin_server(name: str, ours: Collection[str]) -> type:
-    """Import a plugin's server class, a subclass of ``Method``.
+    """Import the server class of a plugin method; this subclass of ``Method`` is its main part.
 
-    A name ``module:Class`` names the class itself. A name without a class names a module, which
-    must declare exactly one subclass of ``Method``.
+    The name ``module:Class`` names the class itself. A name without a class stands for a module,
+    which must declare exactly one subclass of ``Method``.
 
     Args:
         name: the plugin, as the setting 'method' names it.
@@ -60,26 +60,25 @@ def plugin_server(name: str, ours: Collection[str]) -> type:
 
 
 def plugin_part(server: type, room: str, suffix: str) -> Any:
-    """Find a plugin's settings class or site class, in the module of its server class.
+    """Find the settings class or the site class of a plugin method, which may have both or neither.
 
-    The class's name is the name of the server class plus ``suffix``. If a settings class does not
-    set ``group`` itself, this function sets the class's ``group`` to the module's name in
-    kebab-case.
+    The class is in the module of the plugin's server class, and is called like that class plus
+    ``suffix``. It is checked here. If a settings class does not set ``group``, the first part of
+    its keys, the group becomes the module's name with '-' in place of '_'.
 
     Args:
-        server: the plugin's server class.
+        server: the plugin's server class, such as ``Mine``.
         room: "models" for the settings class, "client_app" for the site class.
-        suffix: the end of the class's name, after the name of the server class.
+        suffix: the end of the class's name: "Settings" or "Site".
 
     Returns:
-        The class; None if the module does not have a class of that name.
+        The class; None if the module has no class of that name.
 
     Raises:
-        SettingError: the class does not extend the base class of settings or site classes, or
-            leaves an abstract function undefined. A settings class must also be a dataclass, with
-            each field declared by ``setting``. The error is also raised if the class is missing,
-            but the module has another class of its kind whose name fits none of the module's server
-            classes.
+        SettingError: the class does not extend ``OwnSettings`` or ``SiteMethod``, or leaves an
+            abstract function undefined. Or a settings class is not a dataclass, or has a field that
+            ``setting`` did not declare. Or the class is missing, but the module has another one of
+            this kind that belongs to no server class.
     """
     module = import_module(server.__module__)
     part: Any = getattr(module, server.__name__ + suffix, None)
@@ -101,12 +100,14 @@ def plugin_part(server: type, room: str, suffix: str) -> Any:
 
 
 def refuse_lacking(part: type, where: str) -> None:
-    """Check that the class ``part`` defines all abstract functions of its base classes.
+    """Check that a class defines all abstract functions of its base classes.
 
-    ``where`` describes the module of the class in the error, such as "module 'own'".
+    Args:
+        part: the class, such as a plugin's site class.
+        where: the module of the class, for the error, such as "module 'own'".
 
     Raises:
-        SettingError: an abstract function is not defined. The error lists these functions, sorted.
+        SettingError: a function is not defined. The error lists all of them, sorted.
     """
     lacking = sorted(getattr(part, "__abstractmethods__", ()))
     if lacking:
@@ -118,11 +119,11 @@ def refuse_lacking(part: type, where: str) -> None:
 
 
 def _classes_in(module: ModuleType, base: type) -> list[type]:
-    """Return the classes in a module that extend ``base`` and that the module declares.
+    """List the subclasses of ``base`` that a plugin's module declares, in the order of declaration.
 
-    Only the module's own namespace is searched. A class that the module imports from one of its own
-    submodules counts as declared in the module. A class imported from elsewhere does not. ``base``
-    is returned too if the module declares it. A class under two names occurs twice.
+    Classes that the module only imports are left out, unless they come from one of its own
+    submodules. If the module declares ``base`` itself, it is included. A class under two names
+    occurs twice.
     """
     own = []
     for part in vars(module).values():
@@ -135,19 +136,20 @@ def _classes_in(module: ModuleType, base: type) -> list[type]:
 
 
 def _refuse_unused(module: ModuleType, server: type, base: type, suffix: str) -> None:
-    """Check that each settings or site class in ``module`` belongs to one of its server classes.
+    """Check that no settings or site class of a plugin would be ignored because of its name.
 
-    The name of a subclass of ``base`` must be the name of a server class plus ``suffix``. Otherwise
-    no method would use it. Classes whose names begin with '_' are exempt.
+    A plugin's settings class or site class is found by its name, which must be the name of a server
+    class in the same module plus ``suffix``. Classes whose names begin with '_' are exempt, because
+    other classes may extend them.
 
     Args:
         module: the plugin's module.
-        server: the plugin's server class, which the error uses as an example.
+        server: the plugin's server class, from which the error suggests a name.
         base: the base class of settings classes or site classes.
-        suffix: the end of the names of such classes.
+        suffix: the end of the names of such classes: "Settings" or "Site".
 
     Raises:
-        SettingError: names the first class with a wrong name, in alphabetical order.
+        SettingError: a class has another name. The error names the first one in alphabetical order.
     """
     methods = _classes_in(module, resolve_name(_BASES["strategies"]))
     taken = {f"{method.__name__}{suffix}" for method in methods}

@@ -47,10 +47,10 @@ def plugin_entries(named: str) -> list[str]:
 
 
 def module_of(entry: str) -> str:
-    """Return the module's name for an entry of 'plugin'.
+    """Return the name of the module that an entry of the setting 'plugin' stands for.
 
-    For a file it is the file's name without its folders and '.py'. Any other entry is returned
-    unchanged.
+    For a file, it is the file's name without its folders and '.py'. Any other entry is the name of
+    a module, and is returned unchanged.
     """
     return Path(entry).stem if entry.endswith(".py") else entry
 
@@ -94,20 +94,23 @@ def read_plugin(path: Path) -> bytes:
 
 
 def _load_file(path: Path, taken: Collection[str], pins: Mapping[str, str]) -> None:
-    """Execute one plugin file, and register it in ``sys.modules`` under its name without '.py'.
+    """Execute a plugin file, and make it a module with the file's name without '.py'.
 
-    The pin is compared first. If the file is already loaded and its bytes have not changed, nothing
-    is executed. A changed file is executed again and replaces its module. If its execution fails,
-    no module of that name is registered.
+    If the file is already loaded and its bytes have not changed, nothing is executed. A changed
+    file is executed again and replaces its module in ``sys.modules``. Exactly the bytes whose
+    digest was compared with the pin are executed, never a cached .pyc file. If the execution fails,
+    the module is removed.
 
     Args:
         path: the file FILE.py, as an absolute path.
         taken: module names that the file may not have.
-        pins: module -> the SHA-256 that its file must have. A module without a pin may have any.
+        pins: module -> the SHA-256 that its file must have, in hexadecimal digits. A file whose
+            module has no pin may have any content.
 
     Raises:
-        SettingError: the file cannot be read or executed, its digest differs from its pin, or its
-            name is taken or is not a Python identifier.
+        SettingError: the file cannot be read, its digest differs from its pin, its name is not a
+            Python identifier, is in ``taken`` or belongs to another module, or its execution raises
+            any exception, including SystemExit.
     """
     name = path.stem
     content = read_plugin(path)
@@ -137,11 +140,11 @@ def _load_file(path: Path, taken: Collection[str], pins: Mapping[str, str]) -> N
 
 
 def _is_other_module(name: str, path: Path) -> bool:
-    """Return whether the name ``name`` belongs to a module that is not the file ``path``.
+    """Return whether a module name is taken by a module that is not the file ``path``.
 
-    Loaded modules and modules that could be imported both count. A loaded module without a spec
-    also gives True, for example ``__main__`` or a plugin file that was executed before. ``name``
-    has no dot, so nothing is imported.
+    Loaded modules count, and so do modules that could be imported. A loaded module without a spec
+    always counts, for example ``__main__`` or a plugin file that was executed before. ``name`` has
+    no dot, so nothing is imported.
     """
     try:
         spec = find_spec(name)
@@ -315,11 +318,12 @@ def wrong_plugin(key: str, name: str, found: Any, wanted: str) -> SettingError:
 
 
 def with_plugin_settings(values: Mapping[str, Value], common: Collection[str]) -> dict[str, Value]:
-    """Return a copy of a run config with the settings in 'plugin-settings' in place of that key.
+    """Return a copy of a run config with the settings in 'plugin-settings' as separate keys.
 
-    'plugin-settings' holds a JSON object of a plugin method's own settings, ``group.key``. They
-    override the settings of that key in ``values``. A common setting is refused, because it would
-    replace a value that a site has already checked.
+    Flower accepts only keys that pyproject.toml lists. Therefore the own settings of a plugin
+    method are sent as one JSON object, ``{"group.key": value}``, in 'plugin-settings'. This key is
+    removed, and the settings override those of the same key in ``values``. A common setting is
+    refused, because it would replace a value that a site has already checked.
 
     Args:
         values: the run config, which must have 'plugin-settings'.
@@ -370,7 +374,7 @@ def import_plugin(module: str) -> None:
 
 
 def is_offered(module: str) -> bool:
-    """Return whether an installed package offers a plugin in the module ``module``.
+    """Return whether an installed package offers a plugin of fedsilo in the module ``module``.
 
     A package offers a plugin by an entry point in one of fedsilo's groups. Only the first part of
     the entry point's module is compared, so ``module`` must be a top-level module. It is not
@@ -385,10 +389,11 @@ def is_offered(module: str) -> bool:
 
 @contextmanager
 def without_working_folder() -> Iterator[None]:
-    """Remove the working folder from the import path inside the block, and put it back afterwards.
+    """Remove the working folder from Python's import path inside the block.
 
-    ``python -m`` puts the working folder on the path, and a user may work inside a folder that
-    somebody else sent. Paths that the block adds stay on the path.
+    ``python -m`` puts this folder on the path, but a user may work in a folder that somebody else
+    sent, whose files must not be imported. Afterwards the path is as before, with the entries that
+    the block added at its end.
     """
     before = list(sys.path)
     here = Path.cwd()
@@ -403,11 +408,15 @@ def without_working_folder() -> Iterator[None]:
 
 
 def digest_plugins(plugs: Iterable[PluginPlace]) -> dict[str, str]:
-    """Compute the digests of the code of plugins: top-level module -> SHA-256, sorted by module.
+    """Compute a digest of the code of plugins, by which a run notices that a plugin has changed.
 
-    The digest of a module covers its file. The digest of a package covers its Python, TOML,
-    Markdown, YAML and JSON files. Each module is imported first, which runs its code. A file of
-    'plugin' is not imported again, and its digest is that of the bytes that were executed.
+    Each plugin's top-level module is imported first, which runs its code. The digest of a module
+    covers its file. The digest of a package covers its Python, TOML, Markdown, YAML and JSON files.
+    A file of 'plugin' is not imported again, and its digest is that of the bytes that were
+    executed.
+
+    Returns:
+        Top-level module -> SHA-256, sorted by module.
 
     Raises:
         SettingError: a module does not import, or was not made from a file.
@@ -417,9 +426,13 @@ def digest_plugins(plugs: Iterable[PluginPlace]) -> dict[str, str]:
 
 
 def file_digests(entries: Iterable[str]) -> dict[str, str]:
-    """Return module -> SHA-256 for each file FILE.py among the entries of 'plugin'.
+    """Map the module of each plugin file in the setting 'plugin' to the SHA-256 of the file.
 
-    ``load_plugins`` must have executed the files. Their digests are those of the executed bytes.
+    The digest is that of the bytes that were executed, so ``load_plugins`` must have loaded the
+    files before. Entries that are not files FILE.py are ignored.
+
+    Args:
+        entries: the entries of 'plugin', which are files and names of modules.
     """
     modules = [module_of(entry) for entry in entries if entry.endswith(".py")]
     return {module: module_digest(module) for module in modules}
@@ -445,10 +458,11 @@ def stated_digests(text: str) -> dict[str, str]:
 
 
 def changed_plugins(digests: Mapping[str, str], text: str) -> list[str]:
-    """Return the modules whose digest differs from the one in 'plugin-digests', sorted.
+    """List the plugin modules that have changed since a run began, sorted.
 
-    A module that has a digest in only one of the two arguments counts as changed. The format of
-    ``text`` is not checked: an entry without '=' is a module with an empty digest.
+    A module has changed if its digest now differs from the one in 'plugin-digests', or if only one
+    of the two has the module. The format of ``text`` is not checked: an entry without '=' is a
+    module with an empty digest.
 
     Args:
         digests: module -> SHA-256 of the plugin now.

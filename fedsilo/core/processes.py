@@ -53,11 +53,10 @@ def free_ports(count: int) -> list[int]:
 
 
 def app_folder() -> Path:
-    """Return the folder of pyproject.toml, which ``flwr run`` bundles.
+    """Return fedsilo's checkout, the folder whose files ``flwr run`` sends to the sites.
 
     Raises:
-        ProcessError: the folder has no pyproject.toml, because fedsilo was not installed from a
-            checkout.
+        ProcessError: there is no pyproject.toml, because fedsilo was not installed from a checkout.
     """
     folder = installed_folder()
     if not (folder / "pyproject.toml").is_file():
@@ -153,11 +152,11 @@ def process_of(pid: int, started: float) -> psutil.Process | None:
 def end_with(process_id: int, by: signal.Signals | None = None) -> None:
     """Make this process exit with status 1 soon after another process has ended for any reason.
 
-    A daemon thread checks the other process twice a second. If the other process does not exist,
-    this process exits at once.
+    A daemon thread checks the other process twice a second. If the other process does not exist
+    now, this process exits at once.
 
     Args:
-        process_id: the process to watch.
+        process_id: the id of the process to watch.
         by: a signal that this process first sends to itself, so that it can end in order. It exits
             5 seconds later in any case. If None, it exits without a signal.
     """

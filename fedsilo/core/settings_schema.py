@@ -72,16 +72,15 @@ def setting(
 ) -> Any:
     """Declare a dataclass field as a setting, with its default, help text and allowed values.
 
-    The field's type may be a ``Literal`` of the allowed strings. Infinity and NaN are refused for a
-    float. Values are checked by ``build``, but the default is not.
+    The type of the field may be a ``Literal`` of the allowed strings. ``build`` checks values
+    against the declaration. The default itself is not checked. A float may not be infinite or NaN.
 
     Args:
         default: the default. A value must be of the default's type, but an int may stand for a
             float.
         help: one line that describes the setting.
-        roles: lists of settings that also contain this one, such as a role's name or several;
-            ``keys_with`` selects by role.
-        wording: describes allowed strings that no ``Literal`` lists.
+        roles: names of roles, or one name. ``keys_with`` lists all settings that have a role.
+        wording: describes the allowed strings in errors, if no ``Literal`` lists them.
         is_internal: whether only fedsilo sets the setting, never a user. Lists of settings leave
             out internal ones.
         gt: the number must be greater than this.
@@ -89,6 +88,9 @@ def setting(
         lt: the number must be less than this.
         le: the number must be at most this.
         pattern: a regular expression that the whole string must match.
+
+    Returns:
+        The result of ``dataclasses.field``, with these rules as metadata.
     """
     named = (roles,) if isinstance(roles, str) else roles
     said = {"roles": named, "wording": wording, "is_internal": is_internal}
@@ -126,15 +128,19 @@ def adapter_of(cls: type) -> TypeAdapter[Any]:
 
 
 def _owner_of(cls: type, field_name: str) -> type:
-    """Return the class that declares a field: the first one in the method resolution order."""
+    """Return the class that declares a field: the settings class itself or one of its bases.
+
+    If several declare it, the first in the method resolution order is returned.
+    """
     return next(c for c in cls.__mro__ if field_name in inspect.get_annotations(c))
 
 
 def _group_of(cls: type) -> str:
-    """Return the group of a settings class; an empty string if its keys have no group.
+    """Return the group of a settings class, which is the first part of its keys, such as "train".
 
-    The group is the class's own ``group``, not an inherited one. A class in ``models/methods``
-    without its own ``group`` has the name of its file as group.
+    The group is the attribute ``group`` of the class itself; an inherited one does not count. If a
+    class in ``models/methods`` lacks it, the group is the name of its file, with '-' in place of
+    '_'. For any other class without it, the result is empty, and the keys have no group.
     """
     if "group" in vars(cls):
         return str(vars(cls)["group"])
@@ -145,11 +151,12 @@ def _group_of(cls: type) -> str:
 
 
 def _key_in_group(group: str, field_name: str) -> str:
-    """Return the run-config key of a field: ``<group>.<name>``, with '-' in place of '_'.
+    """Build the key by which users write a setting, such as ``train.batch-size``.
 
-    If ``group`` is empty, the key is only the name. If the name begins with the group and a '-',
-    both are removed: the field ``run_name`` in the group ``run`` has the key ``run.name``. If the
-    name equals the group, the key is ``<group>.name``.
+    The key is ``<group>.<name of the field>``, with '-' in place of '_'. If ``group`` is empty, the
+    key is only the name. If the name begins with the group and a '-', this beginning is left out:
+    the field ``run_name`` in the group ``run`` has the key ``run.name``. If the name equals the
+    group, the key is ``<group>.name``.
     """
     key = key_of(field_name)
     if not group:
@@ -162,10 +169,10 @@ def _key_in_group(group: str, field_name: str) -> str:
 
 @cache
 def _names_by_key(cls: type) -> Mapping[str, str]:
-    """Return run-config key -> name of the field, in declaration order.
+    """Map the key of each setting of a class to the name of its field, in declaration order.
 
     The group in the key is that of the class that declares the field, even if a subclass inherits
-    it.
+    it. The result is computed once per class.
     """
     names = {}
     for field in dataclasses.fields(cls):
@@ -181,11 +188,10 @@ def keys_of(cls: type) -> dict[str, str]:
 
 @cache
 def groups_of(cls: type) -> dict[str, type]:
-    """Return the groups of a settings class: group -> the class that declares the group's settings.
+    """Map each group of a settings class to the class that declares the settings in the group.
 
     That class is ``cls`` or one of its bases. Settings without a group are under the key "". If
-    several classes declare settings of one group, the class of the first of these fields is
-    returned.
+    several classes declare settings of one group, the class of the first such field is returned.
     """
     found: dict[str, type] = {}
     for field in dataclasses.fields(cls):
@@ -196,10 +202,10 @@ def groups_of(cls: type) -> dict[str, type]:
 
 @cache
 def _read_rules(cls: type) -> Mapping[str, SettingRule]:
-    """Return run-config key -> rule for all settings of a class.
+    """Map the key of each setting of a class to its rule, in the order of declaration.
 
-    The keys are in the order of declaration. Fields that were not declared by ``setting`` are left
-    out.
+    A rule has the help text, the type and the allowed values of a setting. Fields that were not
+    declared by ``setting`` are left out. The result is computed once per class.
     """
     rules = {}
     fields = {field.name: field for field in dataclasses.fields(cls)}
@@ -210,12 +216,16 @@ def _read_rules(cls: type) -> Mapping[str, SettingRule]:
 
 
 def _build_rule(field: dataclasses.Field[Any], hint: Any) -> SettingRule:
-    """Build the rule of a setting from its field's metadata and ``hint``, the field's type.
+    """Build the rule of a setting, which describes its allowed values, from its dataclass field.
 
-    In the rule, ``allowed`` is text for errors. It describes the choices and the wording. If there
-    is no wording, it describes the pattern. If there is none of these, it describes the bounds of a
-    number. ``minimum`` and ``maximum`` do not tell whether the bound itself is allowed. A missing
-    bound is infinite.
+    In the rule, ``allowed`` is text for errors. It lists the choices and the wording. If there is
+    no wording, it has the pattern in its place. If there is none of these, it describes the bounds,
+    such as "above 0 and at most 1". ``minimum`` and ``maximum`` are the bounds as numbers; a
+    missing bound is infinite.
+
+    Args:
+        field: the field, as ``setting`` made it.
+        hint: the type of the field.
     """
     said = field.metadata
     choices = _choices_of(hint)
@@ -244,9 +254,11 @@ def _build_rule(field: dataclasses.Field[Any], hint: Any) -> SettingRule:
 
 
 def _choices_of(hint: Any) -> tuple[str, ...]:
-    """Return the strings in a type's first ``Literal``, also inside a union.
+    """Return the strings that the type of a setting allows, from its ``Literal``.
 
-    Without a ``Literal`` the result is empty. Deeper types are not searched.
+    The type may be a ``Literal`` or a union with one. Of several, the first counts. The result is
+    empty if there is none. ``Literal`` types inside other types, such as lists within a union, are
+    not found.
 
     Args:
         hint: the type of a field.
@@ -270,7 +282,9 @@ def rules_of(cls: type) -> Mapping[str, SettingRule]:
 
 
 def keys_in(cls: type, *groups: str) -> tuple[str, ...]:
-    """Return the keys of all settings in any of the given groups, in declaration order.
+    """List the keys of all settings of a class in the given groups, in the order of declaration.
+
+    A group is the first part of a key, such as "train".
 
     Raises:
         ValueError: ``cls`` does not have one of the groups.
@@ -286,7 +300,10 @@ def keys_in(cls: type, *groups: str) -> tuple[str, ...]:
 
 
 def keys_with(cls: type, *roles: str) -> tuple[str, ...]:
-    """Return the keys of all settings that have any of ``roles``, in declaration order.
+    """List the keys of all settings of a class that have any of the given roles.
+
+    A role is a label that ``setting`` gives to settings of several groups, such as "own" for those
+    that a site may override. The keys are in the order of declaration.
 
     Raises:
         ValueError: no setting of ``cls`` has one of the roles, which is probably misspelt.
@@ -320,23 +337,28 @@ def without_groups(settings: Any) -> dict[str, Value]:
 
 
 def values_of(cls: type, values: Mapping[str, Value]) -> dict[str, Value]:
-    """Select the settings of ``cls`` from a run config: key -> value, in declaration order.
+    """Select the settings of one class from a run config, which has those of all classes.
 
-    A setting that the run config lacks is left out. Keys of other classes are ignored, because a
-    run config has the common settings and the settings of every method.
-
-    The values are not checked.
+    The result maps keys to values, in the order of declaration. A setting that the run config lacks
+    is left out. Keys of other classes are ignored. The values are not checked.
     """
     return {key: values[key] for key in _read_rules(cls) if key in values}
 
 
 def build(cls: type[S], values: Mapping[str, Value]) -> S:
-    """Build a settings object from values by key. A setting without a value gets its default.
+    """Build a settings object from values by key, and check the values.
+
+    A setting without a value gets its default.
+
+    Args:
+        cls: the settings class.
+        values: run-config key -> value. All keys must be settings of ``cls``; ``values_of`` selects
+            them.
 
     Raises:
-        SettingError: ``cls`` does not declare a key (select keys by ``values_of`` first), a value
-            has the wrong type or is not allowed, or the class's ``__post_init__`` refuses the
-            combination of values.
+        SettingError: a key is unknown, a value has the wrong type or is not allowed, or the class's
+            ``__post_init__`` refuses the combination of values. If several values are wrong, the
+            error names one.
     """
     # mypy does not accept type[S] as the key of a cache
     plain: type = cls
@@ -388,10 +410,10 @@ def build_from_file(
 
 
 def _prepare_value(key: str, value: Value, rule: SettingRule) -> Value:
-    """Return a value as pydantic will check it, after checks that pydantic does not make.
+    """Check a setting's value as far as pydantic does not, and return it in pydantic's form.
 
-    Ranges and patterns are left to pydantic. A bool becomes 'true' or 'false' if the setting's
-    choices include that string.
+    The returned value is the given one, except that a bool becomes the string 'true' or 'false' if
+    the setting's choices have that string. Ranges and patterns are left to pydantic.
 
     Raises:
         SettingError: a whole number does not fit into 64 bits, the value of a string setting is not
@@ -445,10 +467,10 @@ def _wrong_value(key: str, value: Value, rule: SettingRule, fault: str) -> Setti
 
 
 def _text_fault(text: str) -> str | None:
-    """Return the rule that a string breaks, or None if a setting may have the string.
+    """Describe the rule that the string of a setting breaks; None if it breaks none.
 
-    The rule follows the setting's name ("must ..."). The string must be printable, have at most
-    4096 characters, and not begin with '~' and the name of an unknown user.
+    The description follows the setting's name, as in "must have ...". The string must be printable,
+    have at most 4096 characters, and not begin with '~' and the name of an unknown user.
     """
     if len(text) > _LONGEST or not text.isprintable():
         return f"must have at most {_LONGEST} characters, all of which can be printed"

@@ -62,14 +62,17 @@ def tasks_except(name: str) -> tuple[str, ...]:
 
 
 def numeric_columns(task: str, features: Sequence[str], names: Sequence[str]) -> tuple[str, ...]:
-    """Return the names of the columns that sites standardise, in the order of their sums.
+    """Return the names of the columns that all sites standardise together.
 
-    These columns are a table's features and, if the labels are numbers, the outcome.
+    Sites send sums over these columns, in this order, from which the common means and deviations
+    follow. The columns are a table's features and, if the labels of the task are numbers, the
+    outcome.
 
     Args:
         task: a name in ``TASKS``.
         features: the names of the features; empty for images.
-        names: the name of the outcome, if the labels are numbers; otherwise not used.
+        names: the name of the outcome, as the only item. It is ignored if the labels are not
+            numbers.
 
     Raises:
         KeyError: ``TASKS`` does not have the task.
@@ -80,10 +83,10 @@ def numeric_columns(task: str, features: Sequence[str], names: Sequence[str]) ->
 
 
 def count_strata(task: str, outputs: int) -> int:
-    """Return the number of groups (strata) in which a site counts its samples.
+    """Return the number of groups (strata) into which a site sorts its samples to count them.
 
     Some tasks have a fixed number: 1 for regression and multi-label, 2 for survival. In the other
-    tasks each of the ``outputs`` classes is a group.
+    tasks, each of the ``outputs`` classes is a group.
 
     Args:
         task: a name in ``TASKS``.

@@ -21,10 +21,18 @@ class MemberStatus:
 
     @property
     def last_seen(self) -> str:
-        """The site's state and its time, in words; empty for the server itself.
+        """The site's connection to the server in words, with its time; empty for the server itself.
 
-        For example "online since 2026-03-03 09:41:07 UTC", "never connected" or "cannot start: data
-        folder (2026-03-03 09:41:07 UTC)".
+        Without known times, it is only "online" or "offline". Otherwise it is the first that
+        applies:
+
+        - "never connected";
+        - "online since TIME";
+        - "offline", if the end of the newest connection is not known, because the server was down;
+        - "cannot start: CHECK (TIME)", if the newest start failed a check;
+        - "offline since TIME".
+
+        A time has the form "2026-03-03 09:41:07 UTC".
         """
         times = self.times
         if not self.seen or times is None:
@@ -46,15 +54,14 @@ def _time(moment: datetime) -> str:
 
 
 def status(folder: Path) -> list[MemberStatus]:
-    """Return the state of all members: first the server, then local sites, then other hospitals.
+    """Return the state of all members of a deployment, as ``fedsilo deploy status`` shows it.
 
-    If the server is down, all sites count as offline. A hospital on another machine has neither a
-    process id nor a log.
+    The order is: the server, the sites on this machine, the hospitals on other machines. If the
+    server does not run, all sites count as offline.
 
     Returns:
-        One entry for each member. The process id is None if the process does not run here. The
-        state is "online" or "offline", but an empty string for the server. A site has the times of
-        its connections if the server's database has them.
+        One entry for each member. A hospital on another machine has neither a process id nor a log.
+        A site has the times of its connections if the server's database has them.
 
     Raises:
         DeploymentError: the folder does not contain a deployment, or the server runs but does not

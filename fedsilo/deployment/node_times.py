@@ -40,10 +40,11 @@ class NodeTimes:
 
 
 def interval_for(check: str) -> float:
-    """Return the heartbeat interval that reports a failed check to the server, in seconds.
+    """Return the heartbeat interval that tells the server which check failed at a node.
 
-    Each check in ``FAULTS`` has its own interval. Any other check, such as one of a newer version,
-    gets the interval of "start".
+    A node that cannot start sends this interval, in seconds, as a code: 1000 plus the position of
+    the check in ``FAULTS``. A check that is not in the list, such as one of a newer version, gets
+    the code of "start", the first entry.
     """
     place = 0
     if check in FAULTS:
@@ -52,9 +53,10 @@ def interval_for(check: str) -> float:
 
 
 def fault_of(interval: float | None) -> str:
-    """Return the name of the failed check that a heartbeat interval reports.
+    """Return the name of the failed check that a heartbeat interval stands for.
 
-    The name is empty for None, for an ordinary interval, and for an interval of no known check.
+    ``interval_for`` defines the intervals. The name is empty for None, for an ordinary interval,
+    and for an interval of no known check.
     """
     if interval is None:
         return ""
@@ -65,11 +67,11 @@ def fault_of(interval: float | None) -> str:
 
 
 def read_node_times(deployment: Deployment) -> dict[str, NodeTimes]:
-    """Read the times of all nodes from the server's database, by node id.
+    """Read from the server's database when each node connected and left, by node id.
 
-    The result is empty if the database does not exist yet or cannot be read, for example because
-    another version of Flower wrote it. This is not an error, because the times are only additional
-    information.
+    If the database does not exist yet or cannot be read, for example because another version of
+    Flower wrote it, the result is empty. This is not an error, because the times are only
+    additional information.
     """
     database = deployment.home(SERVER) / "superlink.db"
     if not database.is_file():

@@ -43,15 +43,15 @@ class RulesError(FedsiloError):
 
 
 def read_rules_given(options: RuleOptions) -> dict[str, Any]:
-    """Return the rules that the options give, by key of the site file.
+    """Read the rules that the options of a hospital's start give, by key of the site file.
 
-    Options that were not given are left out. The keys are 'trust', 'methods' and 'datasets'
-    (lists), and those of ``rule``, whose values are parsed as YAML. Whether a rule of that key
-    exists is not checked.
+    The options ``trust``, ``method`` and ``dataset`` become the keys 'trust', 'methods' and
+    'datasets' (lists). Each text KEY=VALUE in ``rule`` adds a key, whose value is parsed as YAML.
+    Options that were not given are left out. Whether a rule of that key exists is not checked.
 
     Raises:
-        SettingError: a rule lacks '=', a key is given twice or is 'site', or a value is not valid
-            YAML.
+        SettingError: a rule lacks '=', its key is given twice or is 'site', or its value is not
+            valid YAML.
     """
     values: dict[str, Any] = {}
     if options.get("trust"):
@@ -78,15 +78,14 @@ def read_rules_given(options: RuleOptions) -> dict[str, Any]:
 
 
 def write_rules(site: str, options: RuleOptions) -> str:
-    """Build the text of a new site file, which allows everything that ``options`` do not limit.
+    """Build the text of a hospital's first site file from the options of its start.
 
-    The text is YAML, with one line for each key: the site, the trust level, "*" for methods, data
-    sets and records, and the given rules.
-
-    No file is written.
+    The text is YAML, with one line for each key: the site's name, the level of trust, the methods,
+    data sets and records (all are allowed by default), and the other given rules. It is checked by
+    parsing it. No file is written.
 
     Raises:
-        RulesError: no trust level is given, or an option cannot be used.
+        RulesError: no level of trust is given, or an option cannot be used.
     """
     rules: dict[str, Any] = {"site": site, "trust": ""}
     for key in ("methods", "datasets", "records"):
@@ -169,16 +168,17 @@ def _show_value(content: Mapping[str, Any], key: str) -> str:
 
 
 def effective_rules(context: Context) -> SiteFile:
-    """Return the rules that apply at a site: the stricter of its site file and its node config.
+    """Return the rules that apply at a site: of each limit, the stricter one of two sources.
 
-    Without a site file, all methods, data sets and records are allowed, but the limits in the node
-    config still apply.
+    The sources are the site file and the node config. Without a site file, all methods, data sets
+    and records are allowed, but the limits in the node config still apply.
 
     Args:
         context: Flower's context of the site, whose node config may name a site file.
 
     Raises:
-        RefusedError: the site file is unusable, or trust is ``nobody`` without a cap on epsilon.
+        RefusedError: the site file cannot be used, or the level of trust is ``nobody`` without a
+            cap on epsilon.
         SettingError: the node config has a wrong value.
     """
     rules = SiteFile(methods=_ALL, datasets=_ALL, records=_ALL)
@@ -213,10 +213,11 @@ def explain_rules(rules: SiteFile, has_file: bool = True) -> list[str]:
 
 
 def describe_rule(key: str, value: Any) -> str:
-    """Describe one rule: the sentence for ``key`` in ``SENTENCES``, with ``value`` inserted.
+    """Describe one rule of a site file in a sentence.
 
-    A list becomes names joined by commas, or "*" if it contains "*". Limits in megabytes are shown
-    in gigabytes. If ``SENTENCES`` has several sentences for the key, the value selects one of them.
+    The sentence is the one for ``key`` in ``SENTENCES``, with ``value`` inserted. Some keys have a
+    separate sentence for certain values, such as 0 or an empty list. A list is shown as names
+    joined by commas, or as "*" if it contains "*". Limits in megabytes are shown in gigabytes.
     """
     if isinstance(value, tuple):
         value = "*" if "*" in value else ", ".join(value)

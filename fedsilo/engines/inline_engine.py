@@ -77,9 +77,10 @@ class InlineGrid(Grid):
         group_id: str,
         ttl: float | None = None,
     ) -> Message:
-        """Create a message, but do not queue it.
+        """Create a message to a node and return it. The message is not queued.
 
-        Flower's grids have this method, and it is deprecated there in favour of ``Message(...)``.
+        Flower's own grids have this method, although it is deprecated there in favour of
+        ``Message(...)``. The arguments are those of Flower.
         """
         return Message(content, dst_node_id, message_type, ttl=ttl, group_id=group_id)
 
@@ -88,7 +89,10 @@ class InlineGrid(Grid):
         return list(self._contexts)
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        """Queue messages and return their ids; nothing is computed yet."""
+        """Queue messages for ``pull_messages``, and return a new id for each, in order.
+
+        Each message gets its id as metadata. Nothing is computed yet.
+        """
         ids = []
         for message in messages:
             ids.append(f"inline-{next(self._numbers)}")
@@ -184,14 +188,21 @@ class InlineGrid(Grid):
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None
     ) -> Iterable[Message]:
-        """Compute and return the replies to all messages, in their order."""
+        """Compute the reply to each message, one after another, and return the replies in order.
+
+        ``timeout`` is ignored.
+        """
         replies: list[Message] = []
         for message_id in self.push_messages(messages):
             replies.extend(self.pull_messages([message_id]))
         return replies
 
     def answer(self, message: Message) -> Message:
-        """Let the ClientApp answer a message. If it raises an exception, build an error reply."""
+        """Compute the reply to a message by calling the ClientApp with the context of its site.
+
+        If the ClientApp raises an exception, the reply is an error message with the type and the
+        text of the exception, as at a real node.
+        """
         context = self._contexts[message.metadata.dst_node_id]
         try:
             return self._app(message, context)
@@ -206,9 +217,10 @@ def partition_configs(nodes: int) -> list[dict[str, Value]]:
 
 @contextmanager
 def flower_identity() -> Iterator[None]:
-    """Set, while the block runs, the process-wide ids that Flower's Message constructor reads.
+    """Let messages be created outside of a Flower process while the block runs.
 
-    The ids of run, node and task before the block are restored after it.
+    Flower's Message constructor reads the ids of the run, the node and the task from variables of
+    the process. These are set here, and their earlier values are restored after the block.
     """
     before = (TaskIdentity._run_id, TaskIdentity._node_id, TaskIdentity._task_id)
     TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, _SERVER_NODE, 1
@@ -245,12 +257,12 @@ def choose_together(common: CommonSettings, sites: int) -> int:
 
 @contextmanager
 def inline_grid(settings: RunSettings, nodes: int, together: int = 1) -> Iterator[InlineGrid]:
-    """Yield a grid of ``nodes`` simulated sites in this process.
+    """Yield a Flower grid whose simulated sites run in this process, while the block runs.
 
     Args:
         settings: the settings of the run.
-        nodes: the number of sites.
-        together: how many sites to train as one batch.
+        nodes: the number of simulated sites.
+        together: the number of sites that are trained as one batch; 1 to train them one by one.
     """
     from fedsilo.client_app.app import app
 
@@ -259,9 +271,12 @@ def inline_grid(settings: RunSettings, nodes: int, together: int = 1) -> Iterato
 
 
 def run_inline(settings: RunSettings, nodes: int) -> RunDirectory:
-    """Run ``settings`` over ``nodes`` simulated sites in this process.
+    """Run the settings over ``nodes`` simulated sites in this process; return the run directory.
 
-    Returns the run directory. Raises the errors of ``run``.
+    Sites may be trained as one batch; see ``choose_together``.
+
+    Raises:
+        FedsiloError: the run failed; see ``run``.
     """
     from fedsilo.server_app.run.runner import run
 

@@ -69,7 +69,10 @@ def plan_run(
 def planned_settings(
     experiment: str, sources: RunSources, overrides: Mapping[str, Value] | None = None
 ) -> RunSettings:
-    """Build only the settings of a run. Unlike ``plan_run``, this needs no data on this machine.
+    """Build only the settings of a run, without its resources.
+
+    The sources override each other as in ``plan_run``. Unlike ``plan_run``, this needs no data on
+    this machine.
 
     Raises:
         SettingError: a source cannot be read, or a setting is wrong.
@@ -143,10 +146,14 @@ def _with_paths(values: Mapping[str, Value], sources: RunSources) -> dict[str, V
 
 
 def _with_plugins(values: dict[str, Value]) -> dict[str, Value]:
-    """Move the plugin files that settings name to 'plugin', as absolute paths.
+    """Move the plugin files that settings name to the setting 'plugin', as absolute paths.
 
-    ``network.name`` 'nets.py:build' becomes 'nets:build', and the path of nets.py goes into
-    'plugin'. ``values`` is changed and returned.
+    A plugin is a Python file of the user. For example, the value 'nets.py:build' of 'network.name'
+    becomes 'nets:build', and the path of nets.py is added to 'plugin'. The same is done for
+    'method', 'dataset' and 'split.partition'. Each file is listed once.
+
+    Args:
+        values: the settings, which are changed in place and returned.
     """
     entries = plugins.plugin_entries(str(values.get("plugin", "")))
     for key in ("network.name", "method", "dataset", "split.partition"):
@@ -236,9 +243,10 @@ def engine_for(
     With "auto", the first rule that applies decides:
     - With a Ray address, the engine is "ray".
     - With 'machine.vectorised' above 1, it is "inline".
-    - It is also "inline" if only one worker process fits, if a run on tables is too short to repay
-      the start of processes (docs/engines.md), or if there is a GPU to use but the sites have no
-      share of it.
+    - It is also "inline" if only one worker process fits.
+    - It is also "inline" if a run on tables is too short to repay the start of processes
+      (docs/engines.md).
+    - It is also "inline" if there is a GPU to use, but the sites have no share of it.
     - Otherwise it is "processes".
 
     If "auto" chooses "inline" or "processes", the choice is printed with its reason.

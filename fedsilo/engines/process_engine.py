@@ -78,9 +78,12 @@ class SiteProcess:
         )
 
     def submit(self, parcel: Parcel) -> Future[Parcel]:
-        """Let the process answer a packed message, and return the future of its reply.
+        """Send a packed message to the process, and return the future of its packed reply.
 
-        If the process was killed while idle, it is started again first.
+        If the process was killed while it was idle, it is started again first.
+
+        Raises:
+            ProcessError: the process cannot be started again.
         """
         try:
             return self.pool.submit(_answer_parcel, parcel)
@@ -151,10 +154,11 @@ class ProcessGrid(InlineGrid):
         return [self._replies.pop(key) for key in wanted if key in self._replies]
 
     def _dispatch(self) -> None:
-        """Give each idle worker a waiting message.
+        """Give a waiting message to each idle worker, until no worker is idle or no message waits.
 
-        A worker gets the oldest message for a site that no other worker has run last. If there is
-        no such message, the worker gets the oldest message of all.
+        A worker has the data of the sites that it has run in memory. So it gets the oldest message
+        for a site that it was the last worker to run, or that no worker has run yet. If there is no
+        such message, it gets the oldest message of all.
         """
         while self._idle and self._waiting:
             worker = self._idle.pop()
@@ -170,10 +174,10 @@ class ProcessGrid(InlineGrid):
             self._running[future] = message, worker
 
     def _store_reply(self, future: Future[Parcel]) -> None:
-        """Store the reply of a finished future, and mark its worker as idle.
+        """Store the reply of a finished future for ``pull_messages``, and mark its worker as idle.
 
-        If the worker died, it is started again and the message is queued first. After three deaths
-        the message gets an error reply.
+        If the worker died, it is started again, and the message is queued before all others. After
+        a message's third dead worker, the message gets an error reply instead.
         """
         message, worker = self._running.pop(future)
         self._idle.append(worker)
@@ -297,9 +301,14 @@ def process_grid(settings: RunSettings, resources: Mapping[str, Value]) -> Itera
 
 
 def run_with_processes(settings: RunSettings, resources: Mapping[str, Value]) -> RunDirectory:
-    """Run ``settings`` with sites in processes of this machine, and return the run directory.
+    """Run the settings with simulated sites in worker processes, and return the run directory.
 
-    Raises the errors of ``process_grid`` and ``run``.
+    Args:
+        settings: the settings of the run.
+        resources: the number of sites and their shares of cores and GPUs, which are checked here.
+
+    Raises:
+        FedsiloError: the resources are wrong, the workers cannot use the device, or the run failed.
     """
     from fedsilo.server_app.run.runner import run
 

@@ -119,7 +119,10 @@ class StackedSteps:
         self._lengths = self._compute.bring(self._sizes)
 
     def take_all(self) -> Tensor:
-        """Take all steps of all sites; afterwards ``stack`` has each site's trained arrays.
+        """Take all optimiser steps of all sites, step by step, with all sites at once.
+
+        A site with fewer steps drops out when it has taken them. Afterwards, ``stack`` has each
+        site's trained arrays.
 
         Returns:
             The mean loss of each step, (sites, steps) on the CPU; 0 for steps that a site does not
@@ -209,9 +212,10 @@ def _stack_terms(sites: Sequence[Planned]) -> tuple[Term | None, list[list[Tenso
 
 
 def _open_optimiser(stack: StackedNetwork, settings: CommonSettings) -> Optimizer:
-    """Build the run's optimiser over the stacked parameters.
+    """Build the run's optimiser over the stacked parameters of several sites.
 
-    It is fused if the settings say so, or if it is one of ``_FUSED`` without further arguments.
+    It is PyTorch's fused form if the settings ask for it. It is also fused if it is one of
+    ``_FUSED`` and has no further arguments.
     """
     has_fused_form = settings.optimiser.lower() in _FUSED and not settings.optimiser_arguments
     fused = settings.fused_optimiser or has_fused_form

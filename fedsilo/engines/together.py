@@ -151,7 +151,11 @@ def _rehearse(message: Message, context: Context) -> _Site | None:
 
 
 def _plan(training: LocalTraining) -> Planned:
-    """Return the batches of a training, which are those that ``LocalTraining.run`` would take."""
+    """Plan the batches of a training, exactly as ``LocalTraining.run`` would choose them.
+
+    If the training has no plan of its own, the batches are drawn from the run's seed and the
+    training's key.
+    """
     passes = training.plan
     if passes is None:
         seed = derive_seed(training.settings.seed, "batches", *training.key)

@@ -180,10 +180,19 @@ def _explain_rows(
     classes: Sequence[str],
     logits: Tensor,
 ) -> list[ImageExplanation]:
-    """Explain the predictions for some rows of ``split``, in the order of ``rows``.
+    """Explain a ViT's predictions for some images of a split by attention rollout.
 
-    ``logits`` (len(rows), classes) are the network's outputs for these rows, on the CPU. All
-    explanations get the same ``title``. The result is empty if ``rows`` is empty.
+    Args:
+        network: the ViT, on the compute device.
+        split: the samples.
+        compute: the device and the precision.
+        rows: the numbers of the images in ``split``.
+        title: the title of every explanation.
+        classes: the names of the classes.
+        logits: the network's outputs for these images, (len(rows), classes) on the CPU.
+
+    Returns:
+        The explanations, in the order of ``rows``.
     """
     if not rows:
         return []

@@ -42,9 +42,11 @@ class ColumnExplanation:
         return vars(self) | {"method": METHOD}
 
     def lines(self) -> list[str]:
-        """Format the explanation as text: title, probabilities, a line per column, and the method.
+        """Format the explanation as lines of text.
 
-        Columns are sorted by the absolute value of their contribution, the largest first.
+        The lines are the title; the probability of the predicted class, and its probability for the
+        mean row; each column with its contribution, the largest absolute value first; and the
+        method.
         """
         pairs = list(zip(self.columns, self.contributions, strict=True))
         pairs.sort(key=lambda pair: -abs(pair[1]))
@@ -93,12 +95,12 @@ def column_contributions(
     answers: Tensor,
     predict: Callable[[Tensor], Tensor] = probabilities_of,
 ) -> tuple[Tensor, Tensor]:
-    """Compute the Shapley value of each column for a prediction in each row.
+    """Compute how much each column of a table contributes to a prediction, as Shapley values.
 
-    By default the prediction is the probability of a class.
-
-    The random orders of columns have a fixed seed, so equal calls give equal values. The features
-    of a categorical column are one column, with one value.
+    By default, the prediction is the probability of a class. A row's contributions sum to the
+    difference between its prediction and that of the mean row. The values are estimated from random
+    orders of the columns (captum's ShapleyValueSampling) with a fixed seed, so equal calls give
+    equal values. The features of a categorical column count as one column.
 
     Args:
         network: on its device; it is put in eval mode.

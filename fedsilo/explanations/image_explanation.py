@@ -78,10 +78,11 @@ class ImageExplanation:
         return "vacuity", self.vacuity
 
     def document(self) -> dict[str, Any]:
-        """Return the explanation as a JSON object, without the image.
+        """Return the explanation as a dictionary for JSON, without the image.
 
-        The key of the map's values is the map's name. The key ``label`` exists only if the map
-        belongs to a class.
+        It has the title, the values of the map under the map's name, the classes, their
+        probabilities and beliefs, and the vacuity. If the map belongs to a class, ``label`` is the
+        number of the class.
         """
         document: dict[str, Any] = {
             "title": self.title,
@@ -106,6 +107,10 @@ class ImageExplanation:
         return [*self._answer_lines(), self.saliency.place]
 
     def _answer_lines(self) -> list[str]:
+        """Format the prediction as lines of text: the title, then each class with its probability.
+
+        For an evidential network, each class also has its belief, and a last line has the vacuity.
+        """
         lines = [self.title]
         for label, name in enumerate(self.classes):
             line = f"{name}: probability {self.probabilities[label]:.3f}"
@@ -117,9 +122,11 @@ class ImageExplanation:
         return lines
 
     def figure(self) -> Figure:
-        """Draw the image, and next to it the image with its map over it.
+        """Draw two panels: the image, and the image with its map over it.
 
-        The title of the figure has all ``lines`` except the last, the important place.
+        Above them are the title, the probability of each class and, for an evidential network, the
+        belief in each class and the vacuity. The name of the most important place, the last of
+        ``lines``, is left out, because the map shows it.
         """
         from matplotlib.figure import Figure
 
@@ -199,11 +206,11 @@ def draw_map(axes: Axes, image: Tensor, saliency: SaliencyMap) -> None:
 
 
 def _reduce(image: Tensor) -> Tensor:
-    """Convert an image (channels, height, width) to float32 in [0, 1], with sides up to 512 pixels.
+    """Convert an image (channels, height, width) for drawing: float32 in [0, 1], not too large.
 
-    8-bit images are divided by 255. Other images are scaled so that their 0.2 % quantile becomes 0
-    and their 99.8 % quantile becomes 1. An image with a longer side is shrunk with its proportions
-    unchanged. A smaller image keeps its size.
+    8-bit images are divided by 255. Other images have no fixed range, so they are scaled so that
+    their 0.2 % quantile becomes 0 and their 99.8 % quantile becomes 1. If a side is longer than 512
+    pixels, the image is shrunk to that length with its proportions unchanged.
     """
     pixels = image.float()
     if image.dtype == torch.uint8:

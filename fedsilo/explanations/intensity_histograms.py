@@ -90,7 +90,10 @@ def open_silos(
 
 
 def site_histograms(dataset: str, silos: Mapping[str, Silo], split: str) -> SiteHistograms:
-    """Compute the histograms of all silos that have images in the split; leave out the others.
+    """Compute the histograms of the pixels of all silos that have images in the split.
+
+    Silos without images are left out. The result also has the title of the picture, and the label
+    of each site for the legend.
 
     Args:
         dataset: the name of the data set, for the title.
@@ -162,11 +165,18 @@ def _foreground(split: Split, form: Form) -> Iterator[Tensor]:
 
 
 def _edges(splits: Mapping[str, Split], form: Form, step: float) -> Tensor:
-    """Choose up to 64 equal bins that cover the pixels of all sites: edges, float64 (bins + 1,).
+    """Choose the edges of a histogram with up to 64 equal bins over the pixels of all sites.
 
-    ``step`` is the distance between two neighbouring pixel values. If it is 0, for continuous
-    pixels, there are always 64 bins. Otherwise each bin has the same number of possible values,
-    because high and low bars would else alternate.
+    If pixels are continuous, there are always 64 bins. Otherwise each bin has the same number of
+    possible pixel values, because bars of different numbers would alternate in height.
+
+    Args:
+        splits: site -> its images.
+        form: whether the pixels are taken as stored or as a network gets them.
+        step: the distance between two neighbouring pixel values; 0 for continuous pixels.
+
+    Returns:
+        The edges, float64 (bins + 1,).
 
     Raises:
         DataError: all images show only background.
@@ -189,9 +199,15 @@ def _edges(splits: Mapping[str, Split], form: Form, step: float) -> Tensor:
 
 
 def _density(split: Split, form: Form, edges: Tensor) -> Tensor:
-    """Compute the density, float64 (bins,), of a site's pixels over the bins between ``edges``.
+    """Compute the histogram of a site's pixels as a density, float64 (bins,).
 
-    A site whose images show only background has density 0 everywhere.
+    The density times the width of the bins sums to 1. A site whose images show only background has
+    density 0 everywhere.
+
+    Args:
+        split: the site's images.
+        form: whether the pixels are taken as stored or as a network gets them.
+        edges: the edges of the bins, float64 (bins + 1,), all of the same width.
     """
     bins, low, high = len(edges) - 1, edges[0].item(), edges[-1].item()
     # float64, because float32 counts exactly only up to 2^24 pixels
@@ -202,7 +218,11 @@ def _density(split: Split, form: Form, edges: Tensor) -> Tensor:
 
 
 def draw_histograms(measured: SiteHistograms) -> Figure:
-    """Draw two panels with a line per site: the stored pixels, and the network's inputs."""
+    """Draw the histograms of all sites in two panels, with a line for each site.
+
+    The left panel has the stored pixels, and the right panel the pixels as the network gets them.
+    The legend below has each site's number of images.
+    """
     figure = new_figure(10, 4.6)
     left, right = figure.subplots(1, 2)
     styles = line_styles(list(measured.labels))
@@ -217,9 +237,10 @@ def draw_histograms(measured: SiteHistograms) -> Figure:
 
 
 def _draw(axes: Axes, histograms: Histograms, styles: Mapping[str, LineStyle], title: str) -> None:
-    """Draw a line per site into a panel.
+    """Draw the density of each site's pixels as a line into a panel.
 
-    The horizontal axis leaves out the lowest and the highest 0.05 % of the pixels.
+    The horizontal axis leaves out the lowest and the highest 0.05 % of the pixels of all sites. If
+    high peaks are cut off, the title says so (``_limit_axis``).
     """
     centres = (histograms.edges[:-1] + histograms.edges[1:]) / 2
     for site, density in histograms.densities.items():

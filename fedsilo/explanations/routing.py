@@ -66,9 +66,11 @@ class PatientExplanation:
         return list(zip(self.contributions[expert], self.features, strict=True))
 
     def figure(self) -> Figure:
-        """Draw three panels: weights and probabilities, terms of scores, terms of distances.
+        """Draw the routing of a patient in three panels.
 
-        The third panel shows at most 30 features.
+        The left one has each expert's weight and probability. The middle one shows how each
+        distance to a hospital's patients adds to the router's score of each expert. The right one
+        shows how each feature adds to these distances, for at most 30 features.
         """
         from matplotlib.figure import Figure
 
@@ -130,7 +132,10 @@ def explain_routing(
     features: list[str],
     outcome: str = "the last class",
 ) -> PatientExplanation:
-    """Explain how PICSR weights its experts for one sample.
+    """Explain for one sample how PICSR weights its experts, and what each expert predicts.
+
+    The explanation also has the distances between the sample and the hospitals' prototypes, the
+    terms of the router's scores, and each feature's contribution to the distances.
 
     Args:
         network: the mixture of experts; it is put in eval mode.

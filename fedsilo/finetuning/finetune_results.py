@@ -272,10 +272,17 @@ def spread_rows(origin: Sequence[str], count: int) -> list[int]:
 
 
 def colour_masks(predicted: Tensor, mask: Tensor) -> Tensor:
-    """Colour the differences of a predicted and a true mask (h, w): RGBA (h, w, 4) in [0, 1].
+    """Colour where a predicted mask agrees with the true one, as a layer to draw over an image.
 
     Hits, false alarms and missed pixels each have a colour. Pixels outside both masks are
     transparent.
+
+    Args:
+        predicted: the predicted mask (h, w), 0 or 1.
+        mask: the true mask (h, w), 0 or 1.
+
+    Returns:
+        RGBA (h, w, 4) in [0, 1].
     """
     marked, true = predicted.bool(), mask.bool()
     layer = torch.zeros(*mask.shape, 4)

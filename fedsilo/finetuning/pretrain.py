@@ -143,9 +143,10 @@ def _read_public_images(common: CommonSettings, recipe: Pretraining) -> tuple[Sp
 
 
 def backbone_file(common: CommonSettings) -> Path:
-    """Return the path of the file that 'vit.backbone-weights' names.
+    """Return the path of the file with the weights of the ViT that 'vit.backbone-weights' names.
 
-    A relative path is below the folder of backbones in the cache. The file need not exist.
+    A relative path is below the folder of backbones in the cache. Whether the file exists is not
+    checked.
 
     Raises:
         SettingError: the setting is empty, 'timm' or 'random', which do not name a file.
@@ -246,7 +247,9 @@ class _Trainer:
         return loss / self.steps
 
     def _step(self, images: Tensor, labels: Tensor) -> float:
-        """Take one optimiser step, with gradients clipped to norm 1.
+        """Take one optimiser step on a batch, with gradients clipped to norm 1.
+
+        The loss is a cross-entropy with class weights and label smoothing.
 
         Returns:
             The loss of the batch before the step.

@@ -91,12 +91,10 @@ def read_labelled_images(settings: CommonSettings, sites: Sequence[str]) -> Pool
 def read_masked_images(settings: CommonSettings, sites: Sequence[str]) -> Pooled:
     """Read the images of the sites with their masks, and pool them.
 
-    Test masks may all be empty.
-
     Raises:
-        DataError: a split is empty at all sites, or all its training or validation masks are empty.
-            Also raised if masks differ in size from their images or have a value above 1, or if the
-            sites' images have different sizes.
+        DataError: masks differ in size from their images or have a value above 1; the sites' images
+            have different sizes; a split is empty at all sites; or all masks of the training or the
+            validation images are empty. Test masks may all be empty.
     """
     silos = [load_masked_silo(site, settings) for site in sites]
     for silo in silos:
@@ -236,7 +234,11 @@ class Segmentation(Downstream):
         return build_segmentation(self.network, settings, shape)
 
     def trunk(self, network: nn.Module) -> nn.Module:
-        """Return the encoder of ``network``, whose arrays have the same names as in a run."""
+        """Return the part of a segmentation network that can receive the arrays of a run.
+
+        It is the encoder, whose arrays have the same names as in a run. ``choose_network`` gives no
+        run's arrays to a network without such a part.
+        """
         trunk = cast(Segmenter, network).trunk()
         assert trunk is not None, (
             "choose_network gives no run's weights to a network without a trunk"
@@ -297,9 +299,17 @@ class TrainedSeed:
 
 
 def _logits(network: nn.Module, inputs: Tensor, compute: Compute) -> Iterator[Tensor]:
-    """Yield logits (b, classes, h, w), float32 on the device, for at most 32 images at a time.
+    """Yield the class scores of each pixel of the images, for at most 32 images at a time.
 
-    The network is put in eval mode. ``inputs`` are images (n, c, h, w) as a silo stores them.
+    The network is put in eval mode.
+
+    Args:
+        network: on the compute device.
+        inputs: images (n, c, h, w), as a silo stores them.
+        compute: the device.
+
+    Yields:
+        Logits (b, classes, h, w), float32 on the device.
     """
     network.eval()
     for part in in_batches(inputs):

@@ -88,7 +88,7 @@ def transfer(
 
 
 def _encoder_arrays(trunk: nn.Module) -> dict[str, Tensor]:
-    """Return the floating-point arrays of ``trunk`` by name, without the arrays of its head.
+    """Return the floating-point arrays of a network by name, except those of its head.
 
     The arrays share memory with the network, so they change when the network changes.
     """

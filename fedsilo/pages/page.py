@@ -95,9 +95,14 @@ def is_number(cell: str) -> bool:
 
 @cache
 def environment(package: str = "fedsilo.pages", *, html: bool = True) -> Environment:
-    """Build the Jinja environment of the templates in a package. Later calls return the same one.
+    """Build the environment by which Jinja renders the templates in a package.
 
-    ``html`` turns on the escaping of values. An undefined variable is an error.
+    Later calls with the same arguments return the same environment. A variable that a template uses
+    but does not get is an error, and not an empty text.
+
+    Args:
+        package: the package that has the templates.
+        html: whether to escape values for HTML.
     """
     from jinja2 import Environment, PackageLoader, StrictUndefined
 

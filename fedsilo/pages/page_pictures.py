@@ -35,6 +35,9 @@ def curves(
 ) -> str:
     """Draw lines over rounds, each with its own colour, marker and dash.
 
+    If there are several lines, a legend names them. A line with 16 points or more has only about
+    eight markers.
+
     Args:
         name: the picture's name, unique on its page.
         lines: title of a line -> round -> value.
@@ -107,13 +110,18 @@ def estimates(
     label: str,
     points: Mapping[str, Sequence[float]] | None = None,
 ) -> str:
-    """Draw values with their intervals as points and error bars, one row of the picture per name.
+    """Draw values with their intervals as points and error bars, with a row for each name.
+
+    The first row is at the top. If there are several series, their points in a row are drawn next
+    to each other, and a legend names the series.
 
     Args:
         name: the picture's name, unique on its page.
-        series: title -> row -> value; the markers of the first series are filled.
+        series: title of a series -> name of a row -> value, with its interval or without. The
+            markers of the first series are filled.
         label: the label of the horizontal axis.
-        points: row -> further values, such as one per seed, drawn as small dots.
+        points: name of a row -> further values, such as one per seed, drawn as small dots. Each row
+            must be in ``series``.
 
     Returns:
         The text of an ``svg`` element.
@@ -275,7 +283,15 @@ def _panel(height: float) -> tuple[Figure, Axes]:
 def _finish_picture(
     figure: Figure, axes: Axes, name: str, over: str, *, legend: bool = False
 ) -> str:
-    """Label the horizontal axis with ``over``, add a legend, and return the picture as SVG text."""
+    """Complete a picture for a page, and return it as the text of an ``svg`` element.
+
+    Args:
+        figure: the figure, in which everything else has been drawn.
+        axes: its only panel.
+        name: the picture's name, unique on its page.
+        over: the label of the horizontal axis, which is put at its right end.
+        legend: whether to add a legend of the labelled lines, below the panel.
+    """
     axes.set_xlabel(over, loc="right")  # long names of rows would take the room in the middle
     if legend:
         figure.legend(loc="outside lower center", ncols=_LEGEND_COLUMNS, fontsize="small")

@@ -30,14 +30,17 @@ _OF_VIOLIN = {"mean": "mean", "median": "q50", "min": "q05", "max": "q95"}
 
 
 def draw_routing(document: Mapping[str, Any]) -> dict[str, Figure]:
-    """Draw the prototypes' distances, and the weights that the router gives to each expert.
+    """Draw how PICSR's router distributes patients to the hospitals' experts.
+
+    The pictures are the distances between the hospitals' prototypes, the distribution of each
+    site's routing weights, and the matrix of their means. If no site has test samples, only the
+    distances are drawn.
 
     Args:
-        document: routing.json.
+        document: the content of routing.json.
 
     Returns:
-        File name -> figure. Only 'prototype-distances.png' if no site has test samples; otherwise
-        also 'routing.png' and 'routing-matrix.png'.
+        File name -> figure, for 'prototype-distances.png', 'routing.png' and 'routing-matrix.png'.
     """
     experts = document["experts"]
     pictures = {
@@ -55,9 +58,10 @@ def draw_routing(document: Mapping[str, Any]) -> dict[str, Figure]:
 
 
 def _draw_boxes(experts: Sequence[str], sites: Mapping[str, Any]) -> Figure:
-    """Draw a panel per hospital with a violin, a box and a cross per expert.
+    """Draw the distribution of the router's weights at each hospital, a panel for each.
 
-    A violin covers the routing weights from the 5th to the 95th percentile.
+    A panel has a violin, a box and a cross for each expert. The violin covers the weights from the
+    5th to the 95th percentile, the box the middle half, and the cross is the mean.
     """
     figure, panels = panel_grid(len(sites), 4, (2.6, 2.8), (1.6, 0.8), sharey=True)
     for axes, (site, weights) in zip(panels, sites.items(), strict=True):
@@ -74,14 +78,16 @@ def _draw_boxes(experts: Sequence[str], sites: Mapping[str, Any]) -> Figure:
 
 
 def _draw_panel(axes: Axes, site: str, weights: Sequence[Mapping[str, float]]) -> None:
-    """Draw for each expert a violin, a box and a cross at the mean weight.
+    """Draw the routing weights of one hospital's patients.
 
-    If too few samples gave quantiles, only the crosses are drawn, with a text that says so.
+    Each expert has a violin, a box and a cross. The cross is at the mean weight. If there were too
+    few samples for quantiles, only the crosses are drawn, with a text that says so.
 
     Args:
         axes: the hospital's panel.
         site: the hospital's name.
-        weights: per expert the mean and, if there are enough samples, the quantiles.
+        weights: for each expert the mean of the weights and, if there are enough samples, their
+            quantiles.
     """
     positions = list(range(1, len(weights) + 1))
     if "q50" in weights[0]:
@@ -105,7 +111,10 @@ def _draw_panel(axes: Axes, site: str, weights: Sequence[Mapping[str, float]]) -
 def _draw_violins(
     axes: Axes, positions: Sequence[int], weights: Sequence[Mapping[str, float]]
 ) -> None:
-    """Draw a violin and a box at each position from the quantiles of the weights."""
+    """Draw a violin and a box at each position, from five quantiles of the weights.
+
+    ``weights`` has the quantiles 'q05' to 'q95' and the mean for each position.
+    """
     boxes, violins = [], []
     for weight in weights:
         boxes.append({box: weight[quantile] for box, quantile in _QUANTILES.items()})
@@ -163,10 +172,15 @@ def _draw_distances(experts: Sequence[str], distances: Mapping[str, Matrix]) -> 
 
 
 def draw_cross(document: Mapping[str, Any]) -> dict[str, Figure]:
-    """Draw ``cross.png``: for each metric a heat map of all hospitals' models at all hospitals.
+    """Draw ``cross.png``: how well each hospital's model does at each other hospital.
 
-    A row is the training hospital, and a column is the testing hospital. Colours range from 0 to 1,
-    or to the largest value of a metric that may exceed 1. A cell without a value is empty.
+    Each metric has a heat map. A row is the hospital that trained the model, and a column the
+    hospital that tested it. Colours range from 0 to 1, or to the largest value of a metric that may
+    exceed 1. A cell without a value is empty.
+
+    Args:
+        document: metric -> its matrix: 'trained' and 'tested' with the names of the hospitals, and
+            'values'.
 
     Returns:
         File name -> figure.
@@ -190,11 +204,15 @@ def _largest(metric: str) -> float | None:
 
 
 def draw_forgotten(document: Mapping[str, Any]) -> dict[str, Figure]:
-    """Draw ``forgotten.png``: each site's share of forgotten samples (in %) over epochs.
+    """Draw ``forgotten.png``: the share of training samples that averaging makes each site forget.
+
+    A sample is forgotten if the site's local model predicts it correctly, but the averaged model
+    does not. The picture has a line for each site over the epochs, in percent. A share that is None
+    has no point.
 
     Args:
-        document: 'epochs' -> epoch (from 0, as text; drawn from 1) -> site -> share, or None for no
-            point; 'variant' for the title.
+        document: the content of forgotten.json: 'epochs' -> epoch (a string, from 0; drawn from 1)
+            -> site -> share or None; and 'variant', for the title.
 
     Returns:
         File name -> figure.
@@ -223,7 +241,15 @@ def draw_forgotten(document: Mapping[str, Any]) -> dict[str, Figure]:
 
 
 def draw_buffer(document: Mapping[str, Any]) -> dict[str, Figure]:
-    """Draw ``buffer.png``: a row per site with its attention maps, side by side for each class.
+    """Draw ``buffer.png``: the attention maps that each hospital chose to send.
+
+    Each site has a row, in which the maps of each class stand side by side. Each map has its own
+    colour scale. If a site has fewer maps of a class than another site, its row has empty places.
+
+    Args:
+        document: the content of buffer.json: 'sites' -> site -> class number (a string) -> maps;
+            'classes', the names of the classes, or an empty list; and 'grid', the rows and columns
+            of a map.
 
     Returns:
         File name -> figure.

@@ -55,7 +55,18 @@ def draw_forest(document: Mapping[str, Any], effect: Effect, ratio: str, path: P
 def _draw_column(
     axes: Axes, row: Mapping[str, Any], pooled: Mapping[str, Any], effect: Effect
 ) -> None:
-    """Draw one column's effects as points with intervals, the first at the top."""
+    """Draw the effects of one coefficient as points with 95 % intervals, from top to bottom.
+
+    First come the hospitals' own effects, then the fixed and the random effects if they were
+    computed, and last the pooled regression. The title is the coefficient's name, with I² if it was
+    computed.
+
+    Args:
+        axes: the panel of the coefficient.
+        row: the coefficient's entry in ``fit.json`` with each hospital's estimate.
+        pooled: the coefficient's entry with the estimate of the pooled regression.
+        effect: gives the interval of an estimate.
+    """
     entries = [(site, own["estimate"], own["standard-error"]) for site, own in row["sites"].items()]
     hospitals = len(entries)
     title = str(row["name"])
@@ -76,7 +87,11 @@ def _draw_column(
 
 
 def _use_log_axis(axes: Axes) -> None:
-    """Set a logarithmic axis with few plain numbers, and draw a line at a ratio of 1."""
+    """Make the horizontal axis logarithmic, and draw a vertical line at a ratio of 1.
+
+    The axis gets few ticks with plain numbers. Their number depends on whether the axis spans less
+    than one, less than two, or more decades.
+    """
     from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
     axes.set_xscale("log")

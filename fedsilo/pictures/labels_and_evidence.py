@@ -83,9 +83,9 @@ def _draw_bins(axes: Axes, sites: Mapping[str, Any], label: str) -> None:
 
 
 def _compute_accuracy(bins: Mapping[str, Any]) -> float:
-    """Return a site's accuracy over all bins.
+    """Return the accuracy of a site over all bins, which decides whether it is among the worst.
 
-    A site without samples gets 1, so that it never ranks among the worst.
+    A site without samples gets 1, so that it is never among the worst.
     """
     count = right = 0
     for cell in bins.values():
@@ -97,10 +97,14 @@ def _compute_accuracy(bins: Mapping[str, Any]) -> float:
 
 
 def _sum_over_sites(sites: Mapping[str, Any]) -> dict[str, tuple[float, float, float]]:
-    """Sum the bins of all sites.
+    """Add up the bins of all sites.
+
+    Args:
+        sites: site -> bin number (a string) -> its count, correct predictions and mean certainty.
 
     Returns:
-        Bin -> number of samples, number of correct predictions, sum of the samples' certainties.
+        Bin number -> number of samples, number of correct predictions, and the sum of the samples'
+        certainties.
     """
     total: dict[str, tuple[float, float, float]] = {}
     for bins in sites.values():
@@ -115,9 +119,11 @@ def _sum_over_sites(sites: Mapping[str, Any]) -> dict[str, tuple[float, float, f
 
 
 def _draw_total(axes: Axes, total: Mapping[str, tuple[float, float, float]]) -> None:
-    """Draw the accuracy of each filled bin over all sites as a bar, with its number of samples.
+    """Draw the accuracy over all sites in each bin as a bar behind the sites' lines.
 
-    The number is written at the bin's mean certainty. ``total`` is from ``_sum_over_sites``.
+    The bins divide the range from 0 to 1 equally. The number of samples of a bin is written at the
+    mean certainty of its samples. Bins without samples have no bar. ``total`` is the result of
+    ``_sum_over_sites``.
     """
     for place, (count, right, weighted) in total.items():
         if not count:
@@ -170,7 +176,16 @@ def draw_distribution(silos: Mapping[str, Any]) -> dict[str, Figure]:
 
 
 def _stacked_labels(sites: Sequence[str], counts: NDArray, names: Sequence[str]) -> Figure:
-    """Draw a bar per site with its classes stacked; ``counts`` is (sites, classes)."""
+    """Draw the samples of each site as a bar in which its classes are stacked.
+
+    The total is written above each bar. If there are many classes, only some are named in the
+    legend.
+
+    Args:
+        sites: the names of the sites.
+        counts: the number of samples, (sites, classes).
+        names: the names of the classes.
+    """
     figure = new_figure(3.3 + 0.9 * len(sites), 4.2)
     axes = figure.subplots()
     bottom = np.zeros(len(sites))
@@ -192,8 +207,10 @@ def _stacked_labels(sites: Sequence[str], counts: NDArray, names: Sequence[str])
 
 
 def _spread_of_labels(counts: NDArray, names: Sequence[str]) -> Figure:
-    """Draw the sites' sizes in descending order, and a box per class of its counts over sites.
+    """Draw how labels are spread over many sites, in two panels.
 
+    The left panel has the sites' sizes in descending order. The right one has a box for each class
+    with its counts over the sites: the median, the middle half, and whiskers for the middle 90 %.
     ``counts`` is (sites, classes).
     """
     figure = new_figure(11.5, 4.2)

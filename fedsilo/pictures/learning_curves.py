@@ -38,10 +38,10 @@ _BANDS = ((0.05, 0.95, LIGHT), (0.25, 0.75, GREY))
 def draw_lines(
     axes: Axes, lines: Lines, styles: Mapping[str, LineStyle], *, high_is_worse: bool = False
 ) -> None:
-    """Draw one line per name over rounds.
+    """Draw one line per name over rounds into a panel.
 
-    If there are more than 20 lines, only their spread and the five worst lines are drawn, by their
-    last value. The panel then gets its own legend.
+    If there are more than 20 lines, only their spread is drawn, together with the five lines that
+    have the worst last values. The panel then gets its own legend, and ``styles`` are not used.
 
     Args:
         axes: the panel.
@@ -208,10 +208,11 @@ def draw_curves(directory: RunDirectory) -> list[Path]:
 
 
 def draw_survival_curves(directory: RunDirectory) -> list[Path]:
-    """Draw ``survival.png`` of a run whose task is survival; return the paths of the pictures.
+    """Draw ``survival.png`` of a run: the Kaplan-Meier curves that its sites have published.
 
     Returns:
-        [] (and no picture) if no site has published a curve.
+        The paths of the files. If no site has published a curve, as in a run of another task, the
+        list is empty and nothing is drawn.
 
     Raises:
         RunDirectoryError: the run has not ended.
@@ -278,10 +279,10 @@ def draw_documents(directory: RunDirectory) -> list[Path]:
 
 
 def _draw_document(directory: RunDirectory, name: str) -> list[Path]:
-    """Draw one JSON file of a run, and return the paths of its pictures.
+    """Draw the pictures of one JSON file of a run, write them, and return the paths of all files.
 
     Raises:
-        RunDirectoryError: the file has an unknown structure.
+        RunDirectoryError: the file cannot be read, or has an unknown structure.
     """
     try:
         pictures = _DRAWN_BY[name](directory.read_json(name))

@@ -80,10 +80,10 @@ def run_title(run: FinishedRun) -> str:
 
 @contextmanager
 def naming(run_dir: Path) -> Iterator[None]:
-    """Prefix the run directory to the text of fedsilo's errors that are raised inside the block.
+    """Make errors that are raised in the block name the run directory.
 
-    A command may read several runs, so an error must name the run. A text that already has the path
-    is unchanged.
+    A command may read several runs. For this, the path of the directory is put before the text of
+    any FedsiloError, unless the text has the path already. The type of the error stays the same.
     """
     try:
         yield

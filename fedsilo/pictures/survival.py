@@ -67,7 +67,11 @@ def draw_survival(rows: Iterable[Mapping[str, str]]) -> dict[str, Figure]:
 
 
 def _draw_curve(axes: Axes, points: list[CurvePoint], style: LineStyle) -> None:
-    """Draw a curve by straight lines between its points, because steps between are unknown."""
+    """Draw a survival curve with its 95 % band, from 1 at time 0.
+
+    Straight lines join the points, because the steps between them are unknown. Below at most six of
+    the points, the number of patients who are still followed is written.
+    """
     times, shares = [0.0], [1.0]
     low, high = [1.0], [1.0]
     for point in points:

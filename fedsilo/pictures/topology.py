@@ -24,7 +24,13 @@ _STRETCH = 1.16  # names stand on a circle larger than the sites' circle by this
 
 
 def draw_topology(document: Mapping[str, Any]) -> dict[str, Figure]:
-    """Draw ``topology.png`` from topology.json: the graph, and the cycle times of all topologies.
+    """Draw ``topology.png``: which silos exchange models, and how long a round takes.
+
+    The left panel has the run's topology as a graph, with the weights of its edges. The right panel
+    has a bar for the cycle time of each kind of topology, or says that no times were measured.
+
+    Args:
+        document: the content of topology.json.
 
     Returns:
         File name -> figure.
@@ -37,13 +43,15 @@ def draw_topology(document: Mapping[str, Any]) -> dict[str, Figure]:
 
 
 def draw_edge_weights(document: Mapping[str, Series]) -> dict[str, Figure]:
-    """Draw ``closeness.png``: the weight of each edge over rounds.
+    """Draw ``closeness.png``: the weights by which silos distil from their neighbours, over rounds.
 
-    Up to 10 edges share one panel. With more edges, each receiving silo i has a panel, in which
-    each sending silo j has its own colour.
+    An edge leads from a sending silo j, the teacher, to a receiving silo i, the student. Its
+    weight, the mean over the round, measures how close their feature maps are by the earth mover's
+    distance (EMD). Up to 10 edges are lines in one panel. With more edges, each student has a panel
+    with a line for each of its teachers, and a teacher has the same colour in all panels.
 
     Args:
-        document: 'i<-j' -> round (text) -> weight.
+        document: 'i<-j' -> round (a string, as in JSON) -> weight.
 
     Returns:
         File name -> figure.
@@ -70,10 +78,11 @@ def draw_edge_weights(document: Mapping[str, Series]) -> dict[str, Figure]:
 
 
 def _group_edges(document: Mapping[str, Series]) -> dict[str, dict[str, Series]]:
-    """Group the edges into panels: title -> label of a line -> round -> weight.
+    """Group the edges into panels: title of a panel -> label of a line -> round -> weight.
 
-    Up to 10 edges are in one panel with the title '', labelled 'i<-j'. With more edges, each silo i
-    has a panel 'student i' with a line labelled j per neighbour.
+    Up to 10 edges share one panel with an empty title, and a line is labelled 'i<-j'. With more
+    edges, each receiving silo i has a panel 'student i', with a line for each sending silo,
+    labelled j. These panels are in the alphabetical order of the edges.
     """
     if len(document) <= _ONE_PANEL:
         return {"": dict(document)}
@@ -87,9 +96,13 @@ def _group_edges(document: Mapping[str, Series]) -> dict[str, dict[str, Series]]
 def _draw_lines(
     axes: Axes, title: str, lines: Mapping[str, Series], styles: Mapping[str, LineStyle]
 ) -> None:
-    """Draw one line per label over rounds into a panel.
+    """Draw a line over rounds into a panel for each label.
 
-    ``lines`` maps each label to round (a string, as in JSON) -> value.
+    Args:
+        axes: the panel.
+        title: the title of the panel.
+        lines: label -> round (a string, as in JSON) -> value.
+        styles: label -> style of its line.
     """
     for label, series in lines.items():
         value_of = {int(round_): value for round_, value in series.items()}
@@ -102,10 +115,11 @@ def _draw_lines(
 
 
 def _draw_graph(axes: Axes, document: Mapping[str, Any]) -> None:
-    """Draw silos on a circle, and a line per edge; a line without an arrowhead goes both ways.
+    """Draw the graph of a topology: a dot for each silo, and a line for each edge.
 
-    If the weights of the edges differ, they decide the width of the lines. If there are also at
-    most 16 lines, the weights are written on the lines.
+    Two edges in opposite directions with equal weights are one line without an arrowhead. If not
+    all weights are equal, a larger weight makes a line wider and darker, and the weights are
+    written on the lines unless there are more than 16 lines.
     """
     points = _place_silos(document)
     lines = _merge_edges(document["edges"])
@@ -154,11 +168,14 @@ def _place_silos(document: Mapping[str, Any]) -> dict[str, Point]:
 
 
 def _merge_edges(edges: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Merge each edge with its reverse into one undirected line, if their weights are equal.
+    """Merge two edges in opposite directions into one undirected line, if their weights are equal.
+
+    Args:
+        edges: the directed edges, each with 'from', 'to' and 'weight'.
 
     Returns:
-        A dictionary per line: 'from', 'to', 'weight', and 'directed', which is false for merged
-            edges.
+        A dictionary for each line: 'from', 'to', 'weight', and 'directed', which is False for
+            merged edges.
     """
     # Directed edge -> weight; of a pair with equal weights only the alphabetically first is drawn
     weights = {(edge["from"], edge["to"]): edge["weight"] for edge in edges}
@@ -202,7 +219,11 @@ def _write_weight(axes: Axes, start: Point, end: Point, weight: float) -> None:
 
 
 def _draw_sites(axes: Axes, points: Mapping[str, Point]) -> None:
-    """Draw a dot per silo, with the name outside the circle, or below the dot of a hub."""
+    """Draw each silo as a dot with its name.
+
+    The name is outside the circle, on which the silos are. For the hub of a star, in the centre, it
+    is below the dot.
+    """
     for site, (x, y) in points.items():
         axes.plot([x], [y], "o", markersize=11, color=ORANGE, zorder=2)
         height = _STRETCH * y
@@ -221,10 +242,11 @@ def _draw_sites(axes: Axes, points: Mapping[str, Point]) -> None:
 
 
 def _align_name(x: float) -> str:
-    """Return matplotlib's horizontal alignment for a name at ``x``, so that it is off the circle.
+    """Return matplotlib's alignment of a silo's name at ``x``, so that it clears the circle.
 
     At the right of the circle, the name begins at ``x`` ("left"). At the left, it ends at ``x``
-    ("right"). Within 0.2 of the circle's middle, it is centred ("center").
+    ("right"). If ``x`` is less than 0.2 from the circle's middle, at 0, the name is centred
+    ("center").
     """
     if abs(x) < 0.2:
         return "center"

@@ -68,9 +68,12 @@ class Audit:
     breaks: Sequence[str]
 
     def lines(self) -> Iterator[str | Table]:
-        """Yield a table of the chosen lines, a sentence with their sums, and the chain's state.
+        """Describe the audit for a terminal: what left the hospital, and whether the log is whole.
 
-        Without chosen lines there is no table. The sentence has their number, outcomes and bytes.
+        Yields:
+            A table of the chosen messages, unless none is chosen. Then a sentence with the number
+            of chosen messages, the number for each outcome, and the bytes that left. Last,
+            sentences about the chain of check values that protects the log.
         """
         if self.chosen:
             yield self._table()
@@ -96,11 +99,15 @@ class Audit:
         return table
 
     def _chain(self) -> Iterator[str]:
-        """Yield sentences about the chain of the log's lines.
+        """Describe the state of the log's chain.
 
-        They name each break, torn lines, lines without a check value, and a missing beginning or
-        end of the log. If the chain has no break, the last one has the check value to keep
-        elsewhere.
+        In the chain, each line has a check value over itself and the line before.
+
+        Yields:
+            A sentence for each break, for lines that a power cut tore, for lines without a check
+            value, and for a missing beginning or end of the log. Last, if there is no break, a
+            sentence with the check value of the last line, to be kept elsewhere for a later
+            comparison.
         """
         for text in self.breaks:
             yield f"CHAIN BROKEN: {text}"
@@ -123,11 +130,12 @@ class Audit:
             )
 
     def document(self) -> dict[str, Any]:
-        """Return the audit as values for JSON.
+        """Return the audit as a dictionary for JSON.
 
-        ``lines`` has the chosen lines. ``lines-in-log``, ``torn`` and ``without-check-value`` are
-        numbers of lines in the log. ``first-number``, ``last-number`` and ``last-check`` describe
-        the chain, and are None without one. ``breaks`` has the sentences about broken places.
+        ``lines`` has the chosen messages. ``lines-in-log``, ``torn`` and ``without-check-value``
+        count the log's complete lines, the lines cut short, and the lines without a check value.
+        ``first-number``, ``last-number`` and ``last-check`` describe the chain, and are None
+        without one. ``breaks`` has a sentence for each break of the chain.
         """
         return {
             "lines": [dict(line) for line in self.chosen],
@@ -141,7 +149,7 @@ class Audit:
         }
 
     def csv(self) -> str:
-        """Return the chosen lines as CSV.
+        """Format the chosen messages as CSV, with a row for each.
 
         A cell that a spreadsheet would run as a formula is prefixed with an apostrophe.
         """
@@ -170,10 +178,10 @@ def _safe_cell(value: object) -> str:
 
 
 def _time_of(line: Mapping[str, Any]) -> datetime:
-    """Return a line's time.
+    """Read the time of a line of the audit log, which must have a time zone.
 
     Raises:
-        DataError: the time is not one of ISO 8601 with a time zone.
+        DataError: the time is not in ISO 8601 format, or has no time zone.
     """
     try:
         found = datetime.fromisoformat(line["time"])
@@ -188,12 +196,15 @@ def _time_of(line: Mapping[str, Any]) -> datetime:
 
 
 def parse_moment(text: str, option: str, end_of_day: bool) -> datetime:
-    """Read a date, such as 2026-03-03, or a date and time. Without a time zone it is in UTC.
+    """Parse a date or a time that an option gives, such as 2026-03-03 or 2026-03-03T14:00.
+
+    Without a time zone, it is in UTC.
 
     Args:
-        text: the date or time.
+        text: the date or time, in ISO 8601 format.
         option: the option's name, for the error.
-        end_of_day: whether a date alone means the last moment of the day, not the first.
+        end_of_day: whether a date without a time means the last moment of the day; otherwise it
+            means the first.
 
     Raises:
         SettingError: the text is not a date or a time.

@@ -44,10 +44,11 @@ class Examination:
 
 
 def clinic_data(run: Shown, examinations: Sequence[Examination] = ()) -> dict[str, Any]:
-    """Build the template variables of ``clinic.html`` for a run.
+    """Build the template variables of a run's section in ``clinic.html``, the page for the clinic.
 
-    The variables are the run's sites, result and limit, and tables and pictures of accuracy by
-    site, by class and by certainty.
+    For classes, they are the run's sites, its result and limit, and tables and pictures of the
+    accuracy by site, by class and by certainty. A run of another task gets the sections of its task
+    (``task_parts``) in place of these tables and pictures.
 
     Args:
         run: the run, without what its pages must not show.
@@ -83,11 +84,16 @@ def clinic_data(run: Shown, examinations: Sequence[Examination] = ()) -> dict[st
 
 
 def _head(run: Shown) -> dict[str, Any]:
-    """Build the variables of ``head.html`` for the clinic's page.
+    """Build the template variables for the head of the clinic's page: facts, result and limit.
 
-    The fact "without a result" is added to those of ``head_of``. At trust level ``server`` it has
-    the number of samples that each site left out. If results of a site are hidden, it names the
-    site.
+    They are those of ``head_of``, with one more fact, "without a result", about the samples and
+    results that the page does not show:
+    - At trust level ``server``, the number of samples that each site left out because a value was
+      missing, impossible or unreadable. A small number is hidden.
+    - If results are hidden because they cover too few samples, or would reveal such a result, the
+      names of the sites.
+
+    If there is nothing to say, the fact is not added.
     """
     head = head_of(run)
     missing = []
@@ -113,9 +119,9 @@ def _head(run: Shown) -> dict[str, Any]:
 def _test_counts(run: Shown, site: str) -> tuple[list[int | None], int]:
     """Return a site's number of test samples in each class, and their total.
 
-    A count of a class is None if it is hidden, because it is too small to be shown. The total is 0
-    if it is hidden or unknown. The list is empty if the site does not report counts by class. For a
-    site that the run does not have, the result is an empty list and 0.
+    A count that is too small to be shown is None. A total that is hidden or unknown is 0. If the
+    site does not report counts by class, the list is empty. If the run does not have the site, the
+    result is an empty list and 0.
     """
     if site not in run.silos:
         return [], 0
@@ -124,11 +130,11 @@ def _test_counts(run: Shown, site: str) -> tuple[list[int | None], int]:
 
 
 def _overall(run: Shown, metrics: SiteMetrics) -> dict[str, Any]:
-    """Build the template variables ``overall`` (rows of a table) and ``accuracy`` (pictures).
+    """Build the template variables for the accuracy at each site: a table and a picture.
 
-    Each row has a site's name, number of test samples, accuracy with its 95 % interval, balanced
-    accuracy, and AUC. ``accuracy`` is a list with one picture of the sites' accuracies, or an empty
-    list if no site has an accuracy.
+    ``overall`` has a row per site: its name, number of test samples, accuracy with its 95 %
+    interval, balanced accuracy, and AUC. ``accuracy`` is a list with one picture of the sites'
+    accuracies. It is empty if no site has an accuracy.
     """
     rows, descriptions = [], []
     drawn: dict[str, Estimate] = {}
@@ -155,9 +161,10 @@ def _overall(run: Shown, metrics: SiteMetrics) -> dict[str, Any]:
 
 
 def _accuracy(metrics: Mapping[str, float], samples: int) -> Estimate | None:
-    """Return a site's accuracy, with its 95 % interval if the number of samples is known.
+    """Return a site's accuracy with its 95 % Wilson interval; None if it has no accuracy.
 
-    ``samples`` is 0 if the page must not show the number. Without an accuracy, the result is None.
+    ``samples`` is the number of test samples. If it is 0, because the page must not show it, there
+    is no interval.
     """
     accuracy = metrics.get("accuracy")
     if accuracy is None:
@@ -173,10 +180,11 @@ Outcomes = Mapping[str, Sequence["ClassOutcome"]]  # site -> its classes
 
 
 def _by_class(run: Shown, outcomes: Outcomes) -> dict[str, Any]:
-    """Build a table per site with a row per class, and a picture per class.
+    """Build the template variables on how well each class is recognised.
 
-    If no site reports counts of right or false predictions by class, the tables and pictures are
-    left out.
+    ``classes`` has a table for each site, with a row per class. ``class_pictures`` has a picture
+    for each class. If no site reports counts of right or false predictions by class, there are no
+    tables and no pictures.
     """
     tables = []
     is_reported = False
@@ -196,9 +204,10 @@ def _by_class(run: Shown, outcomes: Outcomes) -> dict[str, Any]:
 
 
 def _class_table(run: Shown, site: str, by_class: Sequence[ClassOutcome]) -> dict[str, Any]:
-    """Build the template variables of a site's table: its caption and a row for each class.
+    """Build the template variables for the table of a site's classes.
 
-    ``hidden`` tells whether some cell is "n/a".
+    ``caption`` names the site and its number of test samples, and ``rows`` has a row for each
+    class. ``hidden`` tells whether some cell is "n/a", because the page then explains this.
     """
     rows = []
     is_hidden = False
@@ -216,11 +225,15 @@ def _class_table(run: Shown, site: str, by_class: Sequence[ClassOutcome]) -> dic
 
 
 def _class_pictures(run: str, outcomes: Outcomes) -> Iterator[Picture]:
-    """Yield a picture of sensitivity and specificity by site for each of the first six classes.
+    """Draw how well each class is recognised at each site, a picture for each class.
 
-    If there are exactly two classes, only the second one is drawn, because the sensitivity of one
-    class is the specificity of the other. A class without any values is skipped. ``run`` is the
-    run's name, with which the names of the pictures begin.
+    A picture has the sensitivity and the specificity with their intervals. Only the first six
+    classes are drawn. If there are exactly two classes, only the second one is drawn, because the
+    sensitivity of one class is the specificity of the other. A class without any values is skipped.
+
+    Args:
+        run: the run's name, with which the names of the pictures begin.
+        outcomes: site -> the outcomes of its classes.
     """
     names: dict[str, None] = {}
     for by_class in outcomes.values():
@@ -256,10 +269,13 @@ def _drop_missing(by_site: Mapping[str, Estimate | None]) -> dict[str, Estimate]
 
 
 def _certainty(run: Shown, metrics: SiteMetrics) -> dict[str, Any]:
-    """Build the tables and diagrams of accuracy by confidence, uncertainty and vacuity.
+    """Build the template variables on how far the model's certainty can be trusted.
 
-    Bins are summed over all sites, and merged until each has at least as many samples as the floor.
-    Vacuity is drawn only for evidential networks. Without bins of confidence, no diagram is drawn.
+    Test samples are grouped into bins by the model's confidence, by its uncertainty and, for
+    evidential networks, by its vacuity (lack of evidence). Bins are summed over all sites, and
+    merged with their neighbours until each has at least as many samples as the run's floor. There
+    is a table of bins for confidence and for uncertainty, a table of the sites' calibration errors,
+    and a diagram for each kind of bins. If no site reports bins of confidence, no diagram is drawn.
     """
     # Bins with fewer samples than the floor are joined with their neighbours
     sites = metrics.values()
@@ -289,10 +305,13 @@ def _certainty(run: Shown, metrics: SiteMetrics) -> dict[str, Any]:
 
 
 def _diagram(name: str, filled: Sequence[Bin], label: str, *, diagonal: bool = False) -> Picture:
-    """Draw the share of right predictions by bin, with 95 % intervals.
+    """Draw the share of right predictions in each bin of certainty, with 95 % intervals.
 
-    ``name`` is unique on the page, ``label`` describes the x axis, and ``diagonal`` adds the line
-    of perfect calibration.
+    Args:
+        name: the picture's name, unique on its page.
+        filled: the bins that have samples.
+        label: what certainty means here, for the horizontal axis.
+        diagonal: whether to draw the line of perfect calibration.
     """
     descriptions = []
     for one in filled:
@@ -375,9 +394,10 @@ class ClassOutcome:
         return Estimate(self.auc, of_auc(self.auc, self.samples, self.others))
 
     def cells(self) -> list[str]:
-        """Format the number of samples and the estimates in ``COLUMNS``, with intervals, as text.
+        """Format the class's row of the table: its number of samples, then the estimates.
 
-        The number of samples comes first. A missing estimate becomes "n/a".
+        The estimates are those in ``COLUMNS``. Each has its 95 % interval. A missing estimate is
+        "n/a".
         """
         return [
             f"{self.samples:,}",
@@ -390,9 +410,10 @@ class ClassOutcome:
 
 
 def final_metrics(run: Shown) -> dict[str, dict[str, float]]:
-    """Return site -> metric -> value on test samples in the last round.
+    """Collect the metrics on test samples in the last round: site -> metric -> value.
 
-    Counts by class and by bin are included. Metrics of a site's own trained model are left out.
+    Counts by class and by bin are included. Metrics of a model that a site trained only on its own
+    data are left out.
     """
     metrics: dict[str, dict[str, float]] = {}
     for site, by_name in run.last_metrics("test").items():
@@ -407,11 +428,11 @@ def final_metrics(run: Shown) -> dict[str, dict[str, float]]:
 def class_outcomes(
     metrics: Mapping[str, float], names: Sequence[str], counts: Sequence[int | None], total: int
 ) -> list[ClassOutcome]:
-    """Build the outcomes of a site's classes: samples, right and false predictions, and AUC.
+    """Collect for each class of a site how many test samples it has and how well it is recognised.
 
-    A class without samples, or with a hidden number of samples, is left out. A metric that the site
-    does not have is None. The result is empty if the numbers of names and counts differ. This is so
-    for tasks that count other groups than classes, such as censored patients.
+    A class without samples, or with a hidden number of samples, is left out. A count or an AUC that
+    the site does not have is None. If the numbers of names and counts differ, the result is empty.
+    This is so for tasks that count other groups than classes, such as censored patients.
 
     Args:
         metrics: the site's metrics from ``final_metrics``.

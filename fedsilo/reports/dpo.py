@@ -59,9 +59,11 @@ def dpo_data(run: Shown, log: AuditLog | None) -> dict[str, Any]:
 
 
 def _head(run: Shown, privacy: Mapping[str, Any]) -> dict[str, str]:
-    """Build ``result`` and ``limit`` of ``head.html`` for a data protection officer.
+    """Build ``result`` and ``limit`` for the head of the data protection officer's page.
 
-    Both are sentences about messages, bytes and epsilon, not about accuracy.
+    ``result`` is a sentence with the numbers of hospitals and messages, the bytes sent and, with
+    differential privacy, the epsilon per patient. ``limit`` says what epsilon does not bound. If a
+    site has hidden counts, the bytes are an upper bound.
     """
     sites = format_count(len(run.silos), "hospital")
     messages = format_count(len(run.traffic_rows), "message")
@@ -85,10 +87,10 @@ def _head(run: Shown, privacy: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _limit(run: Shown, spent: str) -> str:
-    """Return a sentence on what epsilon does not bound.
+    """Write the sentence on what epsilon does not bound, for the head of the page.
 
-    ``spent`` is the spent epsilon as a string, which is empty without differential privacy. The
-    sentence depends on it, on the level of trust, and on whether the sites were simulated.
+    It depends on whether there is differential privacy (``spent``, the spent epsilon as text, is
+    not empty), on whether the sites were simulated, and on the trust level, in this order.
     """
     if not spent:
         return "Nothing bounds what these answers reveal about one patient."
@@ -108,10 +110,15 @@ def _epsilon(privacy: Mapping[str, Any]) -> str:
 
 
 def _bound(run: Shown, most: str) -> str:
-    """Format the bytes of a site with hidden counts as "up to" and ``most``.
+    """Format the bytes that a site with hidden counts has sent, as an upper bound.
 
-    ``most`` is the largest number of any site, as text. In a run with a single site, that would be
-    the site's own number, so the text is "not shown".
+    Args:
+        run: the run.
+        most: the largest number of any site, as text.
+
+    Returns:
+        "up to" and ``most``. If the run has a single site, "not shown", because the bound would be
+        the site's own number.
     """
     if len(run.silos) > 1:
         return f"up to {most}"
@@ -119,11 +126,11 @@ def _bound(run: Shown, most: str) -> str:
 
 
 def _sent_bytes(run: Shown) -> dict[str, dict[str, int]]:
-    """Return site -> phase -> bytes sent, sorted by site.
+    """Add up the bytes that each site has sent in each phase: site -> phase -> bytes.
 
-    A reply has metrics only for classes with enough samples, so its size would reveal how many
-    classes have too few. For a site with hidden counts, each number is therefore replaced by the
-    largest number that any site sent in that phase.
+    Sites are sorted. A reply has metrics only for classes with enough samples, so its size would
+    reveal how many classes have too few. Therefore, for a site with hidden counts, each number is
+    replaced by the largest number that any site sent in that phase.
     """
     sent: dict[str, Counter[str]] = {}
     for row in run.traffic_rows:
@@ -140,9 +147,11 @@ def _sent_bytes(run: Shown) -> dict[str, dict[str, int]]:
 
 
 def _bytes(run: Shown) -> dict[str, Any]:
-    """Build the table of bytes: a row per site, with its messages and the bytes sent by phase.
+    """Build the template variables for the table of bytes: ``byte_columns`` and ``bytes``.
 
-    The last columns are the totals of bytes sent and received.
+    ``bytes`` has a row per site, with its number of messages, the bytes it sent in each phase ("-"
+    if none) and in all, and the bytes it received. If a site has hidden counts, the bytes it sent
+    are shown as an upper bound, because they would reveal these counts.
     """
     received, messages = Counter[str](), Counter[str]()
     phases: dict[str, None] = {}
@@ -175,10 +184,12 @@ def _sent_cell(run: Shown, number: int, hidden: bool) -> str:
 
 
 def _measurements(run: Shown) -> dict[str, Any]:
-    """Build the table of the number of metrics sent: a row per kind of metric, a column per site.
+    """Build the template variables for the table of the number of metrics that each site sent.
 
-    A site with hidden counts sends fewer metrics by class, so their number is shown as "up to" the
-    largest of any site. If that site is the only one, these rows are left out.
+    There is a row for each kind of metric and a column for each site. A site with hidden counts
+    sends fewer metrics by class, so their true number would reveal these counts. It is shown as "up
+    to" the largest number of any site. If the run has only that site, these rows are left out.
+    ``sent_at_end`` names the kinds that consist of several metrics, such as one for each class.
     """
     measured = Counter[tuple[str, str]]()
     sites, names, families = set(), set(), set()
@@ -212,10 +223,11 @@ def _measurements(run: Shown) -> dict[str, Any]:
 
 
 def _arrays(run: Shown) -> list[list[str]] | None:
-    """Build a row per kind of array in the final model: number of arrays, values, and bytes.
+    """Describe the arrays of the final model, which the server has, in rows of cells.
 
-    Each value counts as four bytes. The result is None if the run directory has no model of the
-    server.
+    There is a row for each kind of array, with the number of arrays, the number of values, and the
+    bytes at four bytes per value. If the run directory has no model of the server, the result is
+    None.
     """
     path = run.path / "model.safetensors"
     if not path.is_file():
@@ -235,9 +247,11 @@ def _arrays(run: Shown) -> list[list[str]] | None:
 
 
 def _guarantee(guarantee: Any) -> Mapping[str, Any] | None:
-    """Build the facts of a differential privacy guarantee, and the epsilon of each site.
+    """Build the template variables on a run's guarantee of differential privacy.
 
-    The result is None if the run does not give a guarantee.
+    ``facts`` has pairs (name, text): the epsilon of the site that spent most, the further
+    parameters, the mechanism and the accountant. ``sites`` has a row for each site with its
+    epsilon. The result is None if the run does not give a guarantee.
     """
     if guarantee == NO_PRIVACY:
         return None
@@ -253,9 +267,10 @@ def _guarantee(guarantee: Any) -> Mapping[str, Any] | None:
 
 
 def site_file_data(file: SiteFile) -> dict[str, Any]:
-    """Build the template variables of ``dpo.html`` for a hospital's own site file.
+    """Build the template variables of the section about a hospital's own site file, its rules.
 
-    The variables list what the hospital allows, and each limit with its value, origin and meaning.
+    ``lists`` has what the hospital allows. ``limits`` has a row for each limit, with its value, its
+    origin (the site file or the default) and its meaning.
     """
     lists = []
     for name in _LISTS:
@@ -274,7 +289,10 @@ def site_file_data(file: SiteFile) -> dict[str, Any]:
 
 
 def _log(run: Shown, log: AuditLog) -> dict[str, Any]:
-    """Summarise the audit log's lines about the run: times, outcomes, bytes, and records.
+    """Summarise a hospital's audit log: the messages of the run and what left with them.
+
+    Counts, times, outcomes, bytes and records are those of the lines about the run. ``torn`` and
+    ``breaks`` are about the whole log.
 
     Raises:
         DataError: no line of the log is about the run.
@@ -304,7 +322,12 @@ def _log(run: Shown, log: AuditLog) -> dict[str, Any]:
 
 
 def _record_rows(lines: Sequence[Mapping[str, Any]]) -> list[list[str]]:
-    """Build a row per site, kind of message and record: number of messages, number of entries."""
+    """Build the rows of the table of records that left the hospital by its audit log.
+
+    A record is a part of a message, such as metrics or arrays. There is a row for each site, kind
+    of message and record, in sorted order, with the number of messages and the total number of
+    entries.
+    """
     messages, entries = Counter[tuple[str, str, str]](), Counter[tuple[str, str, str]]()
     for line in lines:
         for record, count in line["records"].items():

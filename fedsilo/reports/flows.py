@@ -65,7 +65,10 @@ def sentences(
 
 
 def _of_task(templates: Sequence[str], task: str) -> list[str]:
-    """Fill a task's words into sentences, and shorten the sentences."""
+    """Fill a task's words, such as "classes", into sentences, and shorten the sentences.
+
+    Shortening (``shortened``) cuts each sentence into sentences of at most 25 words.
+    """
     # A task's words may be a long list, and the page promises sentences of at most 25 words
     words, filled = task_words(task_named(task)), list[str]()
     for template in templates:
@@ -86,11 +89,11 @@ def shortened(text: str) -> Iterator[str]:
 
 
 def _cut(text: str) -> Iterator[str]:
-    """Yield the parts of a sentence, each of at most 25 words.
+    """Cut a sentence into parts of at most 25 words each.
 
-    A longer sentence is cut after the punctuation mark nearest to its middle. Its parts are cut in
-    the same way until they are short enough. Marks within brackets do not count. A sentence without
-    a mark is cut after 25 words.
+    A longer sentence is cut after the punctuation mark nearest to its middle. Marks within brackets
+    do not count. Each part is cut in the same way until it is short enough. A sentence without a
+    mark is cut after 25 words.
     """
     words = text.split()
     if len(words) <= _WORDS:

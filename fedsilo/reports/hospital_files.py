@@ -30,7 +30,7 @@ class AuditLog:
     head: Link | None  # the place of the last line as it is kept beside the log
 
     def of_run(self, run_name: str) -> list[Mapping[str, Any]]:
-        """Return the lines about the run with this name.
+        """Select the lines of the log that are about the run with this name.
 
         Raises:
             DataError: no line is about this run. The message names the runs in the log.
@@ -81,7 +81,11 @@ def read_audit_log(path: Path) -> AuditLog:
 
 
 def _is_log_line(line: Any) -> bool:
-    """Tell whether parsed JSON has every key of an audit log's line, each with the right type."""
+    """Tell whether a parsed line of JSON can be a line of a hospital's audit log.
+
+    It must be an object that has all keys in ``_KEYS`` with values of the right types. In addition,
+    all values of its key ``records``, the numbers of entries by kind, must be whole numbers.
+    """
     if not isinstance(line, dict):
         return False
     for key, kind in _KEYS.items():

@@ -25,9 +25,11 @@ _BLANK = {
 
 
 def processing_rows(run: Shown) -> list[list[str]]:
-    """Build a row per point of Articles 30(1) and 35(7): article, content, the run's answer.
+    """Build the rows of the table for the record of processing (GDPR Articles 30(1) and 35(7)).
 
-    The answer of a point that the run knows nothing about is "to be written by a person".
+    Each row is a point of these articles: the article, what it asks for, and what the run can
+    answer. If the run knows nothing about the point, the answer is "to be written by a person".
+    Rows are sorted by article.
     """
     answers = {
         "30(1)(c)": ("categories of data subjects and of personal data", _categories(run)),
@@ -71,10 +73,11 @@ def _erasure() -> str:
 
 
 def _measures(run: Shown) -> str:
-    """Describe the run's measures in one line.
+    """Describe the technical and organisational measures of a run in one line.
 
-    The measures are the promise of the trust level, transport and log (or that the sites were
-    simulated), differential privacy, and a blank for organisational measures.
+    The parts are the promise of the trust level; transport, the hospital's own rules and the log,
+    or the fact that the sites were simulated; differential privacy at trust level ``nobody``; and a
+    blank for organisational measures, which a person must fill in.
     """
     parts = [f"trust level '{run.trust}': {run.summary['privacy']['trust']['promise']}"]
     if run.is_simulated:

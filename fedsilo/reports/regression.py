@@ -65,10 +65,12 @@ class Regression:
         return rows
 
     def lines(self) -> Iterator[Table | str]:
-        """Yield the table of coefficients, a line with the measures of fit, and further results.
+        """Describe the regression for a terminal.
 
-        If at least two hospitals have fits of their own, a table of the differences between
-        hospitals follows. If some hospitals have no such fit, a sentence names them.
+        Yields:
+            The table of coefficients, and a line with the measures of fit. If at least two
+            hospitals fitted a coefficient on their own, a table of the differences between
+            hospitals. If some hospitals have no fit of their own, a sentence that names them.
         """
         yield _table(self._title(), self._columns(), self._cells())
         yield self._measures()
@@ -144,9 +146,14 @@ class Regression:
             yield [*cells, f"{100 * row['i-squared']:.0f} %", format_p(row["p"])]
 
     def effect(self, estimate: float, error: float) -> tuple[float, float, float]:
-        """Return an estimate and the ends of its 95 % interval, (estimate, low, high).
+        """Return a coefficient as an effect with its 95 % interval: (estimate, low, high).
 
-        If the family has ratios, such as odds ratios, all three values are exponentiated.
+        If the family has ratios, such as odds ratios, the three values are exponentiated. The
+        interval is that of the normal distribution.
+
+        Args:
+            estimate: the coefficient.
+            error: its standard error.
         """
         from scipy.stats import norm
 
@@ -170,10 +177,10 @@ class Regression:
             write_atomically(latex_path, self.latex())
 
     def csv(self) -> str:
-        """Return CSV text with a row for each coefficient, with all digits.
+        """Format the coefficients as CSV, with a row for each and all digits.
 
-        The column "hospital" is "all" for the coefficients of all hospitals together. The
-        coefficients that hospitals have fitted on their own follow, if the document has them.
+        First come the coefficients of all hospitals together, with "all" in the column "hospital".
+        Then come the coefficients that each hospital fitted on its own, if the document has them.
         """
         rows = [{"hospital": "all", **row} for row in self.coefficients]
         for row in self.document.get("heterogeneity", []):
@@ -207,7 +214,7 @@ def format_p(p: float) -> str:
 
 
 def _table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
-    """Build a table for the terminal whose first column is aligned left."""
+    """Build a table for the terminal. The first column is aligned left, the others right."""
     from rich.table import Table
 
     table = Table(title=title, title_justify="left")

@@ -65,7 +65,11 @@ def guideline_items(run: Shown) -> list[Item]:
 
 
 def guideline_rows(run: Shown) -> list[list[str]]:
-    """Build a row per item: number, topic, the run's answer and its place, and what is missing."""
+    """Build the rows of the table of TRIPOD+AI, the guideline for reporting prediction models.
+
+    There is a row for each item: its number, its topic, the run's answer with its place in the run
+    or its pages ("-" if the run has no answer), and what a person must add ("nothing" if complete).
+    """
     rows = []
     for item in guideline_items(run):
         answer = item.answer
@@ -195,7 +199,11 @@ def _outputs(run: Shown) -> list[Item]:
 
 
 def _fairness(run: Shown) -> Item:
-    """Return item 14, which the run answers by groups of patients if it predicts classes."""
+    """Build item 14 on fairness: the results by groups of patients.
+
+    The run can answer it only if it predicts classes, because only then the clinic's report has
+    such results. Otherwise a person must give them.
+    """
     if run.task != CLASSIFICATION:
         return Item("14", "fairness", missing="metrics by groups of patients, and why these groups")
     return Item(
@@ -276,7 +284,11 @@ def _discussion() -> list[Item]:
 
 
 def describe_columns(run: Shown) -> tuple[str, str]:
-    """Describe the outcome and the predictors, by their titles and units if a schema is here."""
+    """Describe a run's outcome and its predictors in two texts.
+
+    For a table whose schema is on this machine, they have the titles of its columns. If the schema
+    is not here, the second text says so. For images, it is "images".
+    """
     outcome = task_named(run.task).describe(run.class_names())
     if run.task == CLASSIFICATION:
         outcome = f"classes: {join_names(run.class_names()) or 'classes without names'}"
@@ -298,9 +310,9 @@ def describe_columns(run: Shown) -> tuple[str, str]:
 
 
 def _sizes(run: Shown) -> str:
-    """Describe the number of training samples and of test samples over all sites.
+    """Describe the sample size: the numbers of training and of test samples over all sites.
 
-    If a site's number is hidden or unknown, the text says only that.
+    If the number of any site is hidden or was not reported, the text says only that.
     """
     parts = []
     for split, name in (("train", "training"), ("test", "test")):
@@ -320,7 +332,12 @@ def _measures(run: Shown) -> str:
 
 
 def _imbalance(run: Shown) -> Item:
-    """Return item 13: the run's counts of groups, as far as they have left the sites."""
+    """Build item 13 on class imbalance: where the sizes of the classes can be read.
+
+    For a number as outcome, the item does not apply and needs no answer. At trust levels at which
+    the task's counts do not leave the sites, a person must answer it. At trust level ``nobody``,
+    the answer mentions the hospitals' noise.
+    """
     answer, place, missing = _GROUPS[run.task], "Sites", "what was done about it"
     if run.task == REGRESSION:
         return Item("13", "class imbalance", answer, "", "")
@@ -341,7 +358,11 @@ def _split_text(run: Shown) -> str:
 
 
 def _availability(run: Shown) -> tuple[str, str, str]:
-    """Return the answer, its place, and what a person must add about the data's availability."""
+    """Describe the availability of the data: the answer, its place, and what a person must add.
+
+    The answer depends on the data set: public data have a licence, other data are made up or stay
+    at the hospitals. Only in the last case a person must add something.
+    """
     data = data_set(str(run.summary["dataset"]))
     if data.licence:
         return f"public: {data.licence.licence}", "fedsilo datasets", ""

@@ -37,11 +37,11 @@ Line = dict[int, float]  # round -> value
 
 
 def research_data(runs: Runs) -> dict[str, Any]:
-    """Build the template variables of ``research.html`` for one run, or several to compare.
+    """Build the template variables of ``research.html``, the page on one run or on several.
 
-    The variables are the settings, curves, final metrics, costs, failures, and a comparison if the
-    runs are of several experiments. The metrics are on test samples. If no run has such metrics,
-    they are on validation samples.
+    They are the settings, the curves, the final metrics, the costs, irregular runs, and a
+    comparison if the runs are of several experiments. The metrics are those on test samples or, if
+    no run has any, on validation samples.
     """
     first = runs[0]
     several = len(runs) > 1
@@ -94,7 +94,12 @@ def research_data(runs: Runs) -> dict[str, Any]:
 
 
 def _went_wrong(runs: Runs) -> dict[str, Any]:
-    """List the runs with failed sites, an early stop, or operations that may not repeat exactly."""
+    """Build the template variables on irregular runs.
+
+    ``failed`` has the variables of ``sites.html`` for each run with failed sites. ``early`` has
+    (run, reason) for each run that ended early. ``unrepeatable`` has (run, operations) for each run
+    with operations that may give other results in a repetition.
+    """
     failed, early, unrepeatable = [], [], []
     for run in runs:
         if run.summary["failures"]:
@@ -121,10 +126,12 @@ def _row(run: Shown) -> list[str]:
 
 
 def _settings(runs: Runs) -> dict[str, Any]:
-    """Return the experiments' names, their settings and the software, for the page.
+    """Build the template variables on the settings and the software of the runs.
 
-    ``differing`` has a row per setting that differs between runs, except the seed, with a column
-    per experiment. ``changed`` has the settings that all runs share and that are not the default.
+    ``experiments`` has the names of the experiments. ``differing`` has a row for each setting that
+    differs between runs, except the seed, with a column per experiment. ``changed`` has (key,
+    value) of the settings that are equal in all runs but differ from their default. ``software``
+    lists the different versions of the software.
     """
     decisive, keys, software = [], dict[str, None](), dict[str, None]()
     for run in runs:
@@ -182,9 +189,10 @@ def _software(run: Shown) -> str:
 
 
 def _draw_curves(runs: Runs, split: str) -> list[Picture]:
-    """Draw a picture by round for each curve of the runs' task that some run has.
+    """Draw the curves of the runs' task over rounds, a picture for each metric that some run has.
 
-    An experiment or distribution has the same line style in all pictures.
+    The curves are those of the first run's task. In all pictures, an experiment or a distribution
+    has the same colour and line style.
     """
     drawn: dict[str, dict[str, Line]] = {}
     names: dict[str, None] = {}
@@ -206,7 +214,11 @@ def _draw_curves(runs: Runs, split: str) -> list[Picture]:
 
 
 def _describe_lines(lines: Mapping[str, Line], label: str) -> str:
-    """Describe curves in words: the last round, and the last values of the first six lines."""
+    """Describe a picture of curves in words, for readers who cannot see it.
+
+    The text has the last round, and the last values of the first six lines. Further lines are only
+    counted.
+    """
     last_round = 0
     ends = []
     for name, line in lines.items():
@@ -220,9 +232,10 @@ def _describe_lines(lines: Mapping[str, Line], label: str) -> str:
 
 
 def _lines(runs: Runs, metric: str, split: str) -> dict[str, Line]:
-    """Return the lines of a metric, title -> round -> value.
+    """Collect the lines of a metric for a picture: title -> round -> mean value.
 
-    A single run has a line per distribution, several runs have a line per experiment.
+    For a single run, there is a line for each distribution of its sites. For several runs, there is
+    a line for each experiment.
     """
     if len(runs) > 1:
         return _experiment_lines(runs, metric, split)
@@ -232,10 +245,10 @@ def _lines(runs: Runs, metric: str, split: str) -> dict[str, Line]:
 
 
 def _experiment_lines(runs: Runs, metric: str, split: str) -> dict[str, Line]:
-    """Return experiment -> round -> mean of a metric over the experiment's runs.
+    """Average a metric over the runs of each experiment: experiment -> round -> mean.
 
-    The mean is over the sites that have the metric in every round of all runs on the same data set.
-    Otherwise a line would jump if a site were away.
+    Each run's value is the mean over the sites that have the metric in every round of all runs on
+    the same data set. With other sites, a line would jump when a site is away.
     """
     values_of, measured = [], []
     for run in runs:
@@ -260,7 +273,7 @@ def _experiment_lines(runs: Runs, metric: str, split: str) -> dict[str, Line]:
 
 
 def _values_by_round(run: Shown, metric: str, split: str) -> dict[int, dict[str, float]]:
-    """Return round -> site -> value of ``metric`` on the samples of ``split``."""
+    """Collect the values of a metric on the samples of ``split``: round -> site -> value."""
     by_round: dict[int, dict[str, float]] = {}
     for row in run.metric_rows:
         if row["split"] == split and row["metric"] == metric:
@@ -276,11 +289,16 @@ def _sites_of_every_round(by_round: Mapping[int, Mapping[str, float]]) -> set[st
 
 
 def _final_tables(experiments: Summaries) -> Iterator[dict[str, Any]]:
-    """Yield the template variables of a table for each experiment: its metrics in the last round.
+    """Yield the template variables for a table of each experiment's metrics in the last round.
 
-    An experiment without headline metrics has no table. The keys are "caption", "columns", "rows"
-    (sites or groups of sites) and "note". With several seeds, a cell is mean ± standard deviation.
-    The note names the sites that a mean leaves out, and is empty if there are none.
+    ``caption`` names the experiment and its number of seeds. ``columns`` are the headline metrics
+    that some group has, each followed by the published numbers if the paper has any. ``rows`` are
+    the distributions of sites and "all". With several seeds, a cell is the mean ± the standard
+    deviation. A missing metric is "n/a". ``note`` names the sites that a mean leaves out, and is
+    empty if there are none. An experiment without headline metrics has no table.
+
+    Args:
+        experiments: experiment -> seed -> the run's summary.
     """
     for experiment, summaries in experiments.items():
         shown = shown_of(next(iter(summaries.values())))

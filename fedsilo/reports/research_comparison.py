@@ -91,10 +91,10 @@ def _headline(runs: Runs) -> Sequence[str]:
 
 
 def _compare_runs(metrics: Sequence[str], summaries: Summaries, split: str) -> list[dict[str, Any]]:
-    """Compare the experiments by each metric that at least two of them have.
+    """Compare the experiments by each of the metrics that at least two of them have.
 
     Returns:
-        For each such metric, the variables that ``_comparison`` builds.
+        The template variables that ``_comparison`` builds, for each such metric in order.
     """
     compared = []
     for metric in metrics:
@@ -106,9 +106,9 @@ def _compare_runs(metrics: Sequence[str], summaries: Summaries, split: str) -> l
 
 
 def _known_values(summaries: Summaries, metric: str) -> dict[str, dict[int, float]]:
-    """Return experiment -> seed -> mean of ``metric`` over sites.
+    """Collect the mean of a metric over sites: experiment -> seed -> mean.
 
-    Experiments without a value are left out.
+    Experiments for which no seed has a value are left out.
     """
     known = {}
     for name, by_seed in values_by_seed(summaries, metric).items():
@@ -125,9 +125,12 @@ def _over_sites(summaries: Summaries, metric: str) -> str:
 def _comparison(
     metric: str, label: str, samples: Mapping[str, BySeed], split: str
 ) -> dict[str, Any]:
-    """Build the template variables of one metric: pictures, the table of means, and tests.
+    """Build the template variables that compare the experiments by one metric.
 
-    Tests compare seed by seed if every experiment has the same seeds.
+    They are a picture and a table of the means over seeds with 95 % t intervals, pictures of the
+    differences between pairs, and the results of an ANOVA and of t-tests between all pairs. The
+    t-tests compare seed by seed if all experiments have the same seeds. Otherwise they treat the
+    values as independent.
 
     Args:
         metric: the metric's name.
@@ -159,7 +162,10 @@ def _comparison(
 
 
 def _reason_for_no_test(tested: Tested) -> str:
-    """Explain why all tests lack a p value; empty if any test has one."""
+    """Explain why no test has a p value; empty if any test has one.
+
+    The reason is that of the ANOVA.
+    """
     # A pair may have a p although the analysis of variance lacks it, for example if a third
     # experiment has a single seed
     for outcome in (tested.anova, *tested.pairs.values()):
@@ -169,10 +175,10 @@ def _reason_for_no_test(tested: Tested) -> str:
 
 
 def _mean(metric: str, values: Sequence[float], *, difference: bool = False) -> Estimate:
-    """Return the mean over seeds with its 95 % t interval, clipped to the metric's range.
+    """Return the mean over seeds with its 95 % t interval, clipped to the range of the metric.
 
-    The range is 0 to 1. For losses it has no upper limit. For a ``difference`` of two values, it
-    also has the negative values.
+    The range is from 0 to 1, or from 0 without an upper limit for losses. For a ``difference`` of
+    two values, it extends as far below 0.
     """
     most = 1.0
     if metric in _UNBOUNDED:
@@ -184,9 +190,11 @@ def _mean(metric: str, values: Sequence[float], *, difference: bool = False) -> 
 
 
 def _draw_differences(metric: str, samples: Mapping[str, BySeed], split: str) -> list[Picture]:
-    """Draw the differences by seed for each pair of experiments with two or more common seeds.
+    """Draw the differences between experiments, seed by seed, for each pair of experiments.
 
-    At most 15 pairs are drawn. If there is no such pair, the list is empty.
+    A pair needs at least two common seeds, and the earlier experiment is subtracted from the later
+    one. Each pair has its mean with a 95 % interval, and a point for each seed. At most 15 pairs
+    are drawn. The result is a list with one picture; if there is no such pair, it is empty.
     """
     points: dict[str, list[float]] = {}
     for earlier, later in itertools.combinations(samples, 2):
@@ -208,9 +216,10 @@ def _draw_differences(metric: str, samples: Mapping[str, BySeed], split: str) ->
 
 
 def _draw_cost(metric: str, summaries: Summaries, split: str) -> list[Picture]:
-    """Draw a metric over the bytes sent and received, with a point for each run.
+    """Draw a metric over the megabytes that all sites sent and received, with a point for each run.
 
-    If fewer than two experiments have the metric, the list is empty.
+    The result is a list with one picture. If fewer than two experiments have the metric, it is
+    empty.
     """
     points: dict[str, list[tuple[float, float]]] = {}
     for experiment, by_seed in summaries.items():
@@ -234,10 +243,10 @@ def _draw_cost(metric: str, summaries: Summaries, split: str) -> list[Picture]:
 
 
 def comparison_head(runs: Runs, summaries: Summaries, split: str) -> dict[str, Any]:
-    """Build the facts, the result and the limit of several runs for ``head.html``.
+    """Build the template variables for the head of a page on several runs: facts, result and limit.
 
-    The facts are those of the first run without method and training, then all methods and the
-    numbers of experiments and runs.
+    The facts are those of the first run, except the method and the time of training. All methods
+    and the numbers of experiments and runs follow.
     """
     methods: dict[str, None] = {}
     for run in runs:
@@ -256,10 +265,20 @@ def comparison_head(runs: Runs, summaries: Summaries, split: str) -> dict[str, A
 
 
 def _best_experiment(runs: Runs, summaries: Summaries, split: str) -> str:
-    """Name the experiments with the highest and the next mean of the first headline metric.
+    """Write a sentence on which experiment has the highest mean of the first headline metric.
 
-    If the p value of the pair is 0.05 or more, the sentence says that neither is clearly best. If
-    no test was possible, the sentence states this. Runs on several data sets are not compared.
+    The sentence has that mean over seeds with its 95 % interval, and the next experiment with its
+    mean. It also has the p value of the t-test between the two, and says that no experiment is
+    clearly best if the p value is 0.05 or more. It has no p value if there is only one experiment,
+    or if no test was possible.
+
+    If the runs are on several data sets, or if no run has the metric, the sentence says only that.
+    Whether a higher value is better is not checked.
+
+    Args:
+        runs: all runs of the page.
+        summaries: experiment -> seed -> the run's summary.
+        split: ``test`` or ``val``, for the text.
     """
     data = runs[0].summary["dataset"]
     if any(run.summary["dataset"] != data for run in runs):
@@ -292,9 +311,11 @@ def _best_experiment(runs: Runs, summaries: Summaries, split: str) -> str:
 
 
 def _unequal_budgets(experiments: Mapping[str, Mapping[int, Shown]]) -> list[str]:
-    """Return a line with all differences for each experiment whose budget is not the baseline's.
+    """List the experiments whose budget, such as the rounds, differs from that of their baseline.
 
-    The baseline is the first experiment on the same data set.
+    The baseline is the first experiment on the same data set. Each experiment has one line, with
+    its name and all differences. If there are several runs, settings are those of the first one and
+    costs are means.
     """
     budgets = {}
     for name, by_seed in experiments.items():

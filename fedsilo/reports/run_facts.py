@@ -28,8 +28,11 @@ _MANY_CLASSES = 8  # a table of more columns cannot be read
 def reported_runs(folders: Sequence[Path]) -> list[Shown]:
     """Open the finished runs in ``folders`` and directly below them, as pages may show them.
 
-    A run that is found twice is opened once. Each run gets a unique name, with no more of its path
-    than necessary. Runs with the same name that differ only in their seed share an experiment.
+    Metrics and counts of too few patients are hidden. A run that is found twice, for example by a
+    link, is opened once. If there are several runs, each gets a unique name: its folder's name,
+    with as many parent folders before it as are needed to tell all runs apart. Runs whose folders
+    have the same name except for the seed, and which differ only in their seeds, share the name of
+    an experiment.
 
     Raises:
         RunDirectoryError: a folder does not contain a run, or a run has not ended.
@@ -58,10 +61,12 @@ def reported_runs(folders: Sequence[Path]) -> list[Shown]:
 
 
 def _run_directories(folder: Path) -> list[Path]:
-    """Return the run directories among a folder and the folders directly in it, sorted.
+    """List the run directories among a folder and the folders directly in it, sorted.
+
+    A run directory is recognised by its config.toml.
 
     Raises:
-        RunDirectoryError: the list would be empty.
+        RunDirectoryError: there are none.
     """
     candidates = [folder]
     if folder.is_dir():
@@ -89,9 +94,9 @@ def experiments_of(runs: Sequence[Shown]) -> dict[str, dict[int, Shown]]:
 
 
 def _unique_names(paths: Sequence[Path]) -> list[str]:
-    """Return a unique name for each folder: its own name, and parents if several share it.
+    """Choose a unique name for each folder, made of the last parts of its path.
 
-    All names have the same number of parents.
+    All names have the same number of parts, which is the smallest that makes them unique.
     """
     deepest = max(len(path.parts) for path in paths)
     # One more parent for all names, until no two are equal
@@ -129,9 +134,12 @@ def value_text(value: Value) -> str:
 
 
 def taking_part(run: Shown) -> dict[str, Any]:
-    """Build the template variables of ``sites.html``: sizes of splits, test labels and failures.
+    """Build the template variables of ``sites.html``: the sites, their data and their failures.
 
-    There is a row per site. Counts below the run's floor are hidden.
+    There is a table with a row per site and its number of samples in each split, and one with its
+    test samples in each class. Counts below the run's floor are hidden. The table of classes is
+    left out for a site without counts, and if there are too many classes. Failed messages are
+    listed with their reasons.
     """
     splits, columns = [], []
     for split in _SPLIT_NAMES:
@@ -176,9 +184,10 @@ def taking_part(run: Shown) -> dict[str, Any]:
 
 
 def _unlike_columns(run: Shown) -> list[str]:
-    """Return a sentence for each column whose mean at a site differs clearly from the other sites'.
+    """List columns of the table whose mean at a site differs clearly from the other sites' means.
 
-    The list is empty at other trust levels than ``server``.
+    For each, a text has the difference and the question that it raises. The list is empty at other
+    trust levels than ``server``, where the server does not know the means.
     """
     entries = run.summary.get("unlike-columns") or []
     if not entries or run.trust != SERVER:
@@ -218,7 +227,11 @@ def head_of(run: Shown) -> dict[str, Any]:
 
 
 def facts(run: Shown) -> list[tuple[str, str]]:
-    """Return facts on a run as pairs (name, text), from its classes and data to its version."""
+    """List facts about a run for the head of a page, as pairs (name, text).
+
+    They are what the model predicts and for whom, the data, the hospitals, the method with its
+    rounds, the time of training with the seed, the version, and the fingerprints of the data.
+    """
     summary = run.summary
     hospitals = str(len(run.silos))
     if run.is_simulated:
@@ -244,10 +257,10 @@ def facts(run: Shown) -> list[tuple[str, str]]:
 
 
 def _fingerprints(run: Shown) -> str:
-    """Format a short digest of each site's data: 12 digits of a SHA-256 over its splits.
+    """Format a short digest of each site's data, by which equal data can be recognised.
 
-    Two runs with equal digests had the same data. Sites that do not report fingerprints are left
-    out.
+    A digest is 12 digits of a SHA-256 over the site's splits. Sites that do not report fingerprints
+    are left out, so the text may be empty.
     """
     texts = []
     for site, known in run.silos.items():
@@ -263,7 +276,10 @@ def _fingerprints(run: Shown) -> str:
 
 
 def _data(name: str) -> str:
-    """Describe a data set: its name with its licence, "made up", or "the hospitals' own"."""
+    """Describe a data set in a few words: its name and the origin of its data.
+
+    The origin is its licence if it is public, "made up by fedsilo", or "the hospitals' own".
+    """
     data = data_set(name)
     if data.licence:
         terms = ""
@@ -306,11 +322,11 @@ def task_parts(task: str) -> TaskParts | None:
 
 
 def result(run: Shown, site: str | None = None) -> str:
-    """Summarise the accuracy on test samples in one sentence.
+    """Describe the main result of a run, the accuracy on test samples, in a sentence.
 
-    The sentence has a 95 % interval if the page may show sample counts. It describes all sites
-    together, or only ``site`` if that is given. If no accuracy may be shown, the sentence says so.
-    A task with its own parts of reports (``task_parts``) writes the sentence itself.
+    It is the accuracy at ``site`` or, if that is None, at all sites together, with a 95 % interval
+    if the page may show sample counts. If no accuracy may be shown, the sentence says so. A task
+    other than classification may write the sentence itself (``task_parts``).
     """
     parts = task_parts(run.task)
     if parts:
@@ -330,11 +346,19 @@ def result(run: Shown, site: str | None = None) -> str:
 
 
 def _result_of_counts(run: Shown, tested: Mapping[str, tuple[int, float]], only: str | None) -> str:
-    """Summarise the accuracy over the test samples of all sites together, with its interval.
+    """Describe the accuracy over the test samples of several sites together, in one sentence.
 
-    ``tested`` maps a site to its number of test samples and its accuracy. ``only`` is the single
-    site that the sentence is about; None for all sites. If some of all sites have no accuracy, the
-    sentence says how many sites it covers.
+    The sentence has the number of right predictions, which is recovered from the sites' accuracies,
+    and the accuracy with its 95 % Wilson interval. If it is known, the accuracy of always guessing
+    the most frequent class follows. At trust level ``nobody``, a second sentence says that the
+    hospitals' noise is part of the number.
+
+    Args:
+        run: the run.
+        tested: site -> its number of test samples and its accuracy.
+        only: the name of the site if the sentence is about a single one; None if it is about all
+            sites. In the latter case, the sentence says how many of the run's sites it covers if
+            some have no accuracy.
     """
     samples = right = 0
     for n, accuracy in tested.values():
@@ -360,9 +384,14 @@ def _result_of_counts(run: Shown, tested: Mapping[str, tuple[int, float]], only:
 
 
 def _count_tested(run: Shown, only: str | None) -> dict[str, tuple[int, float]]:
-    """Return site -> (number of test samples, accuracy), for sites where both may be shown.
+    """Collect the sites whose accuracy and number of test samples may both be shown.
 
-    ``only`` names a single site to return; None for all.
+    Args:
+        run: the run, without hidden numbers.
+        only: the only site to consider; None for all sites.
+
+    Returns:
+        Site -> (number of test samples, accuracy).
     """
     tested = {}
     for site, known in run.silos.items():
@@ -375,9 +404,11 @@ def _count_tested(run: Shown, only: str | None) -> dict[str, tuple[int, float]]:
 
 
 def _beside_guessing(run: Shown, sites: Sequence[str]) -> str:
-    """Return a phrase on the accuracy of always predicting the most frequent class of ``sites``.
+    """Describe the accuracy of always predicting the most frequent class, for comparison.
 
-    If label counts are hidden, noisy or not reported, the result is an empty string.
+    The class is the most frequent one over the test samples of ``sites`` together. The phrase
+    begins with a semicolon, because it continues a sentence. If label counts are hidden, noisy or
+    not reported, it is empty.
     """
     if run.trust == NOBODY:  # label counts have noise
         return ""

@@ -114,10 +114,11 @@ class FinishedRun(RunFiles):
         return str(self.summary.get("task", CLASSIFICATION))
 
     def stratum_names(self, site: str = "") -> list[str]:
-        """Return the names of the groups in which the label counts count the samples.
+        """Return the names of the groups in which label counts count the samples of ``site``.
 
-        If the task counts all samples as one group, the list is empty. Otherwise the groups are the
-        classes of ``class_names`` for ``site``, or of survival the censored patients and the event.
+        Usually these are the classes, as ``class_names`` names them. For survival, they are the
+        censored patients and those with the event. For a task that counts all samples as one group,
+        the list is empty.
         """
         if TASKS[self.task].strata == 1:
             return []
@@ -189,10 +190,10 @@ class FinishedRun(RunFiles):
 
     @property
     def withheld(self) -> list[str]:
-        """The sites with any hidden test count, in the run's order.
+        """The sites that hide a test count, in the run's order.
 
-        They include sites whose whole test split is below the floor, but not sites that sent no
-        counts.
+        A site hides counts of too few samples. A site whose whole test split is too small is
+        included, but not a site that sent no counts.
         """
         withheld = []
         for site in self.silos:
@@ -369,11 +370,14 @@ Shown = NewType("Shown", FinishedRun)
 
 
 def load_run(path: AnyRun, *, plugin: Plugins = None) -> FinishedRun:
-    """Open a finished run, given as its directory or as a run object.
+    """Open a finished run, which is given as its directory or as a run object.
 
-    ``plugin`` names the reader's own copies of the run's plugins; None for none.
+    ``plugin`` names the reader's own copies of the run's plugins, which are Python files or modules
+    that the run needs. They are trusted for the rest of this process. None means that no plugin is
+    named.
 
     Raises:
+        SettingError: a file of a plugin does not exist.
         RunDirectoryError: see ``FinishedRun.open``.
     """
     name_plugins(plugin_texts(plugin))

@@ -143,9 +143,10 @@ def traffic_frame(rows: Sequence[Row]) -> pd.DataFrame:
 
 
 def sites_frame(silos: Document) -> pd.DataFrame:
-    """Build a table with a row per site from silos.json.
+    """Build a data frame about the sites from the content of silos.json, with a row per site.
 
-    The columns are the site, its distribution, its samples per split, and its dropped samples.
+    The columns are the site, its distribution, its number of samples in each split, and its number
+    of dropped samples.
     """
     import pandas as pd
 
@@ -157,7 +158,11 @@ def sites_frame(silos: Document) -> pd.DataFrame:
 
 
 def _typed_frame(rows: Sequence[Row], types: dict[str, Any]) -> pd.DataFrame:
-    """Build a table from rows of strings. ``types`` has its columns and their types."""
+    """Build a data frame from rows of strings, such as those of a CSV file.
+
+    ``types`` maps each column to its type, in the order of the columns. Numbers are converted;
+    columns of strings are left unchanged, so that a missing cell stays missing.
+    """
     import pandas as pd
 
     frame = pd.DataFrame(rows, columns=list(types))

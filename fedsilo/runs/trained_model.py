@@ -71,7 +71,7 @@ class TrainedModel:
         return inputs
 
     def samples(self, split: str) -> Split:
-        """Return the samples of a split.
+        """Return the samples of a split of the site, with their labels.
 
         Raises:
             SettingError: the site does not have the split.
@@ -84,12 +84,16 @@ class TrainedModel:
     def probabilities(
         self, batches: Iterable[Tensor], split: str, probe: Probe | None = None
     ) -> Tensor:
-        """Predict class probabilities (n, classes) as the run's final evaluation of a split did.
+        """Predict as the run's final evaluation of a split did, with the same dropout masks.
 
         Args:
             batches: inputs (batch, *input_shape), n samples in all.
             split: the split, which decides the dropout masks.
-            probe: collects further values from the tokens; None for none.
+            probe: collects further values from the tokens while the network predicts; None for
+                none.
+
+        Returns:
+            The predictions (n, outputs), which are class probabilities for a classification.
         """
         lab = self.lab
         # The key decides the dropout samples, so it must be that of the final evaluation
@@ -113,10 +117,10 @@ class TrainedModel:
         return module.to(self.lab.compute.device)
 
     def weights_digest(self) -> str:
-        """Return a SHA-256 over all numbers that decide a prediction.
+        """Return a SHA-256 digest of all numbers that decide a prediction.
 
-        The numbers are all arrays of the network, its evidential priors and the standardisation of
-        a table.
+        The digest recognises the model again. The numbers are the arrays of the network, its
+        evidential priors, the standardisation of a table, and the scale of a numeric outcome.
         """
         arrays = {}
         for name, array in self.network.state_dict().items():

@@ -174,13 +174,22 @@ def _message_without_model(
 def _rebuild_last_message(
     path: Path, settings: RunSettings, silos: Silos, silo: Silo
 ) -> tuple[RecordDict, Instruction]:
-    """Rebuild the last evaluation message to a site from the run's model file.
+    """Rebuild the last evaluation message to a site from the run's model file, to open its model.
 
-    The server's side of the method builds the message as at the end of the run. So the message also
-    contains what the server adds to the weights, such as mixing weights or notes.
+    The server's side of the method builds the message as at the end of the run, so it also has what
+    the server adds to the weights, such as mixing weights or notes.
+
+    Args:
+        path: the model file.
+        settings: the settings of the run.
+        silos: site -> its facts in silos.json.
+        silo: the site's data.
 
     Returns:
         The content of the message, and its instruction.
+
+    Raises:
+        FedsiloError: the model file is damaged.
     """
     common, content = settings.common, RecordDict({CONFIG: ConfigRecord({})})
     arrays, facts = load_state(path)
@@ -213,9 +222,10 @@ def _read_standardisation(
 
 
 def _rebuild_participants(silos: Silos, silo: Silo) -> Participants:
-    """Rebuild the run's participants from silos.json.
+    """Rebuild what the server knew about the run's participants, from silos.json.
 
-    Input shape, classes and features are taken from ``silo``, the site that is opened.
+    The file does not have the input shape, the number of classes and the features. They are equal
+    at all sites, so they are taken from ``silo``, the site that is opened.
     """
     facts = {}
     for site, known in silos.items():

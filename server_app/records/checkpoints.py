@@ -264,11 +264,11 @@ class BestRound(Hook):
         return gain > 0
 
     def _mean_over_sites(self, values: Mapping[str, Mapping[str, float]]) -> float:
-        """Return the early-stopping metric's mean over sites, weighted by validation samples.
+        """Return the early-stopping metric's mean over sites, weighted by their validation samples.
 
-        If the metric was securely summed, its mean is stored under the name "all", and is returned
-        unchanged. Otherwise sites that did not report the metric do not count. The result is NaN if
-        no site with validation samples reported it.
+        Sites that did not report the metric do not count. If no site with validation samples
+        reported it, the result is NaN. If the metric was summed in secret, its mean over all
+        samples is known, under the name "all", and is returned unchanged.
 
         Args:
             values: site -> metric -> value.

@@ -46,10 +46,10 @@ Marks = Callable[[State], Mapping[int, str]]
 
 
 def _never_raises(method: Callable[..., None]) -> Callable[..., None]:
-    """Wrap a method of ``ProgressHook`` so that it runs under the lock and never raises.
+    """Wrap an event of ``ProgressHook`` so that a failure of the display cannot stop the run.
 
-    An exception is passed to ``report`` instead. If the method succeeds, the thread that writes the
-    files is woken.
+    The event runs under the hook's lock. If it succeeds, the thread that writes the progress files
+    is woken. If it raises, the exception is passed to ``report``.
     """
 
     @functools.wraps(method)

@@ -73,9 +73,11 @@ class Floors:
 
     @cached_property
     def counts(self) -> dict[tuple[str, str], Counts | None]:
-        """(site, split) -> the number of samples of each class, with None for a hidden count.
+        """The number of samples of each class that may be shown, by (site, split).
 
-        The whole entry is None if the split has fewer samples than the floor.
+        None takes the place of a hidden count: one below the floor, or one that would reveal such a
+        count by subtraction from the total (``suppress``). The whole entry is None if the split has
+        fewer samples than the floor.
         """
         # The package of the ClientApp brings Flower, which commands that only list do not need
         from fedsilo.client_app.summary.suppression import secret_of, suppress
@@ -160,12 +162,11 @@ class Floors:
         return shown
 
     def shown_summary(self, summary: Document) -> Document:
-        """Return the content of summary.json without hidden metrics.
+        """Return the content of summary.json without the metrics that must not be shown.
 
-        The splits are test and validation. If any metric of a split is hidden, the split's means
-        are computed again over the shown metrics.
-
-        The argument is not changed.
+        This concerns the test and the validation metrics. If any metric of a split is hidden at a
+        site, the split's means are computed again over the shown metrics, so that they do not
+        reveal the hidden one. ``summary`` is not changed.
         """
         groups = {site: str(facts["distribution"]) for site, facts in self.silos.items()}
         # summary.json has no validation metrics by site, so the last round's rows stand in for them

@@ -280,7 +280,10 @@ def _select_rows(values: Values, metrics: Sequence[str]) -> Values:
 
 
 def _format_cells(row: Mapping[str, float], metrics: Sequence[str]) -> list[str]:
-    """Format a row's metrics with three decimals (one for perplexity), and "n/a" if missing."""
+    """Format one row's metrics as the cells of the result table.
+
+    A value has three decimals, and perplexity has one. A metric that the row lacks is "n/a".
+    """
     cells = []
     for metric in metrics:
         digits = 3

@@ -247,9 +247,10 @@ class TrackingHook(Hook):
         self.silos: Mapping[str, Any] = {}
 
     def run_started(self, state: State, participants: Participants, total_rounds: int) -> None:
-        """Open the tracker, and send it all rows that a resumed run has restored.
+        """Open the tracker that 'run.track' names, and send it all rows recorded so far.
 
-        A failure ends the tracking, but not the run.
+        Only a resumed run has such rows, which its checkpoint restored. If this fails, a line is
+        logged, and the run continues without the tracker.
         """
         self.silos = silos_document(participants)
         with self._stop_on_failure():
@@ -283,10 +284,12 @@ class TrackingHook(Hook):
                 self.tracker.send(means(self._select_shown(metrics, last_round), traffic))
 
     def _select_shown(self, rows: Iterable[Row], last_round: int | None = None) -> Iterator[Row]:
-        """Yield the rows of metrics.csv that may be shown.
+        """Yield the rows of metrics.csv that may be shown to others, and so sent to a tracker.
 
-        ``last_round`` is None before the end of the run. In the last round the rules are stricter,
-        because metrics by class are shown too.
+        Args:
+            rows: rows of metrics.csv.
+            last_round: the number of the last round at the end of the run, when metrics by class
+                are shown too and the rules are stricter; None before.
         """
         last: dict[str, Any] = {split: {} for split in SPLITS}
         if last_round is not None:

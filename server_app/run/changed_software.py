@@ -45,7 +45,7 @@ def changed_software(directory: RunDirectory) -> str:
 
 
 def _read_versions(environment: Mapping[str, Any]) -> dict[str, str]:
-    """Return name -> version for the software, and the processor, in config.toml's environment.
+    """Read the versions of software, and the processor, from config.toml's environment, by name.
 
     The names are those of packages, "fedsilo", "fedsilo's revision", "Python" and "the processor".
     A missing entry is left out. A version is cut to 20 characters, and the processor to 80.

@@ -88,7 +88,10 @@ class Plan:
 
 
 def check_purpose(plan: Plan) -> Problem:
-    """Return a SettingError if 'run.purpose' is not "train"; otherwise None."""
+    """Return a SettingError unless 'run.purpose' is "train"; otherwise None.
+
+    With any other purpose, such as "survey", nothing is trained.
+    """
     if plan.common.purpose == "train":
         return None
     return SettingError(

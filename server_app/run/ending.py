@@ -176,10 +176,11 @@ def _report_failure_of(document: str, say: Callable[[str], None]) -> Iterator[No
 
 
 def _build_privacy(method: Method, hooks: RunHooks) -> dict[str, Any]:
-    """Build the content of privacy.json: the data that left the sites, bytes, and any guarantee.
+    """Build the content of privacy.json: the data that left the sites, and how private it is.
 
-    The keys are those of ``privacy_document``, such as "leaves each site", "guarantee" and
-    "epsilon". Without differential privacy, the guarantee is the sentence that there is none.
+    It has the sentences on the data, the bytes, and the guarantee of differential privacy with its
+    epsilon or, without differential privacy, the sentence that there is none. ``privacy_document``
+    describes the keys.
     """
     guarantee: str | dict[str, Any] = summaries.NO_PRIVACY
     if hooks.privacy:
@@ -327,10 +328,13 @@ _OF_PARTS = (
 
 
 def without_bins(values: summaries.Values) -> dict[str, dict[str, float]]:
-    """Return site -> metric -> value, without all metrics per class, finding or bin.
+    """Return the metrics without those of one class, finding or bin, by site.
 
-    Metrics per site (routing) stay. Metrics whose name ``read_metric`` does not recognise are left
-    out too. A site stays even if none of its metrics remain.
+    A mean of these over sites would say nothing. Metrics of other sites' models stay. Metrics with
+    an invalid name are left out too. A site stays even if none of its metrics remain.
+
+    Args:
+        values: site -> metric -> value.
     """
     rest: dict[str, dict[str, float]] = {}
     for site, row in values.items():

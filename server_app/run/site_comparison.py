@@ -166,7 +166,11 @@ def _count_equal_samples(participants: Participants, common: CommonSettings) -> 
 
 
 def _digest_samples(silo: Silo) -> set[bytes]:
-    """Return a set with a 16-byte digest of each distinct sample (inputs and label) of a silo."""
+    """Return a 16-byte BLAKE2b digest of each distinct sample in a silo's splits.
+
+    A digest covers the sample's input and its label, so two samples have the same digest if both
+    are equal.
+    """
     digests = set()
     for split in silo.splits().values():
         inputs, labels = np.ascontiguousarray(split.inputs.numpy()), split.labels.tolist()

@@ -130,11 +130,13 @@ def _narrow_columns(widths: list[int], least: list[int], width: int) -> list[int
 
 
 def _take_columns(table: Table, widths: Mapping[int, int], title: TextType | None) -> Table:
-    """Build a table from some columns of ``table``. Text that is too long for a column is wrapped.
+    """Build a new table from some columns of ``table``, each with a fixed width.
+
+    Text that is too long for a column is wrapped. Styles and sections of the rows stay.
 
     Args:
-        table: the table to copy from.
-        widths: column number, from 0 -> width in characters.
+        table: the table to copy from; it is not changed.
+        widths: the number of each column, from 0 -> its width in characters.
         title: the title of the new table.
     """
     part = Table(title=title, title_justify=table.title_justify)

@@ -87,10 +87,14 @@ class Capabilities:
             )
 
     def _data_faults(self, common: CommonSettings, is_table: bool) -> Iterator[str]:
-        """Yield an error text for each part of the settings that the method does not support.
+        """Yield an error text for each unsupported setting of network, data set and loss.
 
-        The parts are network "vit", a data set that is a table, and the evidential loss.
-        ``is_table`` tells whether the data set is a table.
+        The texts are, in this order, about network "vit", a data set that is a table, and the
+        evidential loss.
+
+        Args:
+            common: the run's settings.
+            is_table: whether the data set is a table.
         """
         method = f"method '{common.method}'"
         if common.network == "vit" and not self.vit:

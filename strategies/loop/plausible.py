@@ -278,7 +278,8 @@ def update_norm(reply: Reply, before: Arrays, names: Iterable[str]) -> float:
 def group_by_kind(names: Iterable[str]) -> dict[str, list[str]]:
     """Group array names into "weights" and batch norm's "statistics", each list sorted.
 
-    The ending of a name decides its kind. A kind without names is left out of the mapping.
+    The two kinds are measured separately, because statistics can be far larger than weights. The
+    ending of a name decides its kind. A kind without names is left out of the mapping.
     """
     kinds: dict[str, list[str]] = {}
     for name in sorted(names):

@@ -39,7 +39,7 @@ def fewest_sites(common: CommonSettings) -> int:
 def why_too_few(common: CommonSettings, sites: int) -> str | None:
     """Explain that 'server.aggregation' needs more than ``sites`` sites, or return None.
 
-    The mean, the median and "auto" never need more than one site.
+    "trimmed" needs 3 sites and "multikrum" needs 5. Any other aggregation works with one site.
     """
     needed = fewest_sites(common)
     if sites >= needed:

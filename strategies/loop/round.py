@@ -127,10 +127,11 @@ class Round(Ask):
         return replies
 
     def measure_updates(self, after: Arrays) -> None:
-        """Compare each site's update with the model's change, for each phase, and call the hooks.
+        """Compare each site's update with the change of the model, and tell the hooks the result.
 
-        A phase is skipped if its replies are not updates, because its question has no
-        ``reference``.
+        This is done for each phase of the round whose replies are updates, which means that its
+        question has a ``reference``. In an earlier phase, the change of the model leads to the
+        arrays that the next phase sent.
 
         Args:
             after: the model's arrays by name after the round.
@@ -187,11 +188,15 @@ class Round(Ask):
         return Message(content, participants.nodes[site], kind, group_id=str(instruction.round))
 
     def _exchange(self, question: Question) -> dict[str, Reply]:
-        """Send the messages, wait, and return the replies that could be decoded, by site.
+        """Send a question to its sites, wait for the replies, and return those that can be decoded.
 
-        If a site has no decoded reply, ``failed`` then holds the reason ("no answer in time" at the
-        timeout), ``kinds`` may hold the kind of failure, and nothing is raised. The replies'
-        metrics and updates are not checked here.
+        For any other site, ``failed`` gets the reason: that of its error, the fault of its reply,
+        or "no answer in time". ``kinds`` gets the kind of failure, unless the reply cannot be
+        decoded. Nothing is raised for such a site. What the replies say is checked later
+        (``_check_replies``).
+
+        Returns:
+            Site -> reply, in the order in which the replies arrived.
         """
         phase, participants = question.phase, self.method.participants
         sites = sorted(question.send)
@@ -268,11 +273,18 @@ class Round(Ask):
         return replace(reply, arrays=self.spill.keep(reply.arrays), examples=examples)
 
     def _check_replies(self, question: Question, replies: Mapping[str, Reply]) -> dict[str, Reply]:
-        """Return the usable replies by site, and apply the failure policy to the other sites.
+        """Select the usable replies to a question, and decide whether they are enough to continue.
 
-        A reply is unusable if it has a fault, or if its update is longer than
-        'server.max-update-norm' allows. The hooks are called for each failure before an error is
-        raised.
+        A reply is unusable if it has a fault (``_find_fault``), or if its update is longer than
+        'server.max-update-norm' allows. The hooks learn of each site without a usable reply before
+        an error is raised, and again if the run continues without the site.
+
+        Args:
+            question: the question that was asked.
+            replies: the decoded replies by site.
+
+        Returns:
+            Site -> usable reply, sorted by site.
 
         Raises:
             TooFewSitesError: fewer usable replies than 'run.min-sites' are left.

@@ -78,6 +78,9 @@ class RoundLoop:
     def connect(self, grid: Grid, timeout: float = 3600.0) -> None:
         """Prepare all following rounds to ask the sites over ``grid``.
 
+        The parts that all rounds share, such as a table's pooled statistics, are made once here. No
+        message is sent.
+
         Args:
             grid: connects the server with the sites.
             timeout: seconds to wait for the replies of a phase.
@@ -100,10 +103,12 @@ class RoundLoop:
         )
 
     def run_round(self) -> None:
-        """Run the round after ``self.state`` and store the new state there.
+        """Run one round: the one after ``self.state``, which then becomes the new state.
 
-        Latecomers are admitted first, if the method allows it. With 'server.sites-per-round' only
-        that many drawn sites are asked. A round that raises leaves the state unchanged.
+        If the method allows it, sites that have connected meanwhile are admitted first. All sites
+        may be asked or, with 'server.sites-per-round', only that number of randomly drawn sites.
+        The hooks learn the size of each site's update, and that the round has ended. If the round
+        raises an error, the state stays as it was.
         """
         before, method = self.state, self.method
         number = before.round + 1
@@ -184,13 +189,19 @@ def draw_sites(common: CommonSettings, sites: Sequence[str], round_: int) -> lis
 
 
 def refuse_site_count(common: CommonSettings, sites: int) -> None:
-    """Check that the settings fit the number of sites.
+    """Check that enough sites take part for the run's settings.
 
-    Only the sites asked per round count for 'server.aggregation' and secure aggregation.
+    The number of sites asked in a round is 'server.sites-per-round' or, if that is 0, ``sites``.
+    The aggregation and secure aggregation are checked for this number.
+
+    Args:
+        common: the run's settings.
+        sites: the number of sites that take part.
 
     Raises:
-        SettingError: 'server.sites-per-round', 'server.aggregation' or 'secure.aggregation' needs
-            more sites, or the threshold or bits of secure aggregation do not fit.
+        SettingError: 'server.sites-per-round' is above ``sites``; 'server.aggregation' "trimmed" or
+            "multikrum" needs more sites; or, with secure aggregation, fewer than three sites are
+            asked or 'secure.threshold' does not fit their number.
     """
     if common.sites_per_round > sites:
         raise SettingError(

@@ -132,9 +132,17 @@ class SecureAsk(Ask):
         return replies
 
     def _records_for_sum(self, sum_: SecureSum, phase: str) -> dict[str, ConfigRecord]:
-        """Build the record of each site for the question whose answers are summed.
+        """Build the record of secure aggregation that each site receives with the summed question.
 
-        If the method proves its sums, it also has the proof of the sum of the round before.
+        A record names the sites, metrics and arrays in the sum (``SecureSum.record``). If the
+        method proves its sums, it also has the proof of the newest sum, that of the round before.
+
+        Args:
+            sum_: the secure sum, whose sites have shared their keys.
+            phase: the phase of the question.
+
+        Returns:
+            Site -> record.
         """
         records = {}
         for site in sum_.sealed:

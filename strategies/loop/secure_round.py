@@ -113,10 +113,11 @@ class SecureSum:
         self._sums: dict[str, Words] = {}
 
     def masked_specs(self) -> dict[str, ArraySpec]:
-        """Return the specs of a masked reply: the arrays' shapes, but in uint32.
+        """Return the type and shape of each array in a masked reply, by name.
 
-        The specs also contain an array of two counts: samples, and sites that could not answer. If
-        metrics are summed, there is one array for their values and one for their samples.
+        The summed arrays keep their shapes, but become uint32. Added are an array of two counts
+        (training samples, and sites that could not answer) and, if metrics are summed, one array
+        for their values and one for the samples behind them.
         """
         specs = {name: ArraySpec(spec.shape, "uint32") for name, spec in self.specs.items()}
         specs[COUNTS] = ArraySpec((2,), "uint32")
@@ -128,11 +129,14 @@ class SecureSum:
     def record(self, phase: str, site: str) -> ConfigRecord:
         """Build the record of secure aggregation that ``site`` receives in a phase.
 
-        It always holds the round. ``secure-shares`` adds all sites' keys, signatures and splits,
-        and the threshold. The training or evaluation phase adds the names of the sites, metrics and
-        arrays in the sum. ``secure-agree`` adds the sites whose arrays arrived. ``secure-unmask``
-        adds the signatures, and the sealed shares that the other sites made for ``site``. If the
-        sum is to be proven, ``secure-agree`` also adds the seals of these sites' parts.
+        It always holds the round. In addition it holds, depending on the phase:
+
+        - ``secure-shares``: all sites' keys, signatures and splits, and the threshold.
+        - the training or evaluation phase: the names of the sites, metrics and arrays in the sum.
+        - ``secure-agree``: the sites whose arrays arrived and, if the sum is to be proven, the
+          seals of these sites' parts.
+        - ``secure-unmask``: the sites' signatures of that list, and the sealed shares that the
+          other sites made for ``site``.
         """
         values: dict[str, Any] = {"round": self.round}
         if phase == SECURE_SHARES:
@@ -172,16 +176,18 @@ class SecureSum:
         return ConfigRecord(values)
 
     def take_keys(self, replies: Mapping[str, Reply]) -> None:
-        """Store the sites' public keys and signatures, and derive the values that depend on them.
+        """Store the sites' public keys and signatures, and derive the values that follow from them.
 
-        These values are the threshold, the samples that the site files agree on, the splits that
-        all these sites measure, and the context, which binds the keys to this run and round. The
-        signatures are checked before, when each reply arrives (``SecureAsk``).
+        These values are the threshold (the number of sites that must stay to the end), the agreed
+        'secure-samples', the splits that all these sites measure, and the context, a hash that
+        binds the keys to this run and round. The signatures were checked when each reply arrived
+        (``SecureAsk``).
 
         Raises:
             SettingError: the quantisation is too coarse for this number of sites.
             SiteError: there are fewer than three sites, 'secure.threshold' does not fit their
-                number, or their 'secure-samples' differ or are below 1.
+                number, their 'secure-samples' differ or are below 1, or the sum is to be proven but
+                a site is missing.
         """
         if self.proves:
             self._refuse_missing(len(replies), self.asked, "sent keys for secure aggregation")
@@ -207,11 +213,13 @@ class SecureSum:
         self.context = context_of(self.common.run_name, self.round, self.keys, self.threshold)
 
     def _agreed_samples(self, replies: Mapping[str, Reply]) -> int:
-        """Return B, the number 'secure-samples' on which all site files must agree.
+        """Return B, the sites' common 'secure-samples', by which each site scales its part.
+
+        All parts of a sum must have the same scale, so all site files must have the same value.
 
         Raises:
-            SiteError: a reply has no whole number, the numbers differ, or one is below 1. The error
-                names the sites with each number.
+            SiteError: a site sent no whole number, the sites' numbers differ, or the number is
+                below 1. If they differ, the error lists the sites with each number.
         """
         said: dict[int, list[str]] = {}
         for site, reply in sorted(replies.items()):
@@ -226,12 +234,14 @@ class SecureSum:
         return next(iter(said))
 
     def take_shares(self, replies: Mapping[str, Reply]) -> None:
-        """Store the sealed shares that each site made for each other site.
+        """Store the sealed shares of its secrets that each site made for each other site.
 
-        The check value of each site's own mask is stored too. The server cannot open the shares.
+        With enough of these shares the server can later remove masks. It cannot open a sealed share
+        itself. Each site's check value, a hash of its own mask, is stored too.
 
         Raises:
-            SiteError: fewer sites than the threshold replied.
+            SiteError: fewer sites than the threshold replied or, if the sum is to be proven, not
+                all sites with keys.
         """
         self._refuse_few(replies, "shared their keys")
         for site, reply in sorted(replies.items()):
@@ -240,13 +250,14 @@ class SecureSum:
             self._checks[site] = bytes(record["check"])
 
     def take_masked(self, replies: Mapping[str, Reply]) -> None:
-        """Add up the sites' masked arrays modulo 2^32, and store the replies without arrays.
+        """Add up the sites' masked arrays modulo 2^32, and store the replies without their arrays.
 
-        The sums stay masked until ``mean``. Only one array of one site is in memory at a time,
-        unless the sum is to be proven.
+        The sums stay masked until ``mean``. Only one array of one site is in memory at a time. If
+        the sum is to be proven, all masked arrays are kept in memory, with their seals.
 
         Raises:
-            SiteError: fewer sites than the threshold replied.
+            SiteError: fewer sites than the threshold replied or, if the sum is to be proven, not
+                all sites with keys.
         """
         self._refuse_few(replies, "sent masked weights")
         for name in sorted(self.masked_specs()):
@@ -262,12 +273,13 @@ class SecureSum:
             self.replies[site] = replace(reply, arrays={})
 
     def take_signatures(self, replies: Mapping[str, Reply]) -> None:
-        """Store each site's signature over the list of sites whose weights arrived.
+        """Store each site's signature of the list of sites whose weights arrived.
 
-        The signatures are not verified here, but when the replies arrive (``SecureAsk``).
+        The signatures were verified when the replies arrived (``SecureAsk``).
 
         Raises:
-            SiteError: fewer sites than the threshold replied.
+            SiteError: fewer sites than the threshold replied or, if the sum is to be proven, not
+                all sites with keys.
         """
         self._refuse_few(replies, "signed the list of sites whose weights arrived")
         for site, reply in sorted(replies.items()):
@@ -462,10 +474,10 @@ class SecureSum:
     def _refuse_unlikely(
         self, updates: Mapping[str, NDArray], quantiser: Quantisation, share: float
     ) -> None:
-        """Refuse a mean that is longer than clipped updates and rounding errors allow.
+        """Check that the mean update is not longer than clipped updates and rounding errors allow.
 
         Masks that do not cancel leave random numbers, which are far longer. The limit is
-        'secure.clip-norm' plus the largest rounding error, times a small margin.
+        'secure.clip-norm' plus the largest possible rounding error, times 1.001.
 
         Args:
             updates: the mean update of each array.
@@ -473,7 +485,7 @@ class SecureSum:
             share: B / samples, the factor that the sums were multiplied by.
 
         Raises:
-            SiteError: the mean is longer than this limit.
+            SiteError: the L2 norm of the mean update over all arrays is above this limit.
         """
         # Each number may be wrong by one step of the quantisation at each site
         rounding = len(self.replies) * quantiser.step * math.sqrt(self.numbers)
@@ -488,10 +500,15 @@ class SecureSum:
             )
 
     def _refuse_missing(self, count: int, expected: int, what: str) -> None:
-        """Check that no site is missing in a sum that is to be proven to all sites.
+        """Check that no site is missing in a sum that is to be proven, because all sites check it.
+
+        Args:
+            count: the number of sites that replied.
+            expected: the number of sites that must reply.
+            what: what the sites did, for the error, such as "masked their weights".
 
         Raises:
-            SiteError: fewer than the expected number of sites did ``what``.
+            SiteError: fewer sites than expected replied.
         """
         if count < expected:
             raise SiteError(

@@ -207,16 +207,16 @@ def shape_of(facts: SiteFacts) -> NetworkShape:
 
 
 def find_difference(site: str, facts: SiteFacts, other: str, other_facts: SiteFacts) -> str | None:
-    """Describe the first difference between two sites in the values that all sites must share.
+    """Describe the first difference between two sites in the facts that all sites must share.
 
-    The task, the shape (inputs and outputs), the features, the schema and the backbone are
-    compared, in this order. Returns None if all are equal.
+    These are, in this order, the task, the shape (inputs and outputs), the features, the schema and
+    the backbone. If all are equal, the result is None.
 
     Args:
         site: the name of the first site.
-        facts: the hello of the first site.
+        facts: the first site's description of itself and its data (hello).
         other: the name of the second site.
-        other_facts: the hello of the second site.
+        other_facts: that of the second site.
     """
     if facts.task != other_facts.task:
         return (
@@ -252,15 +252,18 @@ def find_difference(site: str, facts: SiteFacts, other: str, other_facts: SiteFa
 
 
 def find_shared_data(facts: Facts, pooled: bool) -> Refused:
-    """Return the sites whose training samples another site also has, each with the reason.
+    """Find the sites whose training samples another site also has, because these would count twice.
 
-    Shared samples would count twice. Sites are compared by the fingerprint of the training split,
-    and all sites with an equal fingerprint are returned. A site without training samples or without
-    this fingerprint is not compared.
+    Sites are compared by the fingerprint of their whole training split. Nobody can tell whose
+    samples they are, so all sites with an equal fingerprint are returned. A site without training
+    samples, or without this fingerprint, is not compared.
 
     Args:
         facts: the hellos by site.
         pooled: not used; every check that compares the sites has this argument.
+
+    Returns:
+        Site -> reason to leave it out.
     """
     owners: dict[str, list[str]] = {}
     for site in sorted(facts):
@@ -278,15 +281,18 @@ def find_shared_data(facts: Facts, pooled: bool) -> Refused:
 
 
 def find_other_tasks(facts: Facts, pooled: bool) -> Refused:
-    """Return the sites whose task differs from the most frequent one, each with the difference.
+    """Find the sites that do not share the most frequent task, each with the difference.
 
-    The task here includes the shape (inputs and outputs), features, schema and backbone. If several
-    tasks are equally frequent, the first site by name that has one of them decides. If all sites
-    have one task, the mapping is empty.
+    Sites share a task if their task, shape (inputs and outputs), features, schema and backbone are
+    equal. If several tasks are equally frequent, the one of the first site by name counts. If all
+    sites share one task, the mapping is empty.
 
     Args:
         facts: the hellos by site.
         pooled: not used; every check that compares the sites has this argument.
+
+    Returns:
+        Site -> reason to leave it out.
     """
     # The sites of each task; ties go to the task of the first site by name
     having: dict[Hashable, list[str]] = {}
@@ -363,9 +369,10 @@ def find_odd_sums(facts: Facts, pooled: bool) -> Refused:
 
 
 def _feature_scales(sums: Sums) -> Vector:
-    """Return each feature's scale at one site, (features,): max(abs(mean), standard deviation).
+    """Return each feature's scale at one site, (features,).
 
-    The scale of a feature without values is NaN.
+    The scale is the larger of the absolute mean and the standard deviation. It is NaN for a feature
+    without values.
     """
     # NaN marks features without values, which must not count as 0 in a median
     known = np.where(sums.count > 0, sums.count, np.nan)

@@ -43,9 +43,10 @@ _LONGEST_SOFTWARE = 2000  # characters
 
 
 def read_hello(content: RecordDict, needs_counts: bool = True) -> SiteFacts:
-    """Read and check a node's hello, which is untrusted.
+    """Read and check a node's hello, in which a site describes itself and its data.
 
-    The hello is checked by itself (``find_hello_fault``), not against the hellos of other sites.
+    The content is untrusted. It is checked by itself (``find_hello_fault``), not against other
+    hellos.
 
     Args:
         content: the content of the node's message.
@@ -72,9 +73,11 @@ def ask_nodes(
     read: Callable[[RecordDict], T],
     away_timeout: float = 300.0,
 ) -> tuple[list[NodeAnswer[T]], list[str]]:
-    """Ask all nodes for a hello or a survey at once, and wait at most 10 minutes for their answers.
+    """Send all nodes the same question, a hello or a survey, and read their answers.
 
-    Nothing is raised if a node does not answer.
+    A hello asks a site who it is, and a survey asks it to describe its data. All nodes are asked at
+    once, and the wait for their answers ends after 10 minutes. A node without a usable answer
+    raises no error.
 
     Args:
         grid: connects the server with the nodes.
@@ -84,8 +87,7 @@ def ask_nodes(
         away_timeout: seconds that a node may be disconnected before it is given up.
 
     Returns:
-        The usable answers, sorted by node, and one line for each other node, which gives the
-        reason.
+        The usable answers, sorted by node, and one line with the reason for each other node.
     """
     asks = ConfigRecord({kind.removeprefix("query."): True, **own_versions()})
     content = RecordDict({CONFIG: asks})

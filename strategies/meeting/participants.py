@@ -141,10 +141,10 @@ def meet_sites(
 
 
 def grouped_refusals(refused: Iterable[str]) -> list[str]:
-    """Join refusals ``<site>: <reason>`` that share a reason into one line with all their sites.
+    """Join refusals that share a reason into one line that names all their sites.
 
-    A refusal without a site is a line of its own. The lines are in the order of the sorted
-    refusals.
+    A refusal has the form ``<site>: <reason>``. One of another form, without ": ", becomes a line
+    of its own. The lines are in the order of the sorted refusals.
     """
     pairs = []
     for refusal in sorted(refused):
@@ -212,15 +212,15 @@ def hear_sites(
 
 
 def _admit(hellos: list[Hello], refused: list[str], terms: Terms, simulated: bool) -> list[Hello]:
-    """Return the hellos that meet the operator's and the method's conditions.
+    """Select the hellos of the nodes that meet the operator's and the method's conditions.
 
-    A site that the run does not name is left out without a reason.
+    A hello of a site that the run does not name is left out without a reason.
 
     Args:
-        hellos: the readable hellos.
-        refused: the reasons against the other hellos are appended to it.
+        hellos: the readable hellos, each a site's description of itself.
+        refused: the reasons against all other hellos are appended to it.
         terms: the conditions, such as registered names and agreed sample numbers.
-        simulated: whether all sites of the run are simulated. If so, registered names are not
+        simulated: whether all sites of the run are simulated. Then registered names are not
             checked.
     """
     admitted = []
@@ -236,14 +236,18 @@ def _admit(hellos: list[Hello], refused: list[str], terms: Terms, simulated: boo
 
 
 def _find_duplicates(hellos: list[Hello], simulated: bool) -> dict[int, str]:
-    """Return the nodes to leave out because another node is the same site: node -> reason.
+    """Find nodes that must not take part because another node says that it is the same site.
 
-    At real sites the node with the lowest id stays. In a simulation, two nodes of one site are an
-    error in their configuration, so all nodes of that site are left out.
+    At real sites, the node with the lowest id stays, and all others are returned. In a simulation
+    two nodes of one site are an error in their configuration, so all nodes of that site are
+    returned.
 
     Args:
         hellos: the hellos of all admitted nodes.
         simulated: whether all sites of the run are simulated.
+
+    Returns:
+        Node id -> reason.
     """
     nodes: dict[str, list[int]] = {}
     for hello in hellos:

@@ -19,9 +19,10 @@ class Registry:
     nodes: Mapping[str, int]  # the node id of each site, by site name
 
     def fault(self, node: int, site: str) -> str | None:
-        """Explain why ``node`` may not take the name ``site``; None if it is registered under it.
+        """Explain why ``node`` may not be ``site``; None if it is registered as that site.
 
-        Otherwise the node is registered under another name, or is not registered at all.
+        The explanation depends on whether the node is registered under another name, or is not
+        registered at all.
         """
         if self.nodes.get(site) == node:
             return None
@@ -112,8 +113,9 @@ class Terms:
     def choose_nodes(self, nodes: Iterable[int]) -> list[int]:
         """Return the nodes that may be a site of the run, sorted.
 
-        The registry tells which site a node belongs to. All nodes are returned if there is no
-        registry, or if the run takes all sites.
+        If the run names its sites and there is a registry, these are the nodes registered for the
+        named sites. Otherwise all ``nodes`` are returned, because only a hello tells which site a
+        node is.
         """
         if not self.sites or not self.registry:
             return sorted(nodes)

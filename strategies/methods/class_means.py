@@ -47,10 +47,11 @@ class ClassMeans(Local):
         return large_classes(counts, self._floor(site))
 
     def notices(self) -> list[str]:
-        """Return a one-sentence warning if 'class-min-count' has no effect, or an empty list.
+        """Return a one-sentence warning if 'class-min-count' has no effect; otherwise nothing.
 
-        The setting has no effect if it is below the minimum number of samples
-        ('privacy.sums-min-count') of every site.
+        The setting has no effect if it is below the minimum number of samples of every site
+        ('privacy.sums-min-count'), because each site then applies its own, stricter minimum.
+        Without a warning the list is empty.
         """
         least = int(self.settings.class_min_count)
         floor = min(facts.floor for facts in self.participants.facts.values())
@@ -167,8 +168,10 @@ class FedProto(ClassMeans):
     def round(self, state: State, ask: Ask) -> State:
         """Let sites train near the global prototypes, and average the returned ones (eq. 6).
 
-        The mean is weighted by ``_prototype_weight``. A class that no site sent in this round keeps
-        its global prototype. There are no global prototypes to send in round 1.
+        A site receives all global prototypes if it sends prototypes itself, and otherwise none. In
+        round 1 there are none. The first message to a site may also hold initial weights. Each
+        class's mean is weighted by the sites' samples (``merge_prototypes``). A class that no site
+        sent in this round keeps its global prototype.
         """
         send: dict[str, Arrays] = {}
         expect: dict[str, Specs] = {}
@@ -268,7 +271,7 @@ class FedDistill(ClassMeans):
         return [means + recipients.get(len(self.participants.sites()), everybody)]
 
     def round(self, state: State, ask: Ask) -> State:
-        """Let each site train on the other sites' mean logits per class, and store its own ones.
+        """Let each site train on the other sites' mean logits, and store the logits it returns.
 
         A site receives mean logits for each class that it sends itself (``_logits_for``). After its
         training it returns its own mean logits of these classes, which replace its earlier ones in

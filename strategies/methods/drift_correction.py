@@ -120,9 +120,10 @@ class FedDyn(FedAvg):
     def round(self, state: State, ask: Ask) -> State:
         """Average like FedAvg, then correct the mean by the server's drift term h.
 
-        h becomes h - alpha * share * (mean - model), where share is the replying sites' part of all
-        training samples, and the new model is mean - h / alpha. Running statistics of batch norm
-        become the mean.
+        With alpha, the setting 'regularisation-alpha', h becomes h - alpha * share * (mean -
+        model). Here share is the part of all training samples at the sites that replied. The new
+        model is mean - h / alpha. Running statistics of batch norm become the mean and have no h. h
+        is 0 before round 1.
         """
         model, alpha = self.model(state), self.settings.regularisation_alpha
         trained = ask(TRAIN, dict.fromkeys(ask.sites, model))
@@ -149,8 +150,10 @@ class FedNova(FedAvg):
     def round(self, state: State, ask: Ask) -> State:
         """Move the model by the mean update per step, times the sites' mean number of steps.
 
-        A site returns its received weights plus its mean update per step. Both means are weighted
-        by samples. Running statistics of batch norm become their mean.
+        A site returns the received weights plus its mean update per step, and its number of steps
+        as a metric. The arrays are combined by 'server.aggregation', usually weighted by samples,
+        and the number of steps is always weighted by samples. Running statistics of batch norm
+        become their mean.
         """
         model = state.arrays
         trained = ask(

@@ -128,10 +128,14 @@ class FedAlignCL(FedAvg):
     def _forgotten_shares(
         self, state: FedAlignCLState, replies: Replies
     ) -> Mapping[str, Mapping[str, float]]:
-        """Return the shares of forgotten samples, epoch -> site -> share, with this round's added.
+        """Return the shares of forgotten samples so far, including those in this round's replies.
 
-        A later round of the same epoch replaces a site's share. An epoch without any share is left
-        out.
+        A sample is forgotten if its site's own model classified it correctly, but the averaged
+        model does not. If a site reports a share again in the same epoch, the newer share counts.
+        If no site has reported a share in this epoch, the epoch has no entry.
+
+        Returns:
+            Epoch (as a string) -> site -> share, 0 to 1.
         """
         epoch = str(epoch_of(state.round + 1, self.common))
         shares = dict(state.forgotten.get(epoch, {}))
@@ -167,7 +171,7 @@ class FedAlignCL(FedAvg):
         return min(self.settings.shared_embeddings, self.participants.facts[site].sizes["train"])
 
     def _embedding_specs(self, count: int) -> dict[str, ArraySpec]:
-        """Return the specs of the arrays that a site sends in addition to the weights.
+        """Return the type and shape of each array that a site sends in addition to the weights.
 
         The site sends ``count`` embeddings (count, channels) and, with 'align-target' "others", the
         weights of its discriminator. If ``count`` is 0, the mapping is empty.

@@ -31,7 +31,11 @@ class FedAvg(Method):
     )
 
     def initial_state(self) -> Any:
-        """Return a state with the initial weights, drawn from the seed or read from files."""
+        """Return a state with the network's initial weights, from the seed or from files.
+
+        Raises:
+            SettingError: a file of weights is missing or belongs to another network.
+        """
         return self.state_class(self.starting_weights())
 
     def round(self, state: Any, ask: Ask) -> Any:
@@ -116,10 +120,11 @@ class Mix(FedAvg):
     )
 
     def initial_state(self) -> State:
-        """Return the network's initial weights, drawn from the seed.
+        """Return the network's initial weights, drawn from the seed or read from files.
 
         Raises:
-            SettingError: some site is not simulated, because a real hospital cannot pool its data.
+            SettingError: some site is not simulated, because a real hospital cannot pool its data
+                with others, or a file of weights is missing or belongs to another network.
         """
         real = []
         for site, facts in self.participants.facts.items():

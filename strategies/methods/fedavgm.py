@@ -26,11 +26,11 @@ class FedAvgM(FedAvg):
     beside = (_MOMENTS,)
 
     def round(self, state: State, ask: Ask) -> State:
-        """Average like FedAvg, then let the server's optimiser step towards the mean.
+        """Average like FedAvg, then let the server's optimiser take one step towards the mean.
 
-        The optimiser gets mean - model as its gradient, and its step is added to the model. Running
-        statistics of batch norm become the mean. After round 1 the state also holds each array's
-        moments, ``moments/<array>``.
+        The optimiser, which the method's settings choose, gets mean - model as its gradient, and
+        its step is added to the model. Running statistics of batch norm become the mean. From round
+        1 on the state also holds the optimiser's moments, as ``moments/<array>``.
         """
         model = self.model(state)
         trained = ask(TRAIN, dict.fromkeys(ask.sites, model))

@@ -35,10 +35,11 @@ class FedCross(Method):
     capabilities = Capabilities(initial_weights=True)
 
     def initial_state(self) -> State:
-        """Return one model per site, all with the network's initial weights.
+        """Return as many models as there are sites, all with the network's initial weights.
 
         Raises:
-            SettingError: a single site takes part, so no model has a collaborator.
+            SettingError: a single site takes part, so no model has a collaborator, or a file of
+                weights is missing or belongs to another network.
         """
         sites = self.participants.sites()
         if len(sites) < 2:

@@ -104,10 +104,13 @@ class FedEFM(Decentralised):
         return super().theta_for(site, state, ask)
 
     def _visitors_of(self, host: str, state: State) -> dict[str, NDArray]:
-        """Return the models that ``host`` trains in the next round, as ``visitor/<owner>/<array>``.
+        """Return the models that visit ``host`` in the next round, to be trained on its data.
 
-        The owners are the silos that have ``host`` as an in-neighbour. A silo that has no model yet
-        is left out.
+        These are the newest models of all silos that have ``host`` as an in-neighbour in that
+        round. A silo that has no model yet is left out.
+
+        Returns:
+            The models' arrays, named ``visitor/<owner>/<array>``.
         """
         models: dict[str, NDArray] = {}
         # The arc host -> owner says that the owner gets the host's knowledge, so the owner's model

@@ -81,10 +81,13 @@ class FedEvPrompt(Method):
         return State({name: weights[name] for name in names})
 
     def round(self, state: State, ask: Ask) -> State:
-        """Send prompts and the other sites' maps, average the prompts, and replace the maps.
+        """Let sites train on the others' attention maps, average prompts, and store new maps.
 
-        The prompts are weighted by samples. A site that did not reply has no maps in the new state.
-        A reply with an invalid map is unusable.
+        A site receives the averaged arrays, if 'shared-prompts' names any, and the maps that the
+        other sites sent in the round before. It returns the averaged arrays, trained, and its own
+        maps. The new state has the mean of these arrays, weighted by samples, and the maps of this
+        round only, so it has no maps of a site that did not reply. A reply with an invalid map is
+        unusable.
         """
         shared = _averaged_arrays(state)
         send: dict[str, Arrays] = {}

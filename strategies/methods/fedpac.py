@@ -38,12 +38,13 @@ class FedPAC(FedProto):
     beside = (PROTOTYPE,)
 
     def initial_state(self) -> State:
-        """Return the initial weights, with an equal copy of the classifier for each site.
+        """Return the initial weights, in which each site has an equal copy of the classifier.
 
-        The copies are named ``head/<site>/<array>``.
+        A copy is named ``head/<site>/<array>``. All other arrays keep their names.
 
         Raises:
-            SettingError: none or all of the network's arrays would be shared.
+            SettingError: none or all of the network's arrays would be shared, or a file of weights
+                is missing or belongs to another network.
         """
         arrays = self.starting_weights()
         head = {name: arrays.pop(name) for name in self._head}
@@ -53,9 +54,12 @@ class FedPAC(FedProto):
         return State(arrays)
 
     def round(self, state: State, ask: Ask) -> State:
-        """Let sites train, average shared arrays and prototypes, and mix the classifiers.
+        """Let sites train, average shared arrays and prototypes, and mix a classifier per site.
 
-        Shared arrays are weighted by samples. A site that did not reply keeps its classifier.
+        Each site receives the shared arrays, its own mixed classifier, and the global prototypes if
+        it sends prototypes itself. Shared arrays are averaged by 'server.aggregation', usually
+        weighted by samples. Prototypes are averaged by ``merge_prototypes``, and classifiers are
+        mixed by ``_mix_heads``. A site that did not reply keeps its classifier.
         """
         send: dict[str, Arrays] = {}
         expect: dict[str, dict[str, NDArray | ArraySpec]] = {}

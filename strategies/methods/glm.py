@@ -159,9 +159,16 @@ class GLM(Method):
         return replace(after, ended=bool(after.sums) and not asks_own_fits)
 
     def _ask_vector(self, state: GLMState, ask: Ask) -> Floats | None:
-        """Ask all sites for moments or, if ``beta`` is set, for sums at ``beta``, and add them up.
+        """Ask all sites for sums over their patients, and add them up over the sites, float64.
 
-        The result is None if a site had to clip its numbers, because the total is then wrong.
+        Before there are coefficients (``beta``), these are the sums for each column's moments. Then
+        they are the gradient and the Hessian of the log-likelihood at ``beta``. The coefficients
+        are sent as two float32 arrays, whose sum has float64's accuracy, and the sites return their
+        sums in three float32 parts (``models.privacy.fixed_point``).
+
+        Returns:
+            The total (m,), or None if a site had to clip its numbers, because the total is then
+            wrong.
 
         Raises:
             FitError: a site could not answer.
@@ -201,9 +208,10 @@ class GLM(Method):
         return joined * state.scale
 
     def _ask_own_fits(self, state: GLMState, ask: Ask) -> dict[str, list[list[float]]]:
-        """Ask each site for its own fit: site -> [coefficients, variances].
+        """Ask each site for a fit to its own patients: site -> [coefficients, variances].
 
-        A site has two empty lists if it has no fit, or if a variance is not above 0.
+        Both are lists in the units that the state has. They are empty if the site has no usable
+        fit, or if one of its variances is not above 0.
         """
         spec = ArraySpec((len(self.names),))
         expect = {ESTIMATES: spec, VARIANCES: spec, USABLE: ArraySpec((1,))}
@@ -273,7 +281,11 @@ class GLM(Method):
         }
 
     def _units(self, state: GLMState) -> Units:
-        """Collect centres and deviations, to convert coefficients to the columns' own units."""
+        """Return the units of the state, which convert coefficients to the columns' own units.
+
+        The first centre and deviation of the state are the outcome's, and the others are the
+        columns'.
+        """
         centers, deviations = np.array(state.centers), np.array(state.deviations)
         return Units(
             centers[1:],

@@ -31,10 +31,10 @@ class PersonalState(State):
     personal: Sequence[str] = ()
 
     def with_keepers(self, replies: Mapping[str, Reply]) -> PersonalState:
-        """Return a copy of the state with the sites that trained a personal model added.
+        """Return a copy of the state that also lists sites with a newly trained personal model.
 
-        A site is added if its reply says that it keeps state. ``personal`` stays sorted and without
-        duplicates. Sites that did not reply remain in it.
+        These are the sites whose replies say that they keep state. ``personal`` stays sorted and
+        without duplicates, and sites that did not reply remain in it.
         """
         personal = set(self.personal)
         for site, reply in replies.items():
@@ -98,10 +98,11 @@ class FedBABU(FedAvgFT):
     """
 
     def initial_state(self) -> Any:
-        """Return the network's initial weights, drawn from the seed.
+        """Return the network's initial weights, drawn from the seed or read from files.
 
         Raises:
-            SettingError: the last layer is the network's only trained layer.
+            SettingError: the last layer is the network's only trained layer, or a file of weights
+                is missing or belongs to another network.
         """
         head = last_layers(self.blueprint, 1)
         trained = set()

@@ -183,10 +183,12 @@ class PICSR(Method):
     def documents(
         self, state: PersonalState, values: Mapping[str, Mapping[str, float]]
     ) -> dict[str, Any]:
-        """Return routing.json: routing weights between sites, and distances between prototypes.
+        """Return the content of routing.json by its file name: how sites weight the experts.
 
-        The routing weights come from the final test metrics in ``values``. The mapping is empty if
-        the run stopped before the experts were collected.
+        The routing weights are read from the final test metrics in ``values`` (site -> metric ->
+        value). The file also has the distances between the sites' prototypes, and between the
+        router's embeddings of them. The mapping is empty if the run stopped before the experts were
+        collected.
         """
         if not arrays_below(ROUTER, state.arrays):
             return {}  # the run stopped before the router was made

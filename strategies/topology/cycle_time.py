@@ -257,10 +257,10 @@ def _matcha(topology: Topology) -> dict[str, Any]:
 
 
 def _build_alternatives(topology: Topology, silo_set: SiloSet | None) -> dict[str, Topology]:
-    """Return the topologies to compare, by kind: complete, ring, star, matcha and this one.
+    """Return this topology and others to compare it with, by kind: complete, ring, star and matcha.
 
-    All topologies use the same links. A topology is left out if it cannot be built. ``topology``
-    itself is not rebuilt.
+    All of them connect the same sites over the same known links. A kind that cannot be built, for
+    example because matcha's budget is too small, is left out. ``topology`` itself is not rebuilt.
     """
     alternatives = {}
     sites, seed, budget = topology.sites, topology.seed, topology.budget

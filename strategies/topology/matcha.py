@@ -123,7 +123,11 @@ def solve_matcha(graph: nx.Graph, budget: float, seed: int) -> Matcha:
 def laplacians(size: int, matchings: Sequence[Sequence[Edge]]) -> list[Matrix]:
     """Return the graph Laplacian of each matching, (size, size): degrees minus adjacency.
 
-    No two edges of a matching may share a site, which is not checked.
+    In a matching no two edges share a site, which is not checked, so each degree is 0 or 1.
+
+    Args:
+        size: the number of sites.
+        matchings: the edges of each matching, as pairs of sites' positions.
     """
     matrices = []
     for edges in matchings:

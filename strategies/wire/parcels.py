@@ -91,9 +91,10 @@ class Packing:
 
 
 def _share(parts: list[bytes]) -> Tensor:
-    """Copy the parts, one after another, into one tensor in shared memory, uint8.
+    """Copy large objects, one after another, into one uint8 tensor in shared memory.
 
-    There must be at least one byte.
+    Another process can then read them without a second copy through a pipe. The parts must have at
+    least one byte together.
 
     Raises:
         ProcessError: shared memory has no room.

@@ -56,7 +56,12 @@ class SumProof:
         return seals
 
     def to_values(self) -> dict[str, list[str]]:
-        """Convert the proof to lists of texts, for a message's record or a checkpoint."""
+        """Convert the proof to lists of texts by key, for a message's record or a checkpoint.
+
+        The lists have the sites, the names and lengths of the arrays, each site's arrays joined as
+        hexadecimal digits (little-endian uint32), and each site's own mask as hexadecimal digits.
+        Sites and names are sorted. There must be at least one site.
+        """
         sites = sorted(self.parts)
         names = sorted(self.parts[sites[0]])
         parts = []

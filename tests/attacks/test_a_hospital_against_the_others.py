@@ -358,8 +358,15 @@ def test_agreed_counts_are_what_averages_weigh_by_and_a_resumed_run_keeps_them(
     assert inline_run(values | {"resume": True}).read_json("summary.json")["rounds"] == 1
 
 
-@pytest.mark.parametrize(("measured", "told"), [([], "train, val, test"), (["train"], "val, test")])
-@pytest.mark.parametrize("everyone", [True, False])
+@pytest.mark.parametrize(
+    ("measured", "told", "everyone"),
+    [
+        ([], "train, val, test", True),
+        (["train"], "val, test", False),
+        pytest.param([], "train, val, test", False, marks=pytest.mark.soak),
+        pytest.param(["train"], "val, test", True, marks=pytest.mark.soak),
+    ],
+)
 def test_a_run_goes_on_with_sites_that_withhold_measurements(
     measured: list[str],
     told: str,

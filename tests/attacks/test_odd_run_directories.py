@@ -84,7 +84,7 @@ CASE = {
 UNHURRIED = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 
 
-@settings(max_examples=CASES or 30, suppress_health_check=UNHURRIED, deadline=None)
+@settings(max_examples=CASES or 15, suppress_health_check=UNHURRIED, deadline=None)
 @given(command=st.sampled_from(QUICK), **CASE)
 # An accuracy outside of 0 and 1
 @example(command="card", kind="plain", name="summary.json", where=8, what=308)
@@ -103,7 +103,7 @@ def test_a_page_a_card_or_a_look_at_an_odd_run_is_made_or_refused_in_a_line(
     check(command, kind, name, where, what, bases, tmp_path, capsys)
 
 
-@settings(max_examples=(CASES // 4) or 8, suppress_health_check=UNHURRIED, deadline=None)
+@settings(max_examples=(CASES // 4) or 5, suppress_health_check=UNHURRIED, deadline=None)
 @given(command=st.sampled_from(SLOW), **CASE)
 def test_a_model_of_an_odd_run_is_used_or_refused_in_a_line(
     command: str,

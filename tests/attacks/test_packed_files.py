@@ -26,8 +26,8 @@ from fedsilo.core.errors import DataError, SettingError
 from fedsilo.core.files.unpacked_size import TIMES, USUAL, VARIABLE, check_unpacked, most_unpacked
 
 LIMIT = 8 * 2**20  # bytes, in the processes
-UNPACKED = 128 * 2**20  # bytes that each file would take, at least
-MOST_TAKEN = 96 * 2**20  # bytes of memory that reading it may take beyond its libraries
+UNPACKED = 64 * 2**20  # bytes that each file would take, at least
+MOST_TAKEN = 48 * 2**20  # bytes of memory that reading it may take beyond its libraries
 ZEROS = bytes(2**20)
 
 

@@ -115,10 +115,13 @@ def rewrite(config: Path, change: dict[str, str]) -> None:
     config.write_text(tomli_w.dumps(document))
 
 
-# Every command with two changes, and every change with a command of each kind
+# Every command with two changes, or with one if it reads no settings; and every change with a
+# command of each kind
 ALL_CHANGES = ("report", "predict a split", "resume", "simulate by its settings")
 TWO = ("a file by the folder of the process", "a module of the working folder as network")
-PAIRS = [(c, change) for c in COMMANDS for change in (CHANGES if c in ALL_CHANGES else TWO)]
+TRIED = dict.fromkeys(COMMANDS, TWO)
+TRIED |= dict.fromkeys(READ_NO_SETTINGS, TWO[:1]) | dict.fromkeys(ALL_CHANGES, tuple(CHANGES))
+PAIRS = [(command, change) for command, changes in TRIED.items() for change in changes]
 
 
 @pytest.mark.parametrize(("command", "change"), PAIRS)

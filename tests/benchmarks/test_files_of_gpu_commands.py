@@ -38,7 +38,7 @@ def test_radiographs_on_a_gpu_write_their_rows(
     cells = ["2048 x 2048", "4", "4", "no", "0.06", "3,842", "3,842"]
     monkeypatch.setattr(radiographs, "measured", lambda *_: cells)
     path = tmp_path / "radiographs.csv"
-    radiographs.gpu(argparse.Namespace(size=2048, batch=4, csv=path))
+    radiographs.gpu(argparse.Namespace(size=2048, batch=4, device="cuda", csv=path))
     rows = list(csv.DictReader(path.read_text().splitlines()))
     assert [row["precision"] for row in rows] == ["fp32", "fp32", "bf16", "bf16"]
     assert {row["peak MiB"] for row in rows} == {"3842"}

@@ -4,7 +4,6 @@ Each page runs in order, in one folder; the README and first steps are one story
 small by settings added at its end, and files that a command downloads are stand-ins.
 """
 
-import functools
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -12,10 +11,9 @@ from typing import Any
 
 import click
 import pytest
-import typer.main
 
 from fedsilo.api.options import run_sources
-from fedsilo.cli.main import main, make_app
+from fedsilo.cli.main import main
 from fedsilo.core.errors import DataError, SettingError
 from fedsilo.core.methods import METHODS
 from fedsilo.engines import planning
@@ -23,6 +21,7 @@ from fedsilo.server_app.records.progress_hook import ProgressHook
 from tests.support.data_folders import write_sorted, write_tables
 from tests.support.made_data import write_data
 from tests.support.page_commands import commands
+from tests.support.parsed_command import parsed
 
 ROOT = Path(__file__).resolve().parents[2]
 PROJECT = ROOT / "fedsilo" / "api" / "project"
@@ -182,26 +181,6 @@ def test_commands_of_a_story_run_in_order(
             _run(words, tmp_path, monkeypatch)
 
 
-@functools.cache
-def _parser() -> click.Command:
-    """Return the real parser; to make it for each of the hundreds of commands takes seconds."""
-    return typer.main.get_command(make_app())
-
-
-def _parsed(words: list[str]) -> click.Context:
-    """Return the context of a command line that the real parser accepts."""
-    command = _parser()
-    context = command.make_context("fedsilo", list(words))
-    while isinstance(command, click.Group):
-        name, found, rest = command.resolve_command(
-            context, [*context._protected_args, *context.args]
-        )
-        assert found
-        command = found
-        context = command.make_context(name, rest, parent=context)
-    return context
-
-
 def _plan(context: click.Context) -> None:
     """Read the settings of every experiment that a command names."""
     params = context.params
@@ -226,7 +205,7 @@ def test_every_command_of_a_page_is_accepted_by_the_parser(
     for words in commands(page, tmp_path):
         if words[0] == "fedsilo" and "..." not in words:
             try:
-                _plan(_parsed(words[1:]))
+                _plan(parsed(words[1:]))
             except click.exceptions.Exit:  # --help
                 continue
             except Exception as error:
@@ -244,7 +223,7 @@ def test_a_command_that_is_wrong_is_refused(tmp_path: Path) -> None:
     found = commands(page, tmp_path)
     assert found == [["fedsilo", "simulate", m, "--sed", "1"] for m in "ab"]
     with pytest.raises(click.UsageError, match="No such option"):
-        _parsed(found[0][1:])
+        parsed(found[0][1:])
     for wrong, told in (("uefl-digit", "unknown experiment"), ("uefl --set rouns=1", "rounds")):
         with pytest.raises(SettingError, match=told):
-            _plan(_parsed(["simulate", *wrong.split()]))
+            _plan(parsed(["simulate", *wrong.split()]))

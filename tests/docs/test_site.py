@@ -4,6 +4,7 @@ import importlib.util
 import json
 import re
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
@@ -30,12 +31,19 @@ def _module(name: str) -> ModuleType:
 
 
 @pytest.fixture(scope="module")
-def generated() -> ModuleType:
-    return _module("generated")
+def generated() -> Iterator[ModuleType]:
+    """Return the module that makes pages from the code: the one that the build imports too.
+
+    It reads all sources, which takes seconds.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        module = _module("generated")
+        patch.setitem(sys.modules, "generated", module)
+        yield module
 
 
 @pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def site(generated: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the folder of a site as ``make docs`` builds it, notebooks without outputs."""
     for module in ("material", "mkdocstrings", "nbconvert"):
         pytest.importorskip(module, reason=f"no {module}: install the extra 'docs'")

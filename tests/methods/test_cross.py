@@ -356,7 +356,14 @@ def metrics(directory: RunDirectory) -> dict[tuple[str, ...], str]:
     }
 
 
-@pytest.mark.parametrize("changes", [{}, VIT, {"loss": "evidential"}], ids=["conv", "vit", "edl"])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        pytest.param({}, id="conv"),
+        pytest.param(VIT, id="vit", marks=pytest.mark.soak),
+        pytest.param({"loss": "evidential"}, id="edl", marks=pytest.mark.soak),
+    ],
+)
 def test_the_diagonal_is_local_to_the_bit(
     changes: dict[str, Value], tiny: Tiny, inline_run: InlineRun
 ) -> None:

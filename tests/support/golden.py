@@ -28,10 +28,9 @@ from fedsilo.core.site_facts import SPLITS
 from fedsilo.engines.inline_engine import run_inline
 from fedsilo.server_app.config.settings import resolve
 from fedsilo.server_app.records.run_directory import RunDirectory
+from tests.support.kernels import KERNELS
 from tests.support.tiny import TINY, TINY_METHOD, VARIANTS
 
-# Kernels of AVX2 also where the processor has AVX-512, whose kernels give other bits
-KERNELS = {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2"}
 PATH = Path(__file__).with_name("golden.json")
 ROUNDS = 3
 

@@ -27,11 +27,12 @@ _NO_LETTERS = "Last"
 
 @contextmanager
 def fonts_for(figure: Figure) -> Iterator[None]:
-    """Choose fonts for a figure that have all its letters. The caller draws it within the block.
+    """Give a figure's texts fonts that have all their letters, while the caller draws the figure.
 
-    If the usual font has all letters, the figure is not changed. If no font of the machine has a
-    letter, the picture shows a box in its place, and one warning in the log says what to install.
-    Matplotlib's own warnings about missing letters are hidden within the block.
+    Texts with letters that the usual font (DejaVu Sans) lacks get further fonts of this machine,
+    and keep them after the block. If no font has a letter, the picture shows a box in its place,
+    and one warning in the log says what to install. Matplotlib's own warnings about missing letters
+    are hidden within the block.
     """
     texts = [text for text in _list_texts(figure) if not text.get_text().isascii()]
     missing = _find_missing("".join(text.get_text() for text in texts))
@@ -46,7 +47,11 @@ def fonts_for(figure: Figure) -> Iterator[None]:
 
 
 def _list_texts(figure: Figure) -> list[Text]:
-    """Return all texts of a figure, with the labels of ticks, which are made when it is drawn."""
+    """List all text objects of a figure, such as titles, labels and the numbers at its ticks.
+
+    Matplotlib makes the labels of ticks only when a figure is drawn, so they are requested here.
+    Some objects may be listed twice.
+    """
     from matplotlib.text import Text
 
     texts = list(figure.findobj(Text))
@@ -70,13 +75,13 @@ def _find_missing(text: str) -> frozenset[str]:
 
 @cache
 def _find_families(missing: frozenset[str]) -> tuple[str, ...]:
-    """Choose fonts of this machine that have the letters, and return the names of their families.
+    """Choose fonts of this machine that have the given letters, and return their family names.
 
-    The font with most of the letters comes first, and fonts are added until they have all letters
-    that any font has. Of equally good fonts, regular fonts come before others, and then the first
-    by path is chosen. At most 500 fonts are examined. The chosen fonts are registered with
-    matplotlib. One warning lists the letters that no font has. If no font has any of them, the
-    tuple is empty.
+    First the font with most of the letters is chosen, then the font with most of the remaining
+    ones, and so on, until no font has any of the rest. Of equally good fonts, one with "regular" in
+    its path comes first, and then the first by path. At most 500 fonts are examined. The chosen
+    fonts are registered with matplotlib. If letters remain, one warning in the log lists the first
+    20 of them. The result may be empty.
     """
     from matplotlib import font_manager
 
@@ -105,10 +110,10 @@ def _find_families(missing: frozenset[str]) -> tuple[str, ...]:
 
 @cache
 def _letters_of(path: str) -> frozenset[int]:
-    """Return the Unicode numbers of the letters in a font file.
+    """Return the Unicode numbers of the letters that a font file can draw.
 
     The set is empty if the file cannot be read, if the font has no outlines (a bitmap font), or if
-    the font is 'Last Resort', which has a box for every letter.
+    the font is 'Last Resort', which has only a box for every letter. The result is cached per file.
     """
     from matplotlib.ft2font import FT2Font
 

@@ -45,13 +45,12 @@ class LineStyle:
 
 
 def colours(names: Sequence[str]) -> dict[str, str]:
-    """Assign a colour, ``#rrggbb``, to each name: name -> colour.
+    """Assign a colour, ``#rrggbb``, to each name, for lines or areas that must be told apart.
 
-    Up to eleven names get colours that are easy to tell apart, in the order of ``names``. If there
-    are more names, all of them get ``shades`` instead.
-
-    A name that occurs twice gets one colour, that of its last place, but counts twice towards the
-    eleven. An empty sequence gives an empty mapping.
+    Up to eleven names get distinct colours, in the order of ``names``: the seven of ``CATEGORIES``,
+    then four darker ones. If there are more names, all of them get ``shades`` instead. A name that
+    occurs twice gets the colour of its last place, but counts twice. Without names the mapping is
+    empty.
     """
     several = CATEGORIES + _DARKER
     return dict(zip(names, several, strict=False)) if len(names) <= len(several) else shades(names)

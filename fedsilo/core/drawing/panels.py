@@ -20,7 +20,10 @@ _LUMA = (0.299, 0.587, 0.114)  # weights for red, green and blue (ITU-R BT.601)
 
 
 def literal(text: str) -> str:
-    """Escape '$' in a string, so that matplotlib shows no formula. A backslash becomes '/'."""
+    """Escape a string so that matplotlib shows it as it is, and not as a formula.
+
+    Each '$' gets a backslash. A backslash in the string becomes '/'.
+    """
     return text.replace("\\", "/").replace("$", r"\$")
 
 
@@ -34,14 +37,16 @@ def without_frame(axes: Axes) -> None:
 def line_legend(
     figure: Figure, styles: Mapping[str, LineStyle], title: str = "", columns: int = 0
 ) -> None:
-    """Add one legend to a figure that explains the lines in all its panels.
+    """Add one legend for all panels of a figure, with an entry for each style of line.
+
+    The legend is outside the panels. An entry shows a short line with its marker.
 
     Args:
         figure: the figure.
-        styles: label -> style of its line. If it is empty, no legend is added.
+        styles: label of an entry -> style of its line. If it is empty, no legend is added.
         title: the title of the legend, or empty for none.
-        columns: if above 0, the legend is below the panels in at most that many columns. If 0, it
-            is to the right of the panels, in one column.
+        columns: if above 0, the legend is below the panels and has at most this many columns. If 0,
+            it is to the right of the panels, in one column.
     """
     from matplotlib.lines import Line2D
 

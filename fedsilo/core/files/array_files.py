@@ -84,14 +84,19 @@ def _find_members(
 
 
 def _read_array(path: Path, archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> npt.NDArray[Any]:
-    """Read one array, after checking that its header matches the size of its member.
+    """Read one array of an npz file, after checking that its header matches its size.
 
-    ``entry`` is the archive's member ``<name>.npy``.
+    The check comes before memory is reserved, so a false header cannot exhaust the memory.
+
+    Args:
+        path: the npz file, for errors.
+        archive: the open file.
+        entry: the array's member in it, ``<name>.npy``.
 
     Raises:
         DataError: the member does not begin like an npy file.
-        ValueError: the header is malformed or does not match the member's size, or the array holds
-            Python objects.
+        ValueError: the header is malformed or does not match the member's size, the member is
+            longer than its header says, or the array holds Python objects.
         EOFError: the member ends before the array's last value.
     """
     # Memory is reserved only after this check, so a false header cannot exhaust it

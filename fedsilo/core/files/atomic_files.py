@@ -60,12 +60,11 @@ def read_regular(path: Path) -> bytes:
 
 @contextmanager
 def naming(name: Path | str) -> Iterator[None]:
-    """Add the file name ``name`` to an OSError in the ``with`` block that lacks a file name.
+    """Add a file's name to errors about a full or failing disk in the block, which often lack one.
 
-    The name is added only to errors about the disk: it is full, failing or read-only, a quota is
-    used up, or the file is too large. Python often raises these errors without a file name. Other
-    errors pass unchanged, because an error of a download, for example, does not concern the file.
-    Every error is raised again.
+    An OSError gets ``name`` if it has no file name and is about the disk: the disk is full, failing
+    or read-only, a quota is used up, or the file is too large. Other errors pass unchanged, because
+    an error of a download, for example, does not concern the file. Every error is raised again.
     """
     try:
         yield
@@ -121,12 +120,12 @@ def write_atomically(
 
 
 def _open_part(path: Path) -> tuple[Path, int]:
-    """Open a temporary file next to ``path`` that no other process writes to.
+    """Open the temporary file that later replaces ``path``, and lock it.
 
-    The file is ``.<name>.part``, with permissions 0600. It is created if it is missing. Otherwise
-    its old content stays, so the caller must truncate it. This process waits until it holds the
-    file's lock. If the file system does not support locks, ``.<name>.part`` is removed, and a new
-    file with a random name is opened instead.
+    The file is ``.<name>.part`` in the same folder, with permissions 0600. It is created if it is
+    missing. Otherwise its old content stays, so the caller must truncate it. This process waits
+    until it holds the file's lock, so no other process writes to it. If the file system does not
+    support locks, ``.<name>.part`` is removed, and a new file with a random name is opened instead.
 
     Returns:
         The temporary file's path and its open descriptor.
@@ -157,10 +156,10 @@ def _open_part(path: Path) -> tuple[Path, int]:
 
 @contextmanager
 def hold_name(path: Path) -> Iterator[bool]:
-    """Hold the name of ``path`` while the ``with`` block runs, so that no other process can.
+    """Reserve a path against other processes while the block runs; yield whether it worked.
 
-    Yields True if this process holds the name, and False if another process does. The block runs in
-    both cases. A process holds a name by a lock on the file ``.<name>.held`` next to ``path``,
+    The block runs in both cases: with True if this process holds the name now, and with False if
+    another process does. The reservation is a lock on the file ``.<name>.held`` next to ``path``,
     which is removed after the block. Missing parent folders are made. If the parent was missing and
     is empty after the block, it is removed too. If the file system does not support locks, True is
     yielded without a lock.
@@ -183,11 +182,14 @@ def hold_name(path: Path) -> Iterator[bool]:
 
 
 def _lock_name(held: Path) -> int | None:
-    """Lock the file ``held``, which is created if it is missing, and return its open descriptor.
+    """Lock a file, and return its open descriptor, or None if another process holds the lock.
 
-    Returns None if another process holds the lock. If the file system does not support locks, the
-    descriptor is returned without a lock. If another process removed the file before it was locked
-    here, the file is created and locked again.
+    The file is created if it is missing, and the call does not wait. The process that held the lock
+    may remove the file just before it is locked here. In that case the file is created and locked
+    again. If the file system does not support locks, the descriptor is returned without a lock.
+
+    Args:
+        held: the file, which only serves as a lock.
 
     Raises:
         OSError: the file cannot be opened or locked.
@@ -233,10 +235,11 @@ def _lock(handle: int, operation: int = fcntl.LOCK_EX) -> bool:
 
 @contextmanager
 def scratch_folder(folder: Path, name: str) -> Iterator[Path]:
-    """Make a new folder ``.<name>.part-...`` in ``folder``, yield it, and remove it afterwards.
+    """Make a temporary folder in ``folder`` for the block, and yield its path.
 
-    Scratch folders with the same ``name`` that killed processes left behind are removed first.
-    Folders that a running process still uses are locked and are not removed. ``folder`` must exist.
+    Its name is ``.<name>.part-`` and a random end. It is locked while it is in use, and removed
+    after the block. Unlocked folders of this form, which killed processes left behind, are removed
+    first. ``folder`` must exist.
     """
     prefix = f".{name}.part-"
     with _open_folder(folder) as parent, ExitStack() as held:
@@ -252,10 +255,10 @@ def scratch_folder(folder: Path, name: str) -> Iterator[Path]:
 
 
 def _remove_left(scratch: Path) -> None:
-    """Remove a scratch folder if no process has locked it.
+    """Remove a scratch folder that a killed process left behind.
 
-    A folder that is missing is ignored. If the file system does not support locks, the folder
-    stays.
+    The folder stays if a process has locked it, because that process still uses it, or if the file
+    system does not support locks. A folder that no longer exists is ignored.
     """
     with suppress(FileNotFoundError, NotADirectoryError), _open_folder(scratch) as handle:
         if _lock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB):

@@ -36,17 +36,17 @@ def json_digest(facts: Any) -> str:
 
 
 def open_sealed(target: Path, fill: Callable[[Path], None], read: Callable[[Path], Read]) -> Read:
-    """Read a sealed folder, after making it if it is missing or was altered.
+    """Read a folder of cached files, after making it if it is missing or was altered.
 
-    The folder's time is set to now, because the cache removes the folders that were unused for
-    longest. If another process removes the folder during ``read``, the folder is made and read
-    again, up to ten times.
+    A seal, a file with the SHA-256 of every other file, shows whether the folder was altered. The
+    folder's time is set to now, because the cache removes the folders that were unused for longest.
+    If another process removes the folder during ``read``, the folder is made and read again, up to
+    ten times.
 
     Args:
         target: the folder.
         fill: writes the files into a new folder, whose path it gets.
-        read: reads the folder. It need not check the content, because the seal has a digest of each
-            file.
+        read: reads the folder. It need not check the content, because the seal was checked before.
 
     Returns:
         The result of ``read``.
@@ -85,10 +85,14 @@ def _inode_of(folder: Path) -> int | None:
 
 
 def _ensure_sealed(target: Path, fill: Callable[[Path], None]) -> None:
-    """Make and seal the folder if it is missing, was altered or has no valid seal.
+    """Make a folder and its seal if the folder is missing or does not match its seal.
 
-    ``fill`` writes the files. Replacing an existing folder is logged as a warning. A valid folder
-    is left as it is, and ``fill`` is not called.
+    A folder that matches is left as it is, and ``fill`` is not called. Before another one is
+    replaced, a warning is logged.
+
+    Args:
+        target: the folder.
+        fill: writes the files into a new folder, whose path it gets.
 
     Raises:
         DataError: the folder cannot be written, or ``fill`` raises a DataError.
@@ -121,9 +125,10 @@ def _ensure_sealed(target: Path, fill: Callable[[Path], None]) -> None:
 
 
 def seal(folder: Path, name: str) -> None:
-    """Write the seal file into ``folder``: the SHA-256 of each file, and the name ``name``.
+    """Seal a folder, so that later changes to its files are noticed.
 
-    The caller renames the folder to ``name`` afterwards. Hidden files are not covered.
+    The seal is a file with the SHA-256 of each other file. It also has ``name``, to which the
+    caller renames the folder afterwards. Hidden files are not covered.
 
     Raises:
         OSError: a file cannot be read, or the seal cannot be written.
@@ -133,13 +138,14 @@ def seal(folder: Path, name: str) -> None:
 
 
 def fault(folder: Path) -> str | None:
-    """Describe the fault of a sealed folder, such as "have no seal"; None if it has none.
+    """Describe how a folder differs from its seal, such as "were altered"; None if it does not.
 
-    The description is a predicate with a plural subject, such as "the cached data in ...". Each
-    call compares the names of the files with the seal. It hashes their contents only if a file's
-    size, times or inode differ from those that the last check noted. A check without fault is noted
-    in the folder if all files are older than two seconds. A folder that cannot be read, or whose
-    seal is damaged, has a fault, so no error is raised.
+    The seal is a file with the SHA-256 of each other file. The description continues a sentence
+    such as "the cached data in ...". Every call compares the names of the files with the seal.
+    Contents are hashed only if the size, times or inode of a file have changed since the last check
+    without a fault. Such a check is recorded in the folder if all its files are older than two
+    seconds. If the folder cannot be read, or its seal is missing or damaged, the description says
+    so, and no error is raised.
     """
     try:
         sealed = _read_seal(folder)
@@ -166,7 +172,9 @@ def fault(folder: Path) -> str | None:
 
 
 def _read_seal(folder: Path) -> dict[str, str]:
-    """Read a folder's seal: file name -> SHA-256.
+    """Read the seal of a folder: a mapping from the name of each file to its SHA-256.
+
+    Whether the files match is not checked here.
 
     Raises:
         FileNotFoundError: the seal or the folder is missing.
@@ -188,9 +196,17 @@ def _list_files(folder: Path) -> set[str]:
 
 
 def _read_stamps(folder: Path, names: Iterable[str]) -> Stamps:
-    """Return file name -> [size, modification time, change time, inode], with times in ns.
+    """Read the size, times and inode of files, which show whether a file may have changed.
 
-    Raises FileNotFoundError if one of ``names`` is not in the folder.
+    Args:
+        folder: the folder of the files.
+        names: the names of the files.
+
+    Returns:
+        File name -> [size in bytes, modification time, change time, inode], with times in ns.
+
+    Raises:
+        FileNotFoundError: one of the files is missing.
     """
     stamps = {}
     for name in names:
@@ -200,7 +216,10 @@ def _read_stamps(folder: Path, names: Iterable[str]) -> Stamps:
 
 
 def _load_last_stamps(folder: Path) -> Any:
-    """Return the stamps stored by the last check; None if they are missing or unreadable."""
+    """Return the stamps (see ``_read_stamps``) that the last check recorded in the folder.
+
+    The result is None if they are missing or cannot be read. Their form is not checked.
+    """
     with suppress(OSError, ValueError):
         return json.loads((folder / STAMP).read_text())
     return None

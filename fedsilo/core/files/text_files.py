@@ -25,12 +25,14 @@ is_plain_number = _DECIMAL.fullmatch
 
 
 def read_text(path: Path) -> str:
-    """Read a text file in UTF-8, or in UTF-16 with a byte-order mark, with line feeds as line ends.
+    """Read a text file, and return its content with line feeds as line ends.
+
+    The file must be in UTF-8, or in UTF-16 with a byte-order mark. A byte-order mark is removed.
 
     Raises:
         DataError: the file is missing or cannot be read, is not a regular file, is larger than 1
             GiB, or is not text. The error names the file and the reason, such as the format that
-            the file seems to have.
+            the file seems to have (Excel, zip, Parquet or gzip).
     """
     fault = file_fault(path)
     if fault is None:
@@ -208,11 +210,12 @@ def read_rows(
 def _find_header_fault(
     header: Sequence[str], needed: Sequence[str], optional: Sequence[str] | None
 ) -> str | None:
-    """Describe all faults in a CSV file's column names as a clause; None if there are none.
+    """Describe the faults in the column names of a CSV file, in one clause; None if there are none.
 
-    A needed column may be missing, or a name may occur twice. If ``optional`` is not None, a column
-    that is neither needed nor optional is a fault too. Such columns are counted but not quoted,
-    because in a file without a header they would be a patient's values.
+    Three faults are possible: a needed column is missing, a name occurs twice, or, unless
+    ``optional`` is None, a column is neither needed nor optional. The clause names all needed and
+    optional columns and those that are missing. Unknown columns are only counted, because in a file
+    without a header they would be a patient's values.
     """
     missing = [name for name in needed if name not in header]
     # Surplus names are only counted: without a header they would be a patient's values

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedsilo.core.files.text_files import file_fault
-from fedsilo.core.one_line import one_line
+from fedsilo.core.one_line import one_line, reason_of
 from fedsilo.deployment.doctor.findings import Refused, Skipped
 
 if TYPE_CHECKING:
@@ -33,18 +33,20 @@ _PROXIES = ("grpc_proxy", "https_proxy", "http_proxy")  # variables that gRPC ob
 
 
 def check_secret(path: Path, marker: str, private: bool) -> Path:
-    """Check that a secret is readable and contains the text ``marker``, and return its path.
+    """Check that the file of a certificate or a key can be used, and return its path.
 
-    The content is not checked further.
+    The file must be readable and contain ``marker``, and a private one must be closed to other
+    users. The content is not checked further.
 
     Args:
-        path: the secret's file, which may be a link.
-        marker: a text that such a file has, such as the first line of a PEM file.
-        private: whether the file must be closed to all users except its owner (no bits in 0o077).
+        path: the file, which may be a link.
+        marker: a text that such a file contains, such as "BEGIN CERTIFICATE".
+        private: whether the file must be closed to all users except its owner (no mode bits in
+            0o077).
 
     Raises:
-        Refused: the file is missing, not readable, a pipe, or larger than 1 GiB, lacks the marker,
-            or is open to other users.
+        Refused: the file is missing or not readable, is a pipe or larger than 1 GiB, lacks the
+            marker, or is open to other users.
     """
     # Before the file is read, because reading a pipe would wait for ever
     fault = file_fault(path)
@@ -57,14 +59,16 @@ def check_secret(path: Path, marker: str, private: bool) -> Path:
 
 
 def _secret_fault(path: Path, marker: str, private: bool) -> tuple[str, str]:
-    """Describe why a secret's file is unusable, and the fix; both are empty for a usable file.
-
-    The first string continues a sentence that begins with "secret PATH".
+    """Describe why the file of a certificate or key cannot be used, and what to do.
 
     Args:
         path: the file. It must not be a pipe, because reading a pipe may never end.
         marker: a text that the file must contain.
         private: whether only the file's owner may have access.
+
+    Returns:
+        The fault, which continues a sentence that begins with "secret PATH", and the fix. Both are
+        empty if the file can be used.
     """
     try:
         text = path.read_text(encoding="ascii", errors="replace")
@@ -86,7 +90,7 @@ def read_certificate(path: Path) -> Certificate:
     """Read a certificate in PEM format. Its dates and its signature are not checked.
 
     Raises:
-        Refused: the certificate is missing or damaged.
+        Refused: the file is missing or not readable, or is not a certificate.
     """
     from cryptography.x509 import load_pem_x509_certificate
 
@@ -98,9 +102,9 @@ def read_certificate(path: Path) -> Certificate:
 
 
 def check_certificate(path: Path, now: datetime | None = None) -> Path:
-    """Check that a certificate is valid at the time ``now``, and return its path.
+    """Check that a certificate is valid at a point in time, and return its path.
 
-    ``now`` is None for the current time.
+    Only its dates are checked, not its signature. ``now`` is in UTC; None means the current time.
 
     Raises:
         Refused: the certificate is missing, damaged, expired or not valid yet.
@@ -119,12 +123,13 @@ def check_certificate(path: Path, now: datetime | None = None) -> Path:
 
 
 def check_lasting_certificate(path: Path, now: datetime, days: int) -> str:
-    """Check that a certificate is valid for at least ``days`` more days, and describe its validity.
+    """Check that a certificate is valid now and for ``days`` more days, and describe its validity.
 
-    Days are whole days from ``now``, rounded down.
+    The days from ``now`` to its end are rounded down. The result has the path, the date of the end
+    and the number of days.
 
     Raises:
-        Refused: the certificate ends sooner, is missing, damaged or not valid yet.
+        Refused: the certificate ends sooner, or is missing, damaged or not valid yet.
     """
     end = read_certificate(check_certificate(path, now)).not_valid_after_utc
     left = (end - now).days
@@ -136,9 +141,12 @@ def check_lasting_certificate(path: Path, now: datetime, days: int) -> str:
 def check_matching_key(path: Path, certificate_path: Path) -> Path:
     """Check that a private key belongs to a certificate, and return the key's path.
 
+    The key must be an unencrypted PEM file, because the server starts without anybody to type a
+    password. Only its owner may have access to it.
+
     Raises:
-        Refused: the key belongs to another certificate, is encrypted or readable by other users, or
-            a file is missing or damaged.
+        Refused: the key belongs to another certificate, is encrypted or open to other users, or a
+            file is missing or damaged.
     """
     from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
@@ -157,12 +165,13 @@ def check_matching_key(path: Path, certificate_path: Path) -> Path:
 
 
 def check_signature(path: Path, authority: Path) -> None:
-    """Check that ``authority`` has signed the certificate in ``path``. Dates are not checked.
+    """Check that the certificate in ``path`` was signed by the given authority.
 
-    Hospitals do not trust a certificate from any other authority.
+    ``authority`` is the file of the authority's own certificate. A hospital trusts only
+    certificates that its authority has signed. The dates are not checked.
 
     Raises:
-        Refused: the certificate was not signed by ``authority``, or either file is not usable.
+        Refused: the certificate was not signed by the authority, or a file is missing or damaged.
     """
     from cryptography.exceptions import InvalidSignature
 
@@ -176,17 +185,26 @@ def check_signature(path: Path, authority: Path) -> None:
 def check_handshake(address: str, authority: Path) -> None:
     """Check that a server answers a TLS connection with a trusted certificate.
 
-    Nothing is sent after the handshake, and the connection is closed. The server has 3 seconds to
-    answer. The check is made before Flower connects, because Flower would retry for ever without an
-    error. ``address`` is the address of the Fleet API, host:port. ``authority`` is the file of the
-    authority's certificate, which must have signed the server's certificate.
+    The authority must have signed the certificate. Nothing is sent after the handshake, and the
+    connection is closed. The server has 3 seconds to answer. The check is made before Flower
+    connects, because Flower would try again for ever without an error.
+
+    Args:
+        address: the address of the Fleet API, host:port. The server's certificate must be valid for
+            the host.
+        authority: the file of the authority's certificate.
 
     Raises:
-        Refused: the server does not answer or does not use TLS, or its certificate has expired or
-            belongs to another host or authority.
+        Refused: the address is malformed, the server does not answer or does not use TLS, or its
+            certificate has expired or belongs to another host or authority; or the authority's
+            file cannot be read, or is not a certificate.
     """
     host, port = split_address(address)
-    context = ssl.create_default_context(cafile=str(authority))
+    try:
+        context = ssl.create_default_context(cafile=str(authority))
+    except OSError as error:  # also ssl.SSLError, for a file that holds no certificate
+        fault = f"the authority's certificate {authority} cannot be used ({reason_of(error)})"
+        raise Refused(fault, "copy the deployment's ca.crt there again") from None
     context.set_alpn_protocols(["h2"])  # gRPC's HTTP/2; without it the server may refuse the call
     is_connected = False
     try:
@@ -201,10 +219,14 @@ def check_handshake(address: str, authority: Path) -> None:
 def _explain_failed_connection(
     error: OSError, address: str, authority: Path, is_connected: bool
 ) -> Refused:
-    """Build the error for a connection that failed: its cause and what to do.
+    """Build the error for a failed TLS connection to a server: its probable cause, and what to do.
+
+    The type of ``error`` decides. The causes are: the host name is unknown; the TLS handshake gets
+    no answer; the certificate is not trusted; the server closes the connection; the port does not
+    use TLS. Any other error means that the server does not answer. The caller raises the result.
 
     Args:
-        error: the error that the connection raised.
+        error: the error that the attempt to connect raised.
         address: the server's address, host:port.
         authority: the file of the authority's certificate.
         is_connected: whether the TCP connection was made, so that only TLS failed.
@@ -239,7 +261,9 @@ def _explain_failed_connection(
 
 
 def split_address(address: str) -> tuple[str, int]:
-    """Split an address such as ``[::1]:9092`` into host (without brackets) and port.
+    """Split an address such as ``[::1]:9092`` into its host, without brackets, and its port.
+
+    The host itself is not checked.
 
     Raises:
         Refused: the text is not host:port with a port from 1 to 65535.
@@ -251,11 +275,11 @@ def split_address(address: str) -> tuple[str, int]:
 
 
 def check_clock(address: str, authority: Path, key: Path, now: datetime) -> str:
-    """Check that the server accepts this machine's time ``now``, and describe the time.
+    """Check that the server accepts this machine's time, and describe the time.
 
-    Flower admits a hospital only if the signed time is at most some minutes off. The check signs a
-    heartbeat with the hospital's ``key``, for node 0, which does not exist. The server's refusal
-    shows whether it rejected the time or, having accepted the time, the node.
+    A hospital signs its calls with the time, and Flower refuses a call whose time is some minutes
+    off. The check sends a heartbeat for node 0, which does not exist. The server checks the time
+    first, so if it refuses the node, it has accepted the time.
 
     Args:
         address: the server's Fleet API, host:port.
@@ -264,8 +288,10 @@ def check_clock(address: str, authority: Path, key: Path, now: datetime) -> str:
         now: the time to sign, in UTC.
 
     Raises:
-        Refused: the clocks differ too much, or the call does not reach the server.
-        Skipped: the server does not ask for keys, or gives another answer.
+        Refused: the server refuses the time, the call does not reach the server, or the key is not
+            an EC key.
+        Skipped: the server accepts calls without a registered key, or gives another answer.
+        OSError, ValueError: a file cannot be read.
     """
     from flwr.common.constant import TIMESTAMP_TOLERANCE
     from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest
@@ -288,23 +314,24 @@ def check_clock(address: str, authority: Path, key: Path, now: datetime) -> str:
 
 
 def is_online(address: str, authority: Path, key: Path, node: int, now: datetime) -> bool:
-    """Return whether the hospital's node is connected to the server now.
+    """Return whether a hospital's node is connected to the server now.
 
-    First, a heartbeat with an impossible interval shows whether the key is registered for the node.
-    The server refuses this heartbeat, so a killed node does not stay online. Then the check tries
-    to activate the node. If the server refuses that, the node is already connected. If the server
-    activates the node, the check deactivates the node again.
+    Two calls find this out. A heartbeat with an impossible interval shows whether the key is
+    registered for the node; the server refuses it, so it does not make a killed node look alive.
+    Then the check tries to activate the node. If the server refuses, the node is already connected.
+    Otherwise the check deactivates the node again.
 
     Args:
         address: the server's Fleet API, host:port.
         authority: the file of the authority's certificate.
         key: the file of the hospital's private key.
         node: the hospital's node id at the server.
-        now: the time to sign the calls with, in UTC.
+        now: the time with which the calls are signed, in UTC.
 
     Raises:
-        Refused: the key is not registered for this node, or the server gives an unclear answer or
-            does not answer.
+        Refused: the key is not registered for this node or is not an EC key, the server gives an
+            unclear answer, or a call does not reach it.
+        OSError, ValueError: a file cannot be read.
     """
     from flwr.proto.fleet_pb2 import ActivateNodeRequest, DeactivateNodeRequest
     from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest
@@ -360,17 +387,17 @@ class Fleet:
         self._stub, self.close = FleetStub(channel), channel.close
 
     def refusal(self, name: str, request: object) -> str:
-        """Call the server, and return the text with which it refuses the call.
+        """Call the server's Fleet API, and return the text with which the server refuses it.
 
         Args:
-            name: the name of a method of Flower's Fleet API.
+            name: the name of a method of the API, such as "ActivateNode".
             request: the message of that method. The server has 3 seconds to answer.
 
         Returns:
-            The server's text, or an empty text if the server accepts the call.
+            The server's text, or an empty string if the server accepts the call.
 
         Raises:
-            Refused: the call does not reach the server, even if a TLS connection can be made.
+            Refused: the call does not reach the server, for example because of a proxy.
         """
         import grpc
 
@@ -387,10 +414,11 @@ class Fleet:
 
 
 def _unreached_fix(host: str) -> str:
-    """Describe what to do if a gRPC call does not reach the server ``host``.
+    """Suggest a fix for a gRPC call that does not reach the server ``host``, although TLS does.
 
-    If the environment sets a proxy, the text names the first such variable. Otherwise it says that
-    the server may be starting or ending, or that a firewall may block the call.
+    If one of the variables grpc_proxy, https_proxy and http_proxy is set, the text names the first
+    of these, because gRPC obeys it. Otherwise the server may be starting or ending, or a firewall
+    may block the call.
     """
     for name in _PROXIES:
         if os.environ.get(name):

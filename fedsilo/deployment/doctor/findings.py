@@ -46,11 +46,17 @@ class Skipped(Exception):
 
 
 def require(value: T | None, reason: str) -> T:
-    """Return ``value``, or skip the current check if ``value`` is None, empty, 0 or false.
+    """Return ``value`` if it is true; otherwise skip the check that needs it.
+
+    None, an empty string or list, 0 and False are not true. A check calls this function for a value
+    that it cannot do without, such as a path that the user did not name.
+
+    Args:
+        value: the value.
+        reason: why the check is skipped, as a sentence for the user.
 
     Raises:
-        Skipped: the check must be skipped. The error's text is the sentence ``reason``. The check's
-            caller turns the error into a finding.
+        Skipped: the value is not true. ``examine`` turns the error into a finding with ``reason``.
     """
     if not value:
         raise Skipped(reason)
@@ -102,15 +108,15 @@ class Check(Generic[S]):
 
 
 def examine(checks: Sequence[Check[S]], setup: S, about: str = "") -> Iterator[Finding]:
-    """Run checks in order on a setup and yield their findings.
+    """Run checks in order on one setup, and yield their findings.
 
-    A failed check does not stop later ones. A check is skipped if a check that it needs has not
-    passed with all its findings. Errors of a check become findings and are not raised. A check runs
-    only when its finding is requested.
+    A failed check does not stop later ones, but a check is skipped if one that it needs has not
+    passed with all its findings. An error of a check becomes a finding and is not raised. A check
+    runs only when its finding is requested.
 
     Args:
         checks: the checks, each after the checks that it needs.
-        setup: what the checks examine, passed to each of them.
+        setup: what is checked, such as a hospital's ``SiteSetup``. Each check gets it.
         about: the site of the setup, which each finding names; empty for none.
     """
     passed: set[str] = set()
@@ -149,11 +155,12 @@ def _look(check: Check[S], setup: S, about: str) -> Sequence[Finding]:
 
 
 def _fault_and_fix(error: Exception) -> tuple[str, str]:
-    """Describe an error that a check raised, as two sentences: the fault, and how to fix it.
+    """Describe an error that a check raised: the fault, and how to fix it.
 
-    A ``Refused`` has both sentences. For any other ``FedsiloError``, the fix is empty. For an
-    ``OSError``, the fix is to make room if the disk is full, and otherwise to change access rights.
-    Any other error is described as a bug in the check, and the fix is to report the bug.
+    A ``Refused`` has both texts. Any other ``FedsiloError`` has the fix in its message, so the
+    second text is empty. For an ``OSError``, the fix is to make room if the disk is full, and
+    otherwise to change access rights. Any other error is a bug in the check, and the fix is to
+    report it.
     """
     if isinstance(error, Refused):
         return error.fault, error.fix
@@ -170,9 +177,10 @@ def _fault_and_fix(error: Exception) -> tuple[str, str]:
 
 
 def exit_code(findings: Iterable[Finding]) -> int:
-    """Return 1 if a check failed, 0 if none failed and at least one passed, and 3 otherwise.
+    """Return the exit code of ``fedsilo doctor`` for its findings.
 
-    The code 3 means that all checks were skipped or that there are no findings.
+    The code is 1 if a check failed, and 0 if none failed and at least one passed. It is 3 if all
+    checks were skipped, or if there are no findings.
     """
     statuses = {finding.status for finding in findings}
     if Status.FAILED in statuses:
@@ -186,10 +194,10 @@ _WIDTH = 12  # characters; the names of checks are padded to this column width
 
 
 def format_finding(finding: Finding) -> Iterator[str]:
-    """Yield one line with a finding and its fix, then an indented line for each detail.
+    """Yield the lines that show a finding: one with the finding itself, then one for each detail.
 
-    The line has the status, the check's name in a column of fixed width, the site if any, the
-    sentence and, after "--", the fix.
+    The first line has the status, the name of the check, the site (if any), the sentence and, after
+    "--", the fix (if any). Details are indented.
     """
     text = finding.said
     if finding.about:
@@ -202,16 +210,16 @@ def format_finding(finding: Finding) -> Iterator[str]:
 
 
 def summarise(findings: Iterable[Finding]) -> str:
-    """Summarise the findings as text, such as "3 passed, 0 failed, 1 skipped"."""
+    """Count the findings of each status, as text such as "3 passed, 0 failed, 1 skipped"."""
     count = Counter(finding.status for finding in findings)
     return ", ".join(f"{count[status]} {status.lower()}" for status in Status)
 
 
 def build_document(target: str, findings: Sequence[Finding]) -> dict[str, Any]:
-    """Build the JSON document of ``--json``.
+    """Build the mapping that ``fedsilo doctor --json`` prints.
 
-    The keys are "target", "fedsilo" (the version), "exit-code", "count" (status -> number of
-    findings) and "findings" (a mapping for each).
+    Its keys are "target", "fedsilo" (the version), "exit-code", "count" (status -> number of
+    findings) and "findings" (a mapping of each finding's fields).
 
     Args:
         target: ``site``, ``server`` or ``run``.

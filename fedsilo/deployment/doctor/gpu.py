@@ -12,19 +12,22 @@ _MAX_DIFFERENCE = 1e-2  # largest relative difference from the CPU; TF32 has onl
 
 
 def check_gpu(device: str) -> Passed | Failed:
-    """Check the GPU that a node config names, and describe it.
+    """Check that PyTorch can compute on the GPU that a node config names, and describe the GPU.
 
-    The result is ``Failed`` if PyTorch does not find that GPU, or if a convolution on it differs
-    from the CPU's result by 1 % or more. For the convolution, Torch's global generator is seeded
-    with 0.
+    PyTorch must be built for the GPU, 2 GB of its memory must be free, and a convolution on it must
+    agree with the CPU's within 1 %. For the convolution, Torch's global generator is seeded with 0.
 
     Args:
         device: auto, cpu, cuda or cuda:N. Other forms are not refused here. auto and cuda mean the
             first GPU.
 
+    Returns:
+        ``Passed`` with the GPU's name, compute capability, free memory and support of bf16.
+        ``Failed`` if PyTorch does not find the GPU, or if the convolution differs.
+
     Raises:
-        Refused: the GPU has less than 2 GB of free memory, PyTorch was not built for it, or PyTorch
-            cannot compute on it.
+        Refused: PyTorch was not built for the GPU, less than 2 GB are free, or the convolution
+            fails.
         Skipped: the device is cpu, or it is auto and PyTorch finds no GPU.
     """
     require(device != "cpu", "the node config's 'device' is cpu")
@@ -48,8 +51,10 @@ def check_gpu(device: str) -> Passed | Failed:
             "update its driver; if that does not help, the GPU is broken: set 'device' to cpu",
         )
     precision = "no native bf16: runs in fp32"
-    if torch.cuda.is_bf16_supported(including_emulation=False):
-        precision = "native bf16"
+    # PyTorch answers for the current GPU, which may be another kind
+    with torch.cuda.device(index):
+        if torch.cuda.is_bf16_supported(including_emulation=False):
+            precision = "native bf16"
     return Passed(
         f"{torch.cuda.get_device_name(index)}, capability {capability}, {memory}, {precision}",
         (f"PyTorch {torch.__version__} for CUDA {torch.version.cuda}",),
@@ -57,11 +62,10 @@ def check_gpu(device: str) -> Passed | Failed:
 
 
 def _why_none() -> str:
-    """Explain in one clause why PyTorch finds no GPU.
+    """Explain in a clause why PyTorch finds no GPU.
 
-    If PyTorch was built without CUDA, the clause says so and names PyTorch's version. Otherwise
-    CUDA is initialised here. If that fails, the clause is the first sentence of the error. If it
-    succeeds, the clause is "PyTorch finds no GPU".
+    If PyTorch was built without CUDA, the clause says so. Otherwise CUDA is initialised, and the
+    clause is the first sentence of the error. If there is no error, it is "PyTorch finds no GPU".
     """
     if torch.version.cuda is None:
         return f"PyTorch {torch.__version__} was built without CUDA"
@@ -90,10 +94,12 @@ def _free_memory(index: int) -> str:
 
 
 def _built_for(index: int) -> str:
-    """Check that PyTorch supports GPU ``index``, and return its compute capability, such as "8.0".
+    """Check that PyTorch was built for a GPU, and return the GPU's compute capability.
+
+    The result is text, such as "8.0". ``index`` is the GPU's number, counted from 0.
 
     Raises:
-        Refused: the installed PyTorch was built for other capabilities only.
+        Refused: the installed PyTorch was built only for other capabilities.
     """
     # An old or very new GPU is found, but no kernel of this PyTorch build runs on it
     capability, built = torch.cuda.get_device_capability(index), torch.cuda.get_arch_list()
@@ -109,11 +115,14 @@ def _built_for(index: int) -> str:
 
 
 def is_built_for(capability: tuple[int, int], built: Sequence[str]) -> bool:
-    """Return whether code for ``built``, such as sm_80 or compute_90, runs on a given GPU.
+    """Return whether a PyTorch that was built for certain GPUs can run on a given GPU.
 
-    ``capability`` is the GPU's (major, minor). Machine code (sm) runs on GPUs with the same major
-    number and an equal or higher minor number. Code that is compiled at first use (compute) also
-    runs on every later GPU.
+    Machine code (sm) runs on GPUs with the same major number and an equal or higher minor number.
+    Code that is compiled at first use (compute) also runs on every later GPU.
+
+    Args:
+        capability: the GPU's compute capability: its major and minor number.
+        built: the targets that PyTorch was built for, such as "sm_80" or "compute_90".
     """
     for name in built:
         kind, _, digits = name.partition("_")
@@ -128,13 +137,17 @@ def is_built_for(capability: tuple[int, int], built: Sequence[str]) -> bool:
 
 
 def _difference(index: int) -> float:
-    """Compute the largest difference between a convolution on the GPU ``index`` and on the CPU.
+    """Compute how much a convolution on a GPU differs from the same convolution on the CPU.
 
-    The difference is relative to the largest absolute value of the CPU's result. Images and kernels
-    are random; Torch's global generator is seeded with 0 for them, and is not restored.
+    The result is the largest absolute difference, divided by the largest absolute value of the
+    CPU's result. Images and kernels are random. For them, Torch's global generator is seeded with
+    0, and its state is not restored.
+
+    Args:
+        index: the GPU's number, counted from 0.
 
     Raises:
-        Refused: the GPU cannot compute the convolution.
+        Refused: the GPU cannot compute the convolution, for example because of an old driver.
     """
     torch.manual_seed(0)
     images, kernels = torch.randn(2, 3, 16, 16), torch.randn(4, 3, 3, 3)

@@ -57,10 +57,11 @@ class HospitalRequest:
         return texts + several(self.options.get("node_config"))
 
     def home(self, kit: Kit) -> Path:
-        """Return the absolute folder where the kit is opened.
+        """Return the absolute path of the folder where the kit is opened.
 
-        The folder is the option ``folder``. By default it is the kit itself if that is a folder,
-        otherwise a folder named after the site next to the kit's zip.
+        The folder is the option ``folder``, if it is given. Otherwise it is the kit itself if that
+        is a folder, or a folder next to the kit's zip that is named after the site. It may not
+        exist yet.
         """
         folder = path_of(self.options.get("folder"))
         if folder is None:
@@ -71,14 +72,15 @@ class HospitalRequest:
 
 
 def refuse_failing(setup: SiteSetup) -> None:
-    """Run the doctor's checks of a hospital, then check that the hospital is not connected.
+    """Check that a hospital's node can start, by the doctor's checks and at the server.
 
-    The checks end at the first failure. Skipped checks count as passed. If a check fails, the
-    server is told the name of the check, if the server can be reached.
+    The doctor's checks end at the first failure. Then the server is told the name of the failed
+    check, if it can be reached, so that its operator knows the cause. Skipped checks are ignored.
+    If no check fails, the server is asked whether this hospital is already connected.
 
     Raises:
-        KitError: a check failed, or the hospital is already connected to the server. The message
-            names the failed check.
+        KitError: a check failed, or the hospital is already connected. The message names the check.
+        Refused: the server does not say clearly whether the hospital is connected.
     """
     fault = ""
     for finding in examine(CHECKS, setup):
@@ -105,10 +107,12 @@ def prepare_node(
     confirm: Confirm,
     check_setup: Callable[[SiteSetup], None] = refuse_failing,
 ) -> SiteSetup:
-    """Check a kit and everything that its node needs, open the kit, and return the node's setup.
+    """Prepare the start of a hospital's node from its kit, and return the node's setup.
 
-    Nothing is written in the hospital's folder before the operator has confirmed. An older kit
-    there is replaced, but its rules, state and signing key are kept. The node is not started.
+    The kit, the hospital's rules and everything that the node needs are checked. Then the operator
+    confirms the kit, and it is written into the hospital's folder. Nothing is written there before.
+    An older kit in the folder is replaced, but its rules, state and signing key are kept. If the
+    folder exists, it is locked meanwhile. The node is not started.
 
     Args:
         request: the kit and the operator's options.
@@ -120,8 +124,8 @@ def prepare_node(
             caller passes a function that checks nothing.
 
     Raises:
-        KitError: the kit cannot be used, belongs to another site than the folder, its site already
-            runs, a check failed, or the operator does not confirm.
+        KitError: the kit cannot be used, the folder belongs to another hospital, server or
+            authority, its node already runs, a check failed, or the operator does not confirm.
         RulesError: the rules cannot be used.
         FedsiloError: the node config cannot be parsed, or the signing key cannot be made or read.
     """
@@ -153,10 +157,10 @@ def _confirm_rules(
     confirm: Confirm,
     check_setup: Callable[[SiteSetup], None],
 ) -> str:
-    """Check a kit, let the operator confirm it, and return the text of the hospital's rules.
+    """Check a kit and its rules, let the operator confirm them, and return the text of the rules.
 
-    The text comes from ``_read_or_make_rules``. If the rules cannot be used, the server is told
-    that the check "site file" has failed, before the error is raised.
+    ``_read_or_make_rules`` gives the text. If the rules cannot be used, the server is told that the
+    check "site file" has failed, and then the error is raised.
 
     Args:
         request: the kit and the operator's options.
@@ -168,7 +172,7 @@ def _confirm_rules(
         check_setup: raises an error for a setup that cannot start.
 
     Raises:
-        KitError: a check failed, or a file cannot be read.
+        KitError: a check failed, a file cannot be read, or the operator does not confirm.
         RulesError: the rules cannot be used.
     """
     try:
@@ -185,17 +189,25 @@ def _confirm_rules(
 
 
 def _write(kit: Kit, rules: str, folder: Path) -> None:
-    """Write a kit's files and the rules into a new folder, which only the owner can read."""
+    """Write a kit's files and the site file into a new folder, and close the folder to other users.
+
+    ``rules`` is the text of the site file.
+    """
     folder.chmod(0o700)
     kit.write(folder)
     write_atomically(folder / SITE, rules, mode=0o600)
 
 
 def _refuse_other_start(kit: Kit, rules: str, home: Path) -> None:
-    """Check that ``home`` holds this kit and these rules, after the first start has written them.
+    """Check that the folder has the kit and the rules that the operator has confirmed.
 
-    Another start could have opened the same folder at the same time, and the operator of this start
-    has not confirmed that start's kit or rules.
+    Otherwise an error is raised. Another start could have opened the same folder at the same time,
+    with another kit or other rules.
+
+    Args:
+        kit: the confirmed kit.
+        rules: the text of the confirmed rules.
+        home: the hospital's folder, after it was written.
 
     Raises:
         KitError: the kit or the rules in ``home`` differ, or ``home`` has no complete kit.
@@ -206,9 +218,19 @@ def _refuse_other_start(kit: Kit, rules: str, home: Path) -> None:
 
 
 def _finish(request: HospitalRequest, kit: Kit, home: Path) -> SiteSetup:
-    """Make the node's state folders, ``opened.json`` and signing key, and return the node's setup.
+    """Complete a hospital's folder for the start of its node, and return the node's setup.
 
-    An existing signing key is kept. ``opened.json`` notes the inode of ``home``.
+    The folders ``state`` and ``flwr`` and the signing key are made if they are missing. The inode
+    of ``home`` is written to ``opened.json``, so that a later start recognises the folder.
+
+    Args:
+        request: the kit and the operator's options.
+        kit: the kit, whose files are already in ``home``.
+        home: the hospital's folder.
+
+    Raises:
+        SettingError: the node config cannot be parsed.
+        RefusedError: the signing key cannot be made or read.
     """
     for name in ("state", "flwr"):
         (home / name).mkdir(mode=0o700, exist_ok=True)
@@ -227,11 +249,23 @@ def _check_in_scratch(
     home: Path,
     check_setup: Callable[[SiteSetup], None],
 ) -> list[str]:
-    """Check the kit and the rules in a temporary folder, and return sentences about the rules.
+    """Check a kit and the rules in a temporary folder, and return the rules in words.
+
+    The certificate's dates are checked, then the rules are explained, and then ``check_setup`` is
+    called. The state folder is checked where it will be, below ``home``.
+
+    Args:
+        request: the kit and the operator's options.
+        kit: the kit.
+        rules: the text of the site file.
+        home: the hospital's folder, in which nothing is written.
+        check_setup: raises an error for a setup that cannot start.
+
+    Returns:
+        A sentence for each rule.
 
     Raises:
-        KitError: a check or ``check_setup`` failed. The message names the kit's path in place of
-            the temporary folder.
+        KitError: a check failed. The message names the kit's path in place of the temporary folder.
     """
     state = f"state-dir={json.dumps(str(home / 'state'))}"  # checked on the disk that it will use
     with open_temporarily(kit, rules) as scratch:
@@ -246,16 +280,17 @@ def _check_in_scratch(
 
 
 def _read_or_make_rules(request: HospitalRequest, kit: Kit, home: Path) -> str:
-    """Return the text of the hospital's rules.
+    """Return the text of the hospital's rules, from a site file or from the operator's options.
 
-    The text is read from the requested site file. If none is requested, it is read from the site
-    file in ``home``. If ``home`` does not have one either, the rules are made from the options. A
-    level of trust must be in the file or in the node config.
+    The site file is the one that the operator requests, or else the one in ``home``. If none is
+    requested and ``home`` has none, a new text is made from the options. A level of trust must be
+    in the file or in the node config. A new text needs it in the options.
 
     Raises:
-        RulesError: the rules cannot be used, the file is for another site or has no level of trust,
-            or an option contradicts the file.
+        RulesError: the rules cannot be used, the file is for another site, there is no level of
+            trust, or an option contradicts the file.
         KitError: the file cannot be read, or is not UTF-8 text.
+        SettingError: the node config cannot be parsed.
     """
     path = request.site_file or home / SITE
     trusted_elsewhere = "trust" in parse_node_config(request.node_config)
@@ -274,13 +309,11 @@ def _read_or_make_rules(request: HospitalRequest, kit: Kit, home: Path) -> str:
 
 
 def _opened_here(home: Path) -> OwnFile[int]:
-    """Return the file ``opened.json``, which stores the inode of ``home`` if it was opened here.
+    """Return the file ``opened.json``, which shows that a kit was opened in this very folder.
 
-    The file is neither read nor written here.
-
-    An attacker could send an opened folder, with rules and keys, in place of a kit. The attacker
-    cannot know the inode that this disk gives to the copy, so a different inode shows that the
-    folder was made elsewhere.
+    The file has the inode of ``home`` at the time of opening. An attacker could send an opened
+    folder, with rules and keys, in place of a kit, but cannot know the inode that this disk gives
+    to the copy. The file is neither read nor written here.
     """
     return OwnFile(home / "opened.json", int, "opened.json", "remove it and start the kit again")
 
@@ -291,8 +324,9 @@ def _list_confirmations(
     """List the sentences that the operator must confirm before this start.
 
     Before the first start on this disk, or if ``home`` has no site file, these are the kit's code
-    and all rules. Otherwise, for a kit that replaces ``previous``, they are its code and the
-    differences between the kits. If ``home`` already has this kit, the list is empty.
+    and all rules. If ``home`` was filled elsewhere, a warning about its rules, state and keys is
+    added. For a kit that replaces another one, they are its code and the differences between the
+    kits. If ``home`` already has this kit, the list is empty.
 
     Args:
         kit: the new kit.
@@ -346,10 +380,10 @@ def _differences(previous: Kit, kit: Kit) -> list[str]:
 
 @contextmanager
 def open_temporarily(kit: Kit, rules: str = "") -> Iterator[Path]:
-    """Write the kit's files into a temporary folder, and yield the folder's path.
+    """Write a kit's files into a temporary folder for the block, and yield the folder's path.
 
-    Only the owner can read the folder, and it is removed after the block. The private key is in the
-    folder too. ``rules`` is the text of the site file. If it is empty, no site file is written.
+    Only the owner can read the folder, because it has the private key. It is removed after the
+    block. ``rules`` is the text of the site file; if it is empty, no site file is written.
     """
     with tempfile.TemporaryDirectory(prefix="fedsilo-kit-") as folder:
         kit.write(Path(folder))
@@ -361,16 +395,18 @@ def open_temporarily(kit: Kit, rules: str = "") -> Iterator[Path]:
 def build_setup(
     kit: Kit, home: Path, node_config: Sequence[str], settings: RunSettings | None = None
 ) -> SiteSetup:
-    """Build the setup of the node that a kit describes.
+    """Build the description of a hospital's node from its kit.
 
-    By default the node keeps its state in ``home``/state, uses the site file there if one exists,
-    and chooses the device automatically. It gets a port that is free now. Nothing is written.
+    The description has addresses, key files and the node config, which is the settings of the node.
+    By default the node config has the site's name, ``home``/state as the folder for state, the
+    device "auto", and the site file in ``home`` if there is one. The node's own API gets a port
+    that is free now. Nothing is written or started.
 
     Args:
-        kit: the kit, for the hospital's name, node id and server.
+        kit: the kit, for the hospital's name, its node id and the server's address.
         home: the folder with the kit's files.
         node_config: entries key=value, which override the defaults.
-        settings: the settings of the run; None without a run.
+        settings: the settings of a run to check; None without a run.
 
     Raises:
         SettingError: ``node_config`` cannot be parsed.
@@ -392,14 +428,18 @@ def build_setup(
 def lock_and_build_command(
     setup: SiteSetup, health: str = "", *, is_shown: bool = False
 ) -> list[str]:
-    """Lock the hospital's folder for the node, and build the command that starts the node.
+    """Lock the hospital's folder for its node, and build the command that starts the node.
 
-    The caller must replace itself by that command with ``exec``, so that the node keeps the lock.
+    The lock belongs to this process. Therefore the caller must replace itself by the command with
+    ``exec``, so that the running node keeps the lock.
 
     Args:
         setup: the setup that ``prepare_node`` returned.
         health: the address of Flower's health server, or empty for none.
         is_shown: whether the command is only shown, so that nothing is locked.
+
+    Returns:
+        The words of the command.
 
     Raises:
         KitError: the hospital's node already runs.
@@ -416,10 +456,12 @@ def lock_and_build_command(
 
 @contextmanager
 def _lock_during(home: Path, site: str) -> Iterator[None]:
-    """Lock a kit's folder while the block runs. ``site`` names the hospital in the error.
+    """Lock a kit's folder against other starts of its node while the block runs.
+
+    The call does not wait for a lock that is taken. ``site`` names the hospital in the error.
 
     Raises:
-        KitError: another process has locked the folder. The call does not wait for it.
+        KitError: another process has locked the folder, because it starts or runs the node.
     """
     lock = lock_kit_folder(home, site)
     try:
@@ -429,10 +471,15 @@ def _lock_during(home: Path, site: str) -> Iterator[None]:
 
 
 def lock_kit_folder(home: Path, site: str) -> int:
-    """Lock a kit's folder and return the lock's file descriptor, which ``exec`` keeps open.
+    """Lock a kit's folder so that only one node runs from it; return the lock's descriptor.
 
-    The lock ends when the descriptor is closed, or when the process ends. The call does not wait
-    for a lock that is taken.
+    The lock is an exclusive ``flock`` on the folder itself. The call does not wait for a lock that
+    is taken. The lock ends when the descriptor is closed or the process ends. The descriptor is
+    inheritable, so that the lock survives ``exec``.
+
+    Args:
+        home: the folder, which must exist.
+        site: the hospital's name, for the error.
 
     Raises:
         KitError: another process has locked the folder.
@@ -450,10 +497,12 @@ def lock_kit_folder(home: Path, site: str) -> int:
 
 
 def _refuse_other_hospital(kit: Kit, previous: Kit) -> None:
-    """Check that a kit is for the same hospital, server and authority as the previous kit.
+    """Check that a new kit may replace the previous one in a hospital's folder.
+
+    Both must be for the same hospital, the same server address and the same authority.
 
     Raises:
-        KitError: the hospital, the server or the authority differs.
+        KitError: one of the three differs.
     """
     old, new, home = previous.card, kit.card, previous.path
     for what, same in (

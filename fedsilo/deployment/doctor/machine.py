@@ -30,12 +30,15 @@ def utc_now() -> datetime:
 
 
 def check_software() -> Passed:
-    """Describe the installed versions of fedsilo, Python, Flower and PyTorch.
+    """Check the versions of Python and of fedsilo's dependencies, and describe the installation.
 
-    Files of fedsilo that were changed on this machine are listed as a detail.
+    The versions must meet the requirements in pyproject.toml. The result names fedsilo with its git
+    revision, Python, Flower and PyTorch. Up to five files that git reports as changed are listed as
+    a detail, because a hospital with changed files may refuse runs.
 
     Raises:
         Refused: a package is missing or has a version that fedsilo does not support.
+        FedsiloError: the installed fedsilo cannot be read.
     """
     app = installed_app()
     wrong = _wrong_versions(app.project["project"])
@@ -60,7 +63,7 @@ def check_software() -> Passed:
 
 
 def _wrong_versions(project: Mapping[str, Any]) -> dict[str, str]:
-    """Compare Python and the installed packages with the requirements in pyproject.toml.
+    """Find Python or packages whose installed version does not meet a project's requirements.
 
     Args:
         project: the table [project] of pyproject.toml. Only its "requires-python" and
@@ -68,7 +71,7 @@ def _wrong_versions(project: Mapping[str, Any]) -> dict[str, str]:
 
     Returns:
         A text such as "torch 2.0" or "no torch" -> the requirement to install instead. It is empty
-        if all versions are right.
+        if all versions are right. A pre-release counts like a release.
     """
     from packaging.requirements import Requirement
     from packaging.specifiers import SpecifierSet
@@ -90,12 +93,12 @@ def _wrong_versions(project: Mapping[str, Any]) -> dict[str, str]:
 
 
 def check_writable_folder(path: Path, what: str) -> Path:
-    """Check that this user can write into a folder, and return its path. Nothing is written.
+    """Check by its mode that this user may write into a folder, and return its path.
 
-    ``what`` names the folder in errors, such as "the database's folder".
+    Nothing is written. ``what`` names the folder in errors, such as "the database's folder".
 
     Raises:
-        Refused: the folder is missing or not writable.
+        Refused: the folder is missing, is not a folder, or is not writable.
     """
     fault, fix = "", ""
     if not path.is_dir():
@@ -131,14 +134,14 @@ def check_data_folder(path: Path) -> Path:
 
 
 def has_site_file(path: Path) -> bool:
-    """Return whether a site file exists at ``path``, and check that this user can read it.
+    """Return whether a hospital's site file exists at ``path`` and can be read by this user.
 
     A character device, such as /dev/null, counts as a missing file, because Docker Compose mounts
     that device if the host has no site file.
 
     Raises:
-        Refused: the path is a folder or another special file, or this user cannot read it. The
-            hospital's rules would then be ignored.
+        Refused: the path is a folder or another special file, or this user cannot read the file.
+            Without this error, the hospital's rules would be ignored.
     """
     if not path.exists() or path.is_char_device():
         return False
@@ -153,14 +156,17 @@ def has_site_file(path: Path) -> bool:
 
 
 def check_disk_space(folders: Iterable[Path], least: float) -> str:
-    """Check the free space of each folder, by size and with a test file, and describe it.
+    """Check that each folder's disk has free space and can be written, and describe the free space.
 
-    A test file of 1 MiB is written into each folder and removed again. Without folders the result
-    is empty.
+    The free space is compared with ``least`` gigabytes (10^9 bytes). Then a test file of 1 MiB is
+    written into the folder and removed again, because a quota or a failing disk shows only then.
+    The result has "FOLDER: N GB free" for each folder, joined by commas; without folders it is
+    empty.
 
     Raises:
-        Refused: a folder has less than ``least`` gigabytes (10^9 bytes) free, or no file can be
-            written there. Later folders are then not checked.
+        Refused: a folder has less free space, or no file can be written there. Later folders are
+            then not checked.
+        OSError: a folder does not exist.
     """
     said = []
     for folder in folders:
@@ -185,16 +191,17 @@ def check_disk_space(folders: Iterable[Path], least: float) -> str:
 
 
 def find_existing_folder(folder: Path) -> Path:
-    """Return the folder if it exists, otherwise its nearest existing parent folder."""
+    """Return the folder if it exists, and otherwise the nearest folder above it that exists."""
     while not folder.is_dir():
         folder = folder.absolute().parent
     return folder
 
 
 def check_memory(least: float, most: float = 0.0) -> str:
-    """Check that a message has enough memory, and describe the free memory in gigabytes.
+    """Check that a message would have enough memory, and describe the free memory in gigabytes.
 
-    Inside a container, only memory below the container's limit counts as free.
+    Inside a container, only memory below the container's limit counts as free. Gigabytes are 10^9
+    bytes.
 
     Args:
         least: gigabytes that a message needs.
@@ -217,14 +224,17 @@ def check_memory(least: float, most: float = 0.0) -> str:
 
 
 def check_port(host: str, port: int, what: str, own: str) -> str:
-    """Check that a port is free or already used by the expected program, and describe which.
+    """Check that a port is free for a program, or that this program already uses it, and say which.
+
+    The port is free if it can be bound. Otherwise the process that listens on it must have been
+    started with the argument ``own``, or have an ancestor that was.
 
     Args:
         host: the address to listen on.
         port: the TCP port.
         what: the name of the expected program in texts.
-        own: a word in that program's command line that identifies it, such as the path of its key.
-            If it is empty, a port in use is always refused.
+        own: an argument in that program's command line that identifies it, such as the path of its
+            key. If it is empty, a port in use is always refused.
 
     Raises:
         Refused: another program listens on the port, or the address cannot be used.
@@ -255,19 +265,19 @@ def check_port(host: str, port: int, what: str, own: str) -> str:
 
 
 def runs_on(port: int, own: str) -> bool:
-    """Return whether the program that listens on ``port`` was started with the argument ``own``.
+    """Return whether the process that listens on a port was started with the argument ``own``.
 
-    The argument may also be in the command line of a parent process. The result is False if no
-    program listens there, or if ``own`` is empty.
+    An ancestor of the process may have the argument instead. The result is False if no process
+    listens there, if the system hides it from this user, or if ``own`` is empty.
     """
     process = _find_listener(port)
     return bool(process and _was_started_with(process, own))
 
 
 def _find_listener(port: int) -> psutil.Process | None:
-    """Return the process that listens on a TCP port of this machine.
+    """Find the process that listens on a TCP port of this machine, at any of its addresses.
 
-    Returns None if no process listens there, or if the system hides the process from this user.
+    The result is None if no process listens there, or if the system hides it from this user.
     """
     with suppress(psutil.Error):
         for found in psutil.net_connections(kind="tcp"):
@@ -278,10 +288,10 @@ def _find_listener(port: int) -> psutil.Process | None:
 
 
 def _was_started_with(process: psutil.Process, word: str) -> bool:
-    """Return whether a process, or one of its ancestors, was started with the argument ``word``.
+    """Return whether the command line of a process, or of one of its ancestors, has an argument.
 
     The whole argument must equal ``word``. Processes whose command line cannot be read are skipped.
-    For an empty ``word`` the result is False.
+    If ``word`` is empty, the result is False.
     """
     if not word:
         return False

@@ -65,10 +65,11 @@ class RunSetup:
 
     @cached_property
     def meeting(self) -> Meeting:
-        """The answers of the sites, which are asked only at the first use.
+        """The answers of the run's sites: their facts, or the reasons for refusing the run.
 
-        The sites of a simulation are opened in this process, with their data. If asking raises an
-        error, the next use asks again.
+        Facts are, for example, sample counts. The first access asks the sites: those of the
+        deployment, or simulated ones, which are opened in this process with their data. Later
+        accesses use the same answers. If asking raises an error, the next access asks again.
         """
         if self.deployment:
             return meet(self.experiment, self.deployment, self.sources, self.seed)
@@ -78,10 +79,10 @@ class RunSetup:
 
     @property
     def met(self) -> Meeting:
-        """The answers that the check ``sites`` has already received from the sites.
+        """The answers that the sites have already given to the check ``sites``.
 
-        Unlike ``meeting``, this property never asks the sites, because a second attempt would take
-        as long as the first one.
+        Unlike ``meeting``, this property never asks the sites. If they could not be asked once, a
+        second attempt would only take the same time again.
 
         Raises:
             Skipped: the check ``sites`` has not run, or could not ask the sites.
@@ -101,14 +102,14 @@ def _settings(setup: RunSetup) -> str:
 
 
 def _plan(setup: RunSetup) -> Sequence[Finding] | str:
-    """Check a simulation's settings, and the files that they name.
+    """Check that a simulation's settings fit together, and that the files they name exist.
 
     Returns:
-        A failed finding for each problem that would end the simulation at its start; if there are
-        no problems, one sentence that says so.
+        A failed finding for each problem that would end the simulation at its start. Without
+        problems, one sentence that says so.
 
     Raises:
-        Skipped: the sites belong to a deployment.
+        Skipped: the sites belong to a deployment, which has the files itself.
     """
     require(not setup.deployment, "the sites of a deployment have the files themselves")
     settings, resources = setup.plan
@@ -121,10 +122,15 @@ def _plan(setup: RunSetup) -> Sequence[Finding] | str:
 
 
 def _members(setup: RunSetup) -> Passed | Failed:
-    """Check that the server and the run's sites on this machine are online.
+    """Check that the server and the run's sites on this machine run and are online.
 
-    If the run names its sites ('server.sites'), no other site is looked at. Settings that cannot be
-    read name none: the check 'settings' reports them.
+    The run's sites are those in 'server.sites', or all sites if the setting is empty or cannot be
+    read; the check 'settings' reports such a fault. Hospitals on other machines that are not online
+    are only listed as a detail, because nobody can start them from here.
+
+    Raises:
+        Skipped: no deployment is named.
+        DeploymentError: the server does not answer.
     """
     deployment = require(setup.deployment, "no deployment is named, so the sites are simulated")
     again = f"fedsilo deploy up --deployment {as_word(deployment.folder)}"
@@ -148,10 +154,14 @@ def _members(setup: RunSetup) -> Passed | Failed:
 
 
 def _sites(setup: RunSetup) -> Sequence[Finding]:
-    """Return a finding for each site: passed if it sent its facts, failed if it did not.
+    """Ask the run's sites for their facts, and return a finding for each site.
+
+    The finding has passed if the site sent its facts, which it describes. It has failed if the site
+    refused the run or did not answer, and gives the reason.
 
     Raises:
-        Skipped: the server of the deployment is down.
+        Skipped: the server of the deployment does not run.
+        FedsiloError: the sites could not be asked.
     """
     if setup.deployment:
         require(setup.deployment.process(SERVER), "the server is down")
@@ -167,7 +177,7 @@ def _sites(setup: RunSetup) -> Sequence[Finding]:
 def _describe_site(site: str, facts: Mapping[str, Any]) -> str:
     """Describe a site's data and software in one line.
 
-    If the name of the distribution differs from the site's name, the line begins with it. Then
+    If the name of the data distribution differs from the site's name, the line begins with it. Then
     follow the number of samples in each split, the number of samples left out (if any), and the
     label counts of each split. Last come the software versions, each cut to 12 characters.
 

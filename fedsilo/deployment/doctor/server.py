@@ -49,7 +49,14 @@ class ServerSetup:
 
     @classmethod
     def of(cls, deployment: Deployment) -> ServerSetup:
-        """Build the setup of a deployment's server. Whether the files exist is not checked."""
+        """Build the description of a deployment's server that the checks need.
+
+        It has files, addresses and hospitals. The TLS files are ``ca.crt``, ``server.crt`` and
+        ``server.key`` in the deployment's secrets. The database is ``superlink.db`` in the server's
+        folder. The Control API is on 127.0.0.1, and the Fleet API on the deployment's
+        ``interface``. All sites, also those on other machines, are listed with the files of their
+        public keys. Whether the files exist is not checked.
+        """
         secrets = deployment.secrets
         hospitals: list[tuple[str, Path | None]] = []
         for site in (*deployment.sites, *deployment.hospitals):
@@ -141,9 +148,9 @@ def _database(setup: ServerSetup) -> Verdict:
 
 
 def _refuse_damaged(database: Path) -> None:
-    """Check that ``database`` is an SQLite file, is empty, or does not exist yet.
+    """Check that the server's database is an SQLite file, is empty, or does not exist yet.
 
-    Only the first bytes are read.
+    Only the first 16 bytes are read.
 
     Raises:
         Refused: the path is not a regular file, or the file is neither empty nor SQLite.
@@ -164,12 +171,13 @@ def _refuse_damaged(database: Path) -> None:
 
 
 def commit_seconds(folder: Path) -> list[float]:
-    """Measure how many seconds each of 20 commits to a scratch database in ``folder`` takes.
+    """Measure how long SQLite needs for a commit in a folder.
 
-    The database is removed afterwards. ``folder`` must exist.
+    On a network drive, commits may be too slow for Flower. Each of 20 commits inserts one row into
+    a scratch database, which is removed afterwards. ``folder`` must exist.
 
     Returns:
-        The 20 durations, in the order of the commits.
+        The 20 durations in seconds, in the order of the commits.
     """
     seconds = []
     with (
@@ -198,13 +206,16 @@ def _disk(setup: ServerSetup) -> str:
 
 
 def _registry(setup: ServerSetup) -> Verdict:
-    """Check that the registry has each named hospital with its key.
+    """Check that the server's registry has each named hospital, with the right key.
 
-    The first fault gives the verdict ``Failed``. A hospital whose public key is elsewhere is
-    checked only by name. If hospitals are named, other registered hospitals are listed as a detail.
+    The registry is a file that binds each hospital's name to its node and key. The first hospital
+    that is missing or has another key gives the verdict ``Failed``. If a hospital's public key is
+    elsewhere, only its name is looked up. If hospitals are named, all others in the registry are
+    listed as a detail.
 
     Raises:
         Skipped: there is no registry.
+        FedsiloError: the registry or a public key cannot be read.
     """
     registry = require(setup.registry, f"${REGISTRY} names no registry: a node may use any name")
     keys = registered_keys(registry)
@@ -232,10 +243,11 @@ _BOTH = "write both registrations and a new kit by 'fedsilo deploy renew {name}'
 
 
 def _nodes(setup: ServerSetup) -> Verdict:
-    """Compare the SuperLink's registrations with the deployment, and describe each site's state.
+    """Compare the nodes that the SuperLink has registered with the deployment's sites.
 
     The verdict is ``Failed`` for the first of these faults: a site is not registered, a registered
-    node is unknown, or a site on this machine is not online.
+    node belongs to no site, or a site on this machine is not online. Otherwise the sentence lists
+    each site with its state.
 
     Raises:
         Skipped: no deployment is named, or its server does not answer.

@@ -59,9 +59,11 @@ class SiteSetup:
 
     @classmethod
     def of(cls, deployment: Deployment, site: str, settings: RunSettings | None) -> SiteSetup:
-        """Build the setup of a deployment's site.
+        """Build the description of a deployment's local site for its checks.
 
-        A site that is not registered yet gets the node id 0.
+        It has the site's node config, its private key, the authority's certificate, the port of its
+        own API, and the server's address on this machine. A site that is not registered yet gets
+        the node id 0. Whether the files exist is not checked.
 
         Args:
             deployment: the deployment.
@@ -97,10 +99,10 @@ class SiteSetup:
 
     @cached_property
     def rules(self) -> SiteFile:
-        """The rules that apply at the site, computed by ``effective_rules``.
+        """The rules that apply at the site, computed at the first access.
 
-        Each limit is the stricter one of the site file and the node config. The errors are those of
-        ``effective_rules``.
+        Of each limit, the stricter one of site file and node config applies. The errors are those
+        of ``effective_rules``.
         """
         return effective_rules(self.context)
 
@@ -117,7 +119,7 @@ class SiteSetup:
         return open_site(self.rules.restrict(self.context))
 
     def required_settings(self) -> RunSettings:
-        """Return the settings of the experiment that the site would run.
+        """Return the settings of the experiment, for a check that cannot do without them.
 
         Raises:
             Skipped: no experiment is named.
@@ -135,9 +137,9 @@ class SiteSetup:
         return self.authority, self.key
 
     def is_online(self) -> bool:
-        """Tell whether the hospital is connected to the server now.
+        """Return whether the hospital's node is connected to the server now.
 
-        ``credentials.is_online`` raises ``Refused`` if the server does not give a clear answer.
+        The errors are those of ``credentials.is_online``.
         """
         return credentials.is_online(self.superlink, *self.secrets(), self.node, self.now())
 
@@ -151,9 +153,10 @@ class SiteSetup:
         return require(own_folder_of(self.node_config, self.name), "there is no 'state-dir'")
 
     def folder(self, key: str) -> Path | None:
-        """Return the folder that the node config names under ``key``, with ``~`` expanded.
+        """Return the folder that the node config names under ``key``, such as 'data-dir'.
 
-        Returns None if the key is missing or empty. The folder may not exist.
+        ``~`` is expanded. The result is None if the key is missing or empty. The folder may not
+        exist.
         """
         named = str(self.node_config.get(key, ""))
         if not named:
@@ -307,10 +310,11 @@ def _data(setup: SiteSetup) -> Passed:
 
 
 def _unlike_columns(setup: SiteSetup) -> list[str]:
-    """Write a sentence for each column whose mean is far from the schema's mean.
+    """Describe each column of the site's table whose mean is far from the mean in the schema.
 
-    The site may have another unit in such a column. Without means in the schema, the list is empty.
-    Columns with fewer than 'privacy.sums-min-count' values are not compared.
+    Such a column may be in another unit, for example. ``compare_with`` decides, on the training
+    data. Columns with fewer than 'privacy.sums-min-count' values are not compared. If the schema
+    has no means, the list is empty.
     """
     silo = setup.site.silo
     if silo.declared is None:
@@ -328,9 +332,10 @@ def _unlike_columns(setup: SiteSetup) -> list[str]:
 
 
 def _requests(setup: SiteSetup) -> Verdict:
-    """Check the run's requests against the hospital's rules, and describe the data to be sent.
+    """Check whether the hospital would refuse the run, and describe the data that would leave.
 
-    Nothing is trained or sent.
+    The checks and their order are those of a real run: the request, the limits, the method and the
+    site's data, and the records to be sent. Nothing is trained or sent.
 
     Returns:
         ``Failed`` if the method cannot use the site's data. Otherwise ``Passed``, with a detail for
@@ -364,14 +369,14 @@ def _requests(setup: SiteSetup) -> Verdict:
 
 
 def _describe_sent_data(settings: RunSettings, facts: SiteFacts) -> tuple[list[str], list[str]]:
-    """List the names of the records that a site sends in the first round, and describe the data.
+    """List the records that a site would send in the first round, and describe the data.
 
-    The names come from the server's side of the method. It runs here, with this site as the only
-    one, until it makes its first request. Nothing is trained.
+    For this, the server's side of the method runs in this process, with this site as the only one,
+    until it makes its first request. Nothing is trained.
 
     Returns:
-        A pair: the sorted names, such as ``arrays/head.weight``, in the form of the site file's
-        rule 'records'; and sentences about the data that leave, each beginning with "leaves".
+        The sorted names of the records, such as ``arrays/head.weight``, in the form of the site
+        file's rule 'records'; and sentences about the data, each beginning with "leaves".
     """
     from fedsilo.strategies.loop.ask import first_question
     from fedsilo.strategies.meeting.participants import Participants

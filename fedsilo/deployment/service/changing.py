@@ -18,17 +18,17 @@ from fedsilo.deployment.service.units import (
 def change_server_service(
     folder: Path, options: ServiceOptions, *, install: bool, uninstall: bool
 ) -> str:
-    """Install or uninstall the service of the server in ``folder``, or only return its unit's text.
+    """Install or uninstall a deployment's server as a systemd service, or show its unit file.
 
     Args:
         folder: the deployment's folder.
         options: the options of the unit, such as its user. They do not matter for ``uninstall``.
         install: whether to install and start the service.
         uninstall: whether to stop the service and remove its unit. The deployment itself is not
-            read.
+            read, and may be gone.
 
     Returns:
-        A sentence about the change, or, without ``install`` and ``uninstall``, the unit's text.
+        A sentence about the change. If neither is requested, the text of the unit file.
 
     Raises:
         SettingError: both ``install`` and ``uninstall`` are given.
@@ -44,7 +44,7 @@ def change_server_service(
 def change_hospital_service(
     kit: Path, options: ServiceOptions, *, install: bool, uninstall: bool
 ) -> str:
-    """Install or uninstall the service of a hospital, or only return its unit's text.
+    """Install or uninstall a hospital's node as a systemd service, or show its unit file.
 
     Args:
         kit: the folder of the hospital's opened kit. For ``uninstall`` it may be gone.
@@ -53,7 +53,7 @@ def change_hospital_service(
         uninstall: whether to stop the service and remove its unit.
 
     Returns:
-        A sentence about the change, or, without ``install`` and ``uninstall``, the unit's text.
+        A sentence about the change. If neither is requested, the text of the unit file.
 
     Raises:
         SettingError: both ``install`` and ``uninstall`` are given.

@@ -17,9 +17,13 @@ _NAME = re.compile(r"[A-Za-z0-9:_.-]{1,200}")
 
 
 def install(unit: Unit) -> str:
-    """Write a unit, start the service now and at each boot, and return a sentence.
+    """Install a systemd service: write its unit file, and start it now and at each boot.
 
-    An older unit that fedsilo wrote is replaced.
+    An older unit file of the same name is replaced if fedsilo wrote it. The text depends on the
+    version of systemd.
+
+    Returns:
+        A sentence for the operator.
 
     Raises:
         ServiceError: systemd does not run here or refuses the unit; the service's user is root,
@@ -37,11 +41,13 @@ def install(unit: Unit) -> str:
 
 
 def uninstall(name: str) -> str:
-    """Stop a service, remove its unit, and return a sentence. The service's folder stays.
+    """Stop a systemd service, remove its unit file, and return a sentence for the operator.
+
+    The service's folder is kept. ``name`` is the unit's name without ".service".
 
     Raises:
-        ServiceError: systemd does not run here, there is no such unit, fedsilo did not write it, or
-            this user may not remove it.
+        ServiceError: the name is not allowed, systemd does not run here or refuses, there is no
+            such unit, fedsilo did not write it, or this user may not remove it.
     """
     path = _find_path(name)
     if not path.exists():
@@ -71,10 +77,10 @@ def _find_path(name: str) -> Path:
 
 
 def _refuse_user(unit: Unit) -> None:
-    """Check that the service's user is not root, exists and owns the folder.
+    """Check that the user of a service exists, is not root, and owns the service's folder.
 
     Raises:
-        ServiceError: one of these is not so. The message has the command that corrects it.
+        ServiceError: one of these conditions is not met. The message says how to correct it.
     """
     fault = ""
     try:
@@ -114,7 +120,7 @@ def _not_permitted(path: Path) -> ServiceError:
 
 
 def _systemd_version() -> int:
-    """Return the number of systemd's version, or 0 if its answer is not understood."""
+    """Return the major version of systemd, such as 254; 0 if it cannot be read from its answer."""
     found = re.search(r"systemd (\d+)", _systemctl("--version"))
     if found is None:
         return 0

@@ -50,9 +50,12 @@ class LogLines:
     level: str = "INFO"
 
     def format(self, line: str) -> str:
-        """Format one line of output.
+        """Format one line of output as a log line: time, level, run (if any) and text.
 
-        The result is empty for a line without text, and for a successful call of Flower's API.
+        The level is read from lines in the form of Flower or uvicorn, and is ERROR for an error of
+        fedsilo's commands. All other lines get the level of the line before. Colours are removed.
+        The result is empty for a line without text, and for a successful call of Flower's API,
+        which is too frequent.
         """
         text = _COLOURS.sub("", line).rstrip()
         if _POLLED.fullmatch(text):
@@ -81,11 +84,11 @@ def run_logged(
     environment: Mapping[str, str] | None = None,
     folder: Path | None = None,
 ) -> int:
-    """Run a command, write its output as log lines, and return its exit code.
+    """Run a command, write its output as log lines, and return the exit code for this process.
 
-    SIGTERM and SIGINT are passed on to the command. The signal handlers stay after the call. If a
-    signal that was passed on ended the command, the code is 0. If another signal N did, the code is
-    128 + N.
+    SIGTERM and SIGINT are passed on to the command, and their handlers stay after the call.
+    Standard error is treated like standard output. The call returns when the command and all
+    processes that share its output have ended.
 
     Args:
         command: the command's words.
@@ -93,6 +96,10 @@ def run_logged(
         target: gets the lines.
         environment: the command's environment; None for this process's.
         folder: the command's working folder; None for this process's.
+
+    Returns:
+        The command's exit code. It is 0 if a signal that was passed on ended the command, and 128 +
+        N if another signal N did.
     """
     process = subprocess.Popen(
         command,
@@ -141,9 +148,10 @@ class RunningRuns:
     _read: float = float("-inf")
 
     def __call__(self) -> str:
-        """Return the runs that go on, each with its round, such as ``hearts round 3``.
+        """Return the names and rounds of the runs in progress, such as ``hearts round 3``.
 
-        Several runs are separated by commas. If no run goes on, the result is an empty string.
+        Several runs are separated by commas. If no run is in progress, the result is an empty
+        string. The files are read again only if the last result is more than a second old.
         """
         if time.monotonic() - self._read > 1.0:
             self._read, self._text = time.monotonic(), self._find()
@@ -166,7 +174,10 @@ class RunningRuns:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command in ``arguments``, by default the process's own; return its exit code."""
+    """Run the command in ``arguments`` with its output as log lines, and return the exit code.
+
+    ``arguments`` is None for those of this process.
+    """
     if arguments is None:
         arguments = sys.argv[1:]
     return run_logged(arguments, LogLines(), sys.stdout)

@@ -20,11 +20,15 @@ from fedsilo.deployment.worker.installed import refuse_other_flower
 
 
 def serve(folder: Path) -> int:
-    """Run the server of the deployment in ``folder`` until it ends; return its exit code.
+    """Run the server of a deployment in the foreground, for a service, and return its exit code.
+
+    Missing certificates and keys are made, and the registry is written. The process is recorded as
+    the server's in deployment.json. The output is written to stdout as log lines. The call returns
+    when the server ends.
 
     Raises:
-        FedsiloError: there is no usable deployment, its server already runs, or Flower's version is
-            not supported.
+        FedsiloError: there is no usable deployment, its server already runs, another command
+            changes the deployment, or Flower's version is not supported.
     """
     refuse_other_flower()
     with open_locked(folder) as deployment:
@@ -49,14 +53,14 @@ def serve(folder: Path) -> int:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Serve the deployment in the folder that the only argument names.
+    """Run the server of the deployment whose folder is the only argument, until it ends.
 
     Args:
         arguments: the command's arguments; None for those of this process.
 
     Returns:
-        The server's exit code when it ends; 1 after a FedsiloError, which is printed to stderr.
-        Not exactly one argument is such an error.
+        The server's exit code; 1 after an error, which is printed to stderr. A missing or surplus
+        argument is such an error.
     """
     if arguments is None:
         arguments = sys.argv[1:]

@@ -79,10 +79,16 @@ class Unit:
     needs_devices: bool = False  # such as a GPU's
 
     def text(self, systemd: int = 0) -> str:
-        """Build the text of the unit file for a version of systemd.
+        """Build the text of the systemd unit file for this service.
 
-        With an old version, or with 0 for an unknown one, restarts are always 15 seconds apart.
-        With a newer version, the pauses grow up to 300 seconds.
+        The service starts at boot, restarts after a failure without limit, and may write only to
+        its own folder and ``writable``. Access to devices is denied unless ``needs_devices`` is
+        set. The service does not start if the file ``required`` is missing.
+
+        Args:
+            systemd: the major version of systemd. From 254 on, the pauses before restarts grow from
+                15 to 300 seconds. With an older version, or 0 for an unknown one, they always take
+                15 seconds.
         """
         writable = " ".join(_quote(str(path)) for path in (self.folder, *self.writable))
         restart = ["Restart=on-failure", "RestartSec=15"]
@@ -118,16 +124,18 @@ class Unit:
 
 
 def server_unit_name(folder: Path) -> str:
-    """Return the name of the unit of the deployment in ``folder``."""
+    """Return the name of the systemd unit for the deployment in ``folder``, without ".service"."""
     return f"fedsilo-server-{folder.name}"
 
 
 def hospital_unit_name(kit: Path) -> str:
-    """Return the name of a hospital's unit, such as "fedsilo-west", without ".service".
+    """Return the name of a hospital's systemd unit, such as "fedsilo-west", without ".service".
 
-    ``kit`` is the folder of the hospital's opened kit. The site's name is read from the kit. If the
-    kit cannot be read, for example because the folder is gone, the site's name is derived from the
-    name of the folder.
+    The name contains the site's name, which is read from the kit. If the kit cannot be read, for
+    example because its folder is gone, the site's name is derived from the name of the folder.
+
+    Args:
+        kit: the folder of the hospital's opened kit.
     """
     try:
         site = read_kit(kit.expanduser()).card.site
@@ -142,7 +150,12 @@ def _unit_of(site: str) -> str:
 
 
 def build_server_unit(deployment: Deployment, options: ServiceOptions) -> Unit:
-    """Build the unit of a deployment's server. Sites on this machine do not belong to it."""
+    """Describe the systemd service of a deployment's server, without writing it.
+
+    The service runs ``fedsilo.deployment.service.serve`` as the user in ``options``, or as the
+    owner of the deployment's folder. If the owner is root or has no name, the user is "fedsilo".
+    Sites on this machine do not belong to the service.
+    """
     folder = deployment.folder
     return Unit(
         name=server_unit_name(folder),
@@ -155,18 +168,19 @@ def build_server_unit(deployment: Deployment, options: ServiceOptions) -> Unit:
 
 
 def build_hospital_unit(kit_path: Path, options: ServiceOptions) -> Unit:
-    """Build the unit of a hospital whose kit was opened and confirmed.
+    """Describe the systemd service of a hospital whose kit was opened and confirmed.
 
-    The unit runs 'fedsilo hospital start' with the kit's folder, and with the data folder and node
-    config that ``options`` name. Without such options, the device is 'auto', and the user is the
-    owner of the kit's folder, or "fedsilo" if the owner is root or unknown. ``writable`` lists the
-    folders for state, cache and audit log that are outside the kit's folder.
+    The service runs 'fedsilo hospital start' with the kit's folder, and with the data folder,
+    device and node config in ``options``. By default, the device is 'auto', and the user is the
+    owner of the kit's folder, or "fedsilo" if the owner is root or has no name. The service may
+    also write to the folders for state, cache and audit log outside the kit's folder. It may use
+    devices unless the device is 'cpu'. Nothing is written here.
 
     Raises:
-        ServiceError: ``kit_path`` is a zip or another file, or a folder without the site file that
-            the first start writes, because nobody has confirmed such a hospital's rules. Or the
-            site file cannot be read.
+        ServiceError: ``kit_path`` is not a folder, or has no site file, which the first start
+            writes, so nobody has confirmed the hospital's rules. Or the site file cannot be read.
         KitError: the folder is not a complete kit, or was altered.
+        SettingError: the node config cannot be parsed.
     """
     folder = kit_path.expanduser().resolve()
     if not folder.is_dir() or not (folder / SITE).is_file():
@@ -197,9 +211,10 @@ def build_hospital_unit(kit_path: Path, options: ServiceOptions) -> Unit:
 
 
 def _list_writable(kit: Kit, folder: Path, node_config: Sequence[str]) -> list[Path]:
-    """List the folders outside the kit that the hospital writes: state, cache and audit log.
+    """List the folders outside the kit's folder into which a hospital's node writes.
 
-    The list is sorted, and has each folder once.
+    These are the folders for state and cache in the node config, and the folder of the audit log in
+    the site file, as far as they are set. The list is sorted and without duplicates.
 
     Raises:
         ServiceError: the site file cannot be read.
@@ -227,7 +242,7 @@ def _list_writable(kit: Kit, folder: Path, node_config: Sequence[str]) -> list[P
 
 
 def _owner_of(folder: Path) -> str:
-    """Return the user name of a folder's owner, as the user of a service.
+    """Choose the user of a service: the owner of its folder.
 
     If the owner is root, who must not run a service, or has no name, the result is "fedsilo".
     """
@@ -241,14 +256,14 @@ def _owner_of(folder: Path) -> str:
 
 
 def _escape(text: str) -> str:
-    """Double each '%' in a path, for a line of a unit file that takes one path without quotes."""
+    """Double each "%" in a path, because systemd would replace it in a unit file."""
     return text.replace("%", "%%")
 
 
 def _quote(word: str) -> str:
-    """Escape a word for ExecStart and for lists of paths in a unit file.
+    """Write a word or a path so that systemd reads it unchanged in a list of a unit file.
 
-    '%' and '$' are doubled. The word gets double quotes only if it needs them, for example because
+    "%" and "$" are doubled. The word gets double quotes only if it needs them, for example because
     it has a space.
     """
     # systemd's quotes and backslashes are JSON's; % and $ have a meaning of their own

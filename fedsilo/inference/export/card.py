@@ -49,12 +49,15 @@ _PIPELINES = {  # Hugging Face's name of a task, for tables and for images
 def card_text(
     whole: FinishedRun, site: str | None, form: str = "", facts: Mapping[str, str] = {}
 ) -> str:
-    """Build a run's model card as Markdown, with only the metrics that a report may show.
+    """Build a run's model card: a Markdown text about the model, its data, its results and limits.
+
+    It has only metrics that a report may show, so none of too few patients. Texts from the run
+    directory are escaped.
 
     Args:
         whole: the finished run.
         site: the site whose metrics the card shows; None for all sites.
-        form: the format of an exported program, or empty.
+        form: the format of an exported program, whose use the card then explains; or empty.
         facts: name -> value of further facts about the exported file.
     """
     # shown() removes metrics of too few patients, so the card cannot show them
@@ -98,9 +101,9 @@ def card_text(
 
 
 def _meaning(run: Shown, metrics: Sequence[str]) -> str:
-    """Explain the metrics of a task other than classification; empty for classification.
+    """Explain the metrics on the card in a sentence, for a task other than classification.
 
-    ``metrics`` are the metrics that the card shows. Without any, the text says that there are none.
+    For classification, the text is empty. If there are no ``metrics`` to show, the text says so.
     """
     parts = task_parts(run.task)
     if not parts:
@@ -119,10 +122,10 @@ def _size(known: Mapping[str, Any], split: str) -> int:
 
 
 def _samples(known: Mapping[str, Any], split: str, floor: int) -> str:
-    """Format the number of a site's samples in a split.
+    """Format a site's number of samples in a split.
 
-    If the site does not report the split, the result is "n/a". A number that is hidden because it
-    is small is shown as below ``floor``.
+    If the site does not report the split, the text is "n/a". If the number is hidden because it is
+    below ``floor``, the text says only that, such as "< 10".
     """
     if split not in known["sizes"]:
         return NONE
@@ -130,10 +133,10 @@ def _samples(known: Mapping[str, Any], split: str, floor: int) -> str:
 
 
 def _size_rows(run: Shown) -> list[list[str]]:
-    """Build a row per site: name, distribution, samples by split, and number of left-out samples.
+    """Build the rows of the table of sites: name, distribution, and samples by split and left out.
 
-    The site with most training samples comes first. The number of left-out samples is shown at
-    trust level ``server``. At other levels it is "n/a".
+    The site with the most training samples comes first. The number of left-out samples is shown
+    only at trust level ``server``, and is "n/a" at other levels. Small numbers are hidden.
     """
     rows = []
     # Sites of equal size stay in the order of the run
@@ -170,9 +173,11 @@ def _sites_with_few_tests(run: Shown, sites: Sequence[str]) -> list[str]:
 
 
 def _class_rows(run: Shown, sites: Sequence[str]) -> list[list[str]]:
-    """Build a row per site and class: samples and the estimates of ``clinic.COLUMNS`` as text.
+    """Build the rows of the table of classes: a row for each site and class.
 
-    A class is left out if none of its metrics may be shown.
+    A row has the site, the class, its number of test samples, and the estimates in
+    ``clinic.COLUMNS``, such as sensitivity, with their intervals. A class is left out if none of
+    its estimates may be shown, and a site if it does not report its counts by class.
     """
     rows = []
     for site in sites:
@@ -233,7 +238,11 @@ def _front_matter(run: Shown, sites: Sequence[str]) -> str:
 
 
 def _terms_of(name: str) -> str:
-    """Describe a data set's licence and terms, or without a licence the origin of its data."""
+    """Describe under which terms a data set may be used, in one phrase.
+
+    The phrase has the licence with its address and further terms. Without a licence, it gives the
+    origin of the data: made up by fedsilo, or the sites' own.
+    """
     data = data_set(name)
     licence = data.licence
     if licence:
@@ -244,9 +253,10 @@ def _terms_of(name: str) -> str:
 
 
 def _epsilon(guarantee: str | Mapping[str, Any]) -> str:
-    """Describe the spent epsilon and its delta in Markdown.
+    """Describe the privacy guarantee of a run in Markdown: the spent epsilon at its delta.
 
-    If ``guarantee`` is a string, there is no epsilon, and the string is shown as the reason.
+    If ``guarantee`` is a string, there is no guarantee, and the string is shown as the reason.
+    Otherwise it has the keys "epsilon", "delta" and "of", a text on what is protected.
     """
     if isinstance(guarantee, str):
         return f"ε: **none** ({guarantee})"

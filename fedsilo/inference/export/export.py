@@ -85,7 +85,12 @@ class Program:
         return most
 
     def interface(self) -> dict[str, Any]:
-        """Describe inputs and outputs for program.json: names, types, shapes and meanings."""
+        """Describe the program's inputs and outputs for program.json.
+
+        Each has a name, a type, a shape and a meaning. The batch size is given as "batch", because
+        it may vary. For a table, the inputs list the features in order; the outputs list the
+        classes.
+        """
         silo, pixels = self.model.silo, self.model.pixel_standardisation()
         inputs = {
             "name": INPUTS,
@@ -108,9 +113,10 @@ class Program:
 
 
 def open_program(model: TrainedModel) -> Program:
-    """Prepare a model for export: a copy on the CPU that returns predictions, with test vectors.
+    """Prepare a model for export: a copy on the CPU that takes raw inputs and returns predictions.
 
-    The test vectors are made up, and come with the copy's answers. Nothing is exported yet.
+    Made-up test vectors and fedsilo's own answers to them come with it. The exported program is
+    later compared with these answers. Nothing is exported yet.
     """
     # A copy, because the caller may go on with the model on its own device
     network = copy.deepcopy(model.network).cpu()
@@ -125,11 +131,11 @@ def open_program(model: TrainedModel) -> Program:
 
 
 def made_up_inputs(model: TrainedModel) -> Tensor:
-    """Make test vectors (8, *input_shape) that come from no patient and are always the same.
+    """Make up test vectors (8, *input_shape), with which an exported program is compared.
 
-    For a table, they are normally distributed with the means and standard deviations of its
-    features, and one value is missing (NaN). For images, they are uniform noise over the range of
-    the pixels.
+    They come from no patient, and a fixed seed makes them always the same. For a table, they are
+    normally distributed with the mean and the standard deviation of each feature, and one value is
+    missing (NaN). For images, they are uniform noise over the range of the pixels.
     """
     rng, inputs = generator(0, "export-vectors"), model.silo.train.inputs
     shape = (VECTORS, *model.silo.shape.input_shape)
@@ -148,9 +154,10 @@ def made_up_inputs(model: TrainedModel) -> Tensor:
 
 
 def _prepare(model: TrainedModel, vectors: Tensor) -> Tensor:
-    """Prepare raw inputs as a silo does: standardise a table's rows, or scale pixels.
+    """Prepare raw inputs for the network, as the site's own code does.
 
-    Images of a run that does not scale pixels are returned unchanged.
+    Rows of a table are standardised. Pixels are scaled if the data set standardises them by a fixed
+    mean and deviation. Otherwise images are returned unchanged.
     """
     if model.silo.standardisation:
         return standardise(vectors, model.silo.standardisation)
@@ -261,7 +268,7 @@ def _cannot(name: str, error: Exception) -> str:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Hide the exporters' warnings and log messages below errors during the block.
+    """Hide the exporters' warnings, and their log messages below errors, while the block runs.
 
     Users could not act on them.
     """
@@ -335,10 +342,16 @@ def export_model(run: FinishedRun, model: TrainedModel, form: str, folder: Path)
 
 
 def _write_about(program: Program, folder: Path, own_site: str | None, difference: float) -> None:
-    """Write program.json, which describes the program, and the file of test vectors.
+    """Write program.json and the file of test vectors into ``folder``.
 
-    ``own_site`` is the site that the personal model belongs to, or None. ``difference`` is the
-    largest measured difference of an answer.
+    program.json describes the inputs and outputs, the origin of the model, and how exactly the
+    program was checked. The other file has the test vectors and fedsilo's answers.
+
+    Args:
+        program: the prepared model.
+        folder: an existing folder.
+        own_site: the site whose own model it is; None for a shared model.
+        difference: the largest measured difference of an answer.
     """
     model = program.model
     about = program.interface() | {

@@ -170,9 +170,11 @@ def merge_small_groups(groups: Sequence[Group], floor: int) -> list[Group]:
 
 
 def examine_groups(pooled: Examined, column: GroupColumn) -> Examination:
-    """Build the report's section on a column: accuracy by group as a picture, and a table.
+    """Build the report's section on groups of patients by a column of the table, such as age.
 
-    If fewer than two groups remain after merging, the section has only a sentence that says so.
+    It has a picture of the accuracy in each group with 95 % intervals, and a table. Groups that are
+    too small to be shown are merged with their neighbours. If fewer than two groups remain, the
+    section has only a sentence that says so.
     """
     groups, title = group_patients(pooled, column), f"By {column.name}"
     if len(groups) < 2:
@@ -219,11 +221,12 @@ def _cell(right: int, samples: int) -> str:
 
 
 def thresholds(scores: Tensor, floor: int) -> Iterator[float]:
-    """Yield the thresholds of the curve that may be shown, multiples of 0.05 in ascending order.
+    """Choose the thresholds of a decision curve that may be shown, in ascending order.
 
-    At least ``floor`` of the ``scores`` (n,) must lie between two neighbouring thresholds and above
-    the last one. Otherwise the curve would reveal the predictions for the few patients in between.
-    0.5 always counts as a neighbour, because sensitivity and specificity are shown for it.
+    They are multiples of 0.05. At least ``floor`` of the ``scores`` (n,) must lie between a
+    threshold and each of its neighbours, and above the last one. Otherwise the curve would reveal
+    the predictions for the few patients in between. 0.5 always counts as a neighbour, because
+    sensitivity and specificity are shown for it.
     """
     before = 0.0
     for threshold in _THRESHOLDS:
@@ -241,9 +244,13 @@ def thresholds(scores: Tensor, floor: int) -> Iterator[float]:
 
 
 def examine_decisions(pooled: Examined) -> Examination:
-    """Build the report's section on the decision curve: its explanation, picture and table.
+    """Build the report's section on the decision curve: does acting on the model's answers help?
 
-    With more than two classes or too few patients, the section has only a sentence that says so.
+    The curve shows the net benefit per patient over the threshold, the probability from which
+    somebody acts (Vickers and Elkin 2006). The section has an explanation, a picture and a table,
+    in which the model is compared with acting on everybody and, in the picture, on nobody. With
+    more or fewer than two classes, or if too few patients lie between the thresholds, the section
+    has only a sentence that says so.
     """
     if len(pooled.classes) != 2:
         return Examination(_BENEFIT, ["A decision curve needs two classes, but this run has more."])
@@ -355,7 +362,11 @@ def examine(
 
 
 def _pool_predictions(run: Shown, models: Sequence[TrainedModel]) -> Examined:
-    """Predict the test samples of each model's site, and concatenate the results of all sites."""
+    """Predict the test samples of each model's site, and concatenate the results of all sites.
+
+    ``models`` has the model of each site to examine. Classes are those of the first model. If the
+    data are images, the result has no rows of a table.
+    """
     probabilities, labels, rows = [], [], []
     for model in models:
         inputs = open_inputs(model, CaseSource("split", "test"))
@@ -377,7 +388,11 @@ def _pool_predictions(run: Shown, models: Sequence[TrainedModel]) -> Examined:
 
 
 def _column(model: TrainedModel, name: str) -> GroupColumn:
-    """Find a column of the run's table: the indices of its features, its levels or its edges.
+    """Find a column by which patients are to be grouped, in the table of the run.
+
+    The result has the indices of the column's features, and the names of its levels or, for a
+    numeric column, the edges between its groups. The edges are those that the data set declares for
+    surveys.
 
     Raises:
         SettingError: the run's data are images, or the column is not in the table.

@@ -143,13 +143,16 @@ def check_new_cases(
 def _check_labels(
     run: FinishedRun, model: TrainedModel, new: NewData, coverage: float, calibration: Path | None
 ) -> tuple[list[CaseCheck], list[str]]:
-    """Return the checks of cases with a label, and a line for each that was not possible.
+    """Run the checks that compare predictions with labels, for the new cases that have one.
 
-    The arguments are those of ``check_new_cases``. Too few labels, and tasks whose labels are not
-    compared, give a single line.
+    The arguments are those of ``check_new_cases``, except ``new``, the opened cases.
+
+    Returns:
+        The checks, and a sentence for each check that was not possible. If there are too few
+        labels, or if the labels of the task are not compared, there are no checks and one sentence.
 
     Raises:
-        FedsiloError: the calibration cannot be used.
+        FedsiloError: the calibration cannot be used, or no input can be read.
     """
     if run.task not in _OF_LABELS:
         return [], [f"labels: of task '{run.task}' only the distribution of features is checked"]
@@ -174,13 +177,18 @@ def _check_labels(
 def _number_checks(
     predicted: Tensor, outcomes: Tensor, before: float | None, site: str
 ) -> tuple[list[CaseCheck], list[str]]:
-    """Return the check of the mean absolute error, or a line if the run has no error to show.
+    """Check the mean absolute error of predicted numbers against that of the run.
 
     Args:
         predicted: the predictions (n,).
         outcomes: the outcomes (n,), in the same unit.
-        before: the mean absolute error on the run's test samples of ``site``, or None.
+        before: the mean absolute error on the run's test samples of ``site``; None if the run has
+            none that may be shown.
         site: the name of the site.
+
+    Returns:
+        A list with the check, and an empty list. If ``before`` is None, an empty list, and a list
+        with a sentence that says so.
     """
     if before is None:
         return [], [f"MAE: the run has none of {site} that may be shown"]
@@ -188,9 +196,12 @@ def _number_checks(
 
 
 def _drift(model: TrainedModel, now: Tensor, floor: int) -> Iterator[CaseCheck]:
-    """Yield checks of the new cases' features ``now`` against the site's own training samples.
+    """Check whether the features of new cases are distributed as in the site's training data.
 
-    Images are compared by brightness and contrast. At trust ``nobody`` nothing is yielded.
+    A check is yielded per feature. ``now`` has the new cases' features. Images are compared only by
+    the brightness and contrast of each image. At trust level ``nobody``, where no distribution of
+    training data may be used, nothing is yielded. ``floor`` is the smallest number of training
+    samples in a cell of a histogram.
     """
     if model.common.trust == NOBODY:
         return
@@ -209,9 +220,11 @@ def _pixel_statistics(images: Tensor) -> Tensor:
 def _unchecked_features(
     model: TrainedModel, drift: Sequence[CaseCheck], floor: int
 ) -> Iterator[str]:
-    """Yield a sentence for the features that could not be checked, with the reason.
+    """Explain in a sentence which features could not be checked for drift, and why.
 
-    ``drift`` has the checks of features that were possible.
+    At trust level ``nobody``, no feature is checked. Otherwise a feature is not checked if its
+    training values do not give two cells of ``floor`` samples. If all features were checked,
+    nothing is yielded. ``drift`` has the checks that were possible.
     """
     if model.common.trust == NOBODY:
         yield (

@@ -76,10 +76,13 @@ class Predictions:
         return self.inputs.faults
 
     def answered(self) -> list[bool]:
-        """Tell for each readable input whether it has an answer, as a list of bool (k).
+        """Tell for each readable input whether its prediction is given as an answer.
 
-        If ``answers_all`` is set, or if novelty is unknown, every input has an answer. Otherwise
-        every input has one that is not unusual.
+        Inputs that are unlike the training samples (unusual) get no answer, unless ``answers_all``
+        is set. If novelty is unknown, no input counts as unusual, so every input gets an answer.
+
+        Returns:
+            A list of bool (k), in the order of the readable inputs.
         """
         # If novelty is unknown, every case is answered, but the page marks it as doubtful
         if self.answers_all or isinstance(self.novelty, str):
@@ -102,10 +105,11 @@ class Predictions:
         return html_of_lines([table, *self.lines()[1:]])
 
     def frame(self) -> pd.DataFrame:
-        """Return the table of predictions: a row for each input, in order.
+        """Arrange the predictions as a data frame, with a row for each input, in order.
 
-        An input that could not be read has only its name and the fault. An input without an answer
-        lacks the answer, its probabilities and the set, but has entropy and novelty.
+        An input that could not be read has only its name and the fault. An input that gets no
+        answer, because it is unlike the training samples, lacks the answer, its probabilities and
+        the prediction set, but has its entropy and novelty.
         """
         columns = self._columns()
         # k rows, each at the place of its input among all
@@ -124,7 +128,12 @@ class Predictions:
         return frame
 
     def _columns(self) -> dict[str, list[Any]]:
-        """Return title -> values for each column of the table, one value per readable input (k)."""
+        """Build the columns of the table of predictions: title -> a value per readable input (k).
+
+        The columns are the answer with its probabilities; the entropy, if the task has one; the
+        statistics of the model's method; novelty and its reasons; the prediction set; and the true
+        answer, if it is known. Columns without data are left out.
+        """
         columns = self.task.answer_columns(self.probabilities, self.classes)
         if "entropy" in self.task.always:
             columns["entropy"] = predictive_entropy(self.own).tolist()
@@ -140,10 +149,12 @@ class Predictions:
         return columns
 
     def _marks(self) -> dict[str, list[Any]]:
-        """Return the columns imputed, novelty, unusual and doubtful, one value per readable input.
+        """Build the columns on how far each readable input can be trusted: title -> k values.
 
-        All but ``imputed`` are left out if novelty is unknown. ``imputed`` and ``doubtful`` are
-        also left out if all their cells are empty.
+        ``imputed`` lists the columns with a missing value, ``novelty`` has the scores, ``unusual``
+        the reasons why an input is unlike the training samples, and ``doubtful`` the reasons why it
+        needs a look. If novelty is unknown, only ``imputed`` can be present. ``imputed`` and
+        ``doubtful`` are left out if all their cells are empty.
         """
         marks: dict[str, list[Any]] = {}
         imputed = self.inputs.imputed_columns(self.features)
@@ -184,10 +195,14 @@ class Predictions:
         return lines
 
     def _novelty(self, answered: int) -> list[str]:
-        """Summarise the number of unusual and doubtful inputs, and the basis of novelty.
+        """Describe how many inputs are unlike the training samples, and what this rests on.
 
-        ``answered`` is the number of inputs with an answer. If some readable inputs have no answer,
-        the line on unusual inputs mentions ``--answer-all``.
+        If novelty is unknown, one line has the reason. Otherwise there is a line on unusual inputs
+        and one on doubtful inputs, if there are any, and lines about the training samples.
+
+        Args:
+            answered: the number of inputs with an answer. If it is not the number of readable
+                inputs, the line on unusual inputs says how to get answers for them.
         """
         if isinstance(self.novelty, str):
             return [f"novelty is unknown: {self.novelty}"]
@@ -206,9 +221,10 @@ class Predictions:
         return [*lines, *self.novelty.reference.lines()]
 
     def _faults(self) -> list[str]:
-        """Summarise the inputs that could not be read: their number, and the first ten reasons.
+        """List the inputs that could not be read: a line with their number, then a line for each.
 
-        The list is empty if all inputs could be read.
+        Only the first ten are listed, each with its name, its patient's id if known, and the
+        reason. If all inputs could be read, the list is empty.
         """
         faults, inputs = self.inputs.faults, self.inputs
         if not faults:

@@ -54,9 +54,10 @@ class Calibration:
     scores: tuple[float, ...]  # one minus the probability of each row's class, ascending
 
     def threshold(self, coverage: float) -> float:
-        """Return the highest score a class may have in a prediction set with this ``coverage``.
+        """Return the highest score that a class in a prediction set with this coverage may have.
 
-        The score of a class is 1 minus its probability.
+        The score of a class is 1 minus its probability, so a set has all classes with a high enough
+        probability.
 
         Raises:
             SettingError: the calibration has too few rows for that coverage.
@@ -86,7 +87,15 @@ class Calibration:
         return apply_temperature(probabilities, self.temperature)
 
     def lines(self, coverage: float) -> list[str]:
-        """Describe the calibration for a terminal: temperature, losses, threshold and limits."""
+        """Describe the calibration in sentences for a terminal.
+
+        ``coverage`` is that of the prediction sets. The sentences have the temperature, the loss
+        before and after calibration, and the lowest probability of a class in a set. They also say
+        in which range the true coverage lies, and what the coverage does not promise.
+
+        Raises:
+            SettingError: the calibration has too few rows for that coverage.
+        """
         low, high = coverage_range(self.rows, coverage)
         return [
             f"site {self.site}, {self.rows} validation rows: temperature {self.temperature:.3f}, "
@@ -116,10 +125,19 @@ def write_calibration(calibration: Calibration, path: Path) -> None:
 
 
 def calibrate_model(model: TrainedModel, coverage: float) -> Calibration:
-    """Calibrate a model on the validation rows of its site: fit the temperature, store the scores.
+    """Fit the calibration of a model on the validation rows of its site.
 
-    ``coverage`` is the highest coverage that prediction sets will be asked for. It decides how many
-    rows are needed. At least ten are always needed.
+    The temperature, by which logits are divided, is fitted to make the probabilities match the
+    labels. The conformity scores of the rows are stored, from which prediction sets are made later.
+    No row is stored.
+
+    Args:
+        model: the model at its site.
+        coverage: the highest coverage that prediction sets will be asked for, such as 0.9. A higher
+            coverage needs more rows, and at least ten are always needed.
+
+    Returns:
+        The calibration, with the mean loss before and after it. It is not written to a file.
 
     Raises:
         DataError: the site has too few validation rows, or the rows have changed since the run.

@@ -69,15 +69,20 @@ class Code:
 
 
 def find_codes(values: Floats, missing: Booleans) -> dict[int, Code]:
-    """Find a table's codes in its training values: index of the feature -> code.
+    """Find codes in a table's training values.
 
-    A code is the lowest or highest value of a feature. At least ten samples share it, and it is
-    much farther from the next value than neighbouring values are from each other. A feature with at
-    most ten different values is skipped.
+    A code is a number that stands for something else, such as 0 for "not measured". A number is
+    taken for a code if it is the lowest or the highest value of a feature and at least ten samples
+    share it. It must also be much farther from the next value than neighbouring values are from
+    each other. A feature has at most one code. Features with at most ten different values are
+    skipped.
 
     Args:
         values: (n, f), standardised.
-        missing: (n, f), which values are imputed.
+        missing: bool (n, f), which values are imputed. These are ignored.
+
+    Returns:
+        Index of the feature -> its code.
     """
     codes: dict[int, Code] = {}
     for place in range(values.shape[1]):
@@ -111,9 +116,10 @@ class Reference:
     codes: Mapping[int, Code] = field(default_factory=dict)  # place of a table's feature -> code
 
     def lines(self) -> list[str]:
-        """Describe the training samples, the limit, and any sites whose data are unknown.
+        """Describe in sentences what novelty is measured against.
 
-        Each line is a sentence.
+        The first one is about the training samples and the limit. If the training data of some
+        sites of the model are unknown here, a second one says so.
         """
         sites = ", ".join(self.sites)
         basis = f"novelty rests on {self.known.rows} training samples of {sites}"
@@ -123,7 +129,12 @@ class Reference:
         return lines
 
     def _limit_text(self) -> str:
-        """Describe the basis of the limit, or why a limit is missing."""
+        """Explain in a phrase what the limit of novelty rests on, or why there is no limit.
+
+        The limit is a score above which a case counts as unusual. It rests on held-out samples. The
+        phrase depends on their number: with too few, there is no limit; with few, it is their
+        highest score; and with many, it holds at a confidence of 90 %.
+        """
         if self.limit is None:
             return (
                 f"no case counts as unusual by its score, since a limit takes "
@@ -140,7 +151,10 @@ class Reference:
         )
 
     def novelty(self, inputs: Tensor, missing: Tensor | None = None) -> CaseNovelty:
-        """Score the novelty of cases against the training samples.
+        """Measure how unlike the training samples each case is.
+
+        For a table, values that are a code, such as 0 for "not measured", and values in the gap
+        beside a code are noted as well. An imputed value is neither.
 
         Args:
             inputs: (k, f), rows as the network gets them, or features of images.
@@ -158,7 +172,13 @@ class Reference:
         return CaseNovelty(self, self.known.novelty(values, lacking), coded, gaps)
 
     def document(self) -> dict[str, Any]:
-        """Describe the reference for a prediction's JSON, without any sample's value."""
+        """Describe the reference in the JSON file next to predictions, without any sample's value.
+
+        The reference is the set of training samples with which cases are compared. The entry names
+        its sites, the number of training samples, and the number and the split of the held-out
+        samples that decided the limit. It also has the limit, the share of held-out samples that
+        may exceed it (0.05), and a sentence about sites whose data are unknown here.
+        """
         return {
             "sites": list(self.sites),
             "training samples": self.known.rows,
@@ -188,10 +208,11 @@ class CaseNovelty:
     gaps: Floats
 
     def scores(self) -> Floats:
-        """Return the scores (k,) divided by the limit, so that a case is unusual above 1.
+        """Return the novelty of each case (k,), scaled so that a case above 1 is unusual.
 
-        Without a limit they are not divided, and a case above 1 is doubtful. A case with a value in
-        a gap is always above 1.
+        For this, scores are divided by the limit. Without a limit they are not divided, and a case
+        above 1 is only doubtful. A case with a value in the gap beside a code always gets a score
+        above 1, because such a value suggests a wrong unit.
         """
         scores: Floats = self.novelty.score / (self.reference.limit or 1.0)
         gaps = self.gaps.max(axis=1, initial=0.0)
@@ -260,9 +281,9 @@ class CaseNovelty:
 
 
 def _column_names(marks: Booleans, features: Sequence[str]) -> list[tuple[str, ...]]:
-    """Return the columns of the marked features, for each row of ``marks`` (k, f).
+    """List the columns of the marked features, for each row of ``marks`` (k, f).
 
-    A column with several marked features is named once.
+    A column of categories has a feature ``column=level`` for each level, but is listed once.
     """
     names = [name.partition("=")[0] for name in features]
     # A column of levels has several features, but is named once

@@ -157,10 +157,10 @@ class FileInputs(Inputs):
     numbers: int  # about how many numbers an image has, which decides the size of a batch
 
     def batches(self) -> Iterator[Tensor]:
-        """Yield the images in full batches.
+        """Decode the images, and yield them in batches, each of which is full except the last.
 
-        A file that cannot be read is skipped and added to ``faults``. So the batches are the same
-        as for the readable files only. The last batch may be smaller.
+        A file that cannot be read is skipped and added to ``faults``. Batches are filled up with
+        the next images, so they are the same as without such files.
 
         Raises:
             DataError: no file can be read. The message has the fault of the first file.
@@ -188,9 +188,12 @@ class FileInputs(Inputs):
             yield torch.from_numpy(np.stack(batch))
 
     def _decode_files(self) -> Iterator[npt.NDArray[Any] | str]:
-        """Yield for each file, in order, its image, or the reason why it cannot be decoded.
+        """Decode the files in order, on a thread that works ahead of the network.
 
-        One thread decodes files ahead. At most ``_AHEAD`` images wait in memory.
+        At most ``_AHEAD`` images wait in memory.
+
+        Yields:
+            For each file its image, or a text with the reason why it cannot be decoded.
         """
         with ThreadPoolExecutor(1) as pool:
             paths, waiting = iter(self.paths), list[Future[npt.NDArray[Any] | str]]()
@@ -209,7 +212,10 @@ class FileInputs(Inputs):
 
 
 def open_inputs(model: TrainedModel, source: CaseSource) -> Inputs:
-    """Open the cases of a source as a model's inputs.
+    """Open the cases that a user wants to predict as inputs of a model.
+
+    A split is opened with its true answers, and a table with its rows read by the run's schema.
+    Image files are found now, but read only in ``batches``.
 
     Raises:
         DataError: the cases cannot be read or are missing, or they are images for a run of tables,
@@ -229,11 +235,13 @@ def open_inputs(model: TrainedModel, source: CaseSource) -> Inputs:
 def file_inputs(
     source: CaseSource, reader: ImageReader, numbers: int, labels: Sequence[str] = ()
 ) -> FileInputs:
-    """Find the image files of a source. The result's ``batches`` decodes them with ``reader``.
+    """Find the image files of a source, as inputs whose ``batches`` decode them later.
 
-    ``numbers`` is roughly the count of numbers in an image, which decides the size of a batch.
-    ``labels`` are further columns that a manifest may have; they are not read.
-
+    Args:
+        source: a folder of images or a manifest.
+        reader: decodes a file.
+        numbers: roughly the count of numbers in an image, which decides the size of a batch.
+        labels: further columns that a manifest may have. They are not read.
 
     Raises:
         SettingError: the source is neither a folder of images nor a manifest.
@@ -251,7 +259,11 @@ def file_inputs(
 
 
 def files_of(source: CaseSource, labels: Sequence[str] = ()) -> Mapping[str, Path]:
-    """Return name -> path for the image files of a source, with the errors of ``file_inputs``."""
+    """Find the image files of a source: name -> path.
+
+    The source is a folder, of which all files are taken, or a manifest. The arguments and errors
+    are those of ``file_inputs``.
+    """
     if source.kind == "manifest":
         return _read_manifest(source.path, labels)
     if source.kind == "images":
@@ -260,10 +272,11 @@ def files_of(source: CaseSource, labels: Sequence[str] = ()) -> Mapping[str, Pat
 
 
 def _split_inputs(model: TrainedModel, split: str) -> RowInputs:
-    """Open a split of the model's site, with the classes of its samples.
+    """Open the samples of a split as inputs, with their true answers. They are named by their rows.
 
     Raises:
         DataError: the split is empty, or has changed since the run.
+        SettingError: the site does not have the split.
     """
     refuse_other_rows(model, split)
     own = model.silo.splits()[split]
@@ -337,12 +350,13 @@ def table_schema(model: TrainedModel) -> TableSchema:
 
 
 def _find_files(folder: Path) -> dict[str, Path]:
-    """Return name -> path for all files below a folder, sorted by name.
+    """Find all files below a folder: name -> path, sorted by name.
 
-    A name is the path inside the folder. Hidden files and DICOM's index are left out.
+    A name is the path inside the folder. Hidden files, files in hidden folders, and DICOM's index
+    are left out. Whether the files are images is not checked.
 
     Raises:
-        DataError: the folder does not exist or is empty, or a file's name cannot be printed.
+        DataError: the folder does not exist or has no files, or a file's name cannot be printed.
     """
     if not folder.is_dir():
         raise DataError(f"{folder} is not a folder: name one with image files by --images")

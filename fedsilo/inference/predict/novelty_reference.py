@@ -29,17 +29,20 @@ _SITES = 50  # largest number of sites whose samples are read
 
 
 def reference_of(model: TrainedModel, site: str | None) -> Reference | str:
-    """Build the reference for novelty from a model's training samples on this machine.
+    """Collect the training samples on this machine with which ``predict`` compares new cases.
 
-    The limit is computed from the validation samples or, if these are too few, from the test
-    samples. If the test samples are too few as well, there is no limit.
+    Samples of a table are compared as the network gets them, and images by the network's features.
+    A limit, beyond which a case is unusual, is computed from held-out samples: the validation
+    samples or, if these are too few, the test samples. If the test samples are too few as well,
+    there is no limit.
 
     Args:
         model: the model.
         site: the site whose own model it is; None for a shared model, which all sites trained.
 
     Returns:
-        The reference, or a text with the reason why none can be built.
+        The reference. If it cannot be built, for example because there are too few training samples
+        here, a text with the reason.
     """
     try:
         if not model.silo.features:
@@ -89,10 +92,11 @@ class _Samples:
 
 
 def _silos_here(model: TrainedModel, site: str | None) -> list[Silo]:
-    """Read the data of the sites that trained the model, at most the first 50.
+    """Read the data on this machine of the sites that trained the model.
 
-    For a site's own model, only that site counts. Sites whose data are not on this machine, or have
-    changed since the run, are left out.
+    A shared model was trained by all sites, of which at most the first 50 are read. A site's own
+    model was trained by that site only. Sites whose data are not on this machine, or have changed
+    since the run, are left out.
     """
     sites = [model.site]
     if not site and not model.own:
@@ -106,7 +110,11 @@ def _silos_here(model: TrainedModel, site: str | None) -> list[Silo]:
 
 
 def _silo(model: TrainedModel, site: str) -> Silo | None:
-    """Read a site's data; None if they are not on this machine or have changed since the run."""
+    """Read a site's data to compare cases with, if they are what the model was trained on.
+
+    The result is None if the data are not on this machine or have changed since the run. The site's
+    fingerprints, if the run has them, decide this.
+    """
     try:
         silo = model.lab.session.silo
         if site != model.site:
@@ -122,9 +130,9 @@ def _silo(model: TrainedModel, site: str) -> Silo | None:
 
 
 def _samples(model: TrainedModel, silos: Sequence[Silo], split: str) -> _Samples:
-    """Return the samples of a split of all silos, in the form that novelty compares.
+    """Collect the samples of a split from all silos, in the form in which novelty compares them.
 
-    Rows of a table are standardised. Images are replaced by features of the network.
+    Rows of a table are standardised. Images are replaced by the network's features of them.
     """
     if model.silo.standardisation is not None:
         return _table_samples(silos, model.silo.standardisation, split)
@@ -173,11 +181,12 @@ def _spread(split: Split, count: int) -> Split:
 
 
 def _others(model: TrainedModel, sites: Sequence[str]) -> str:
-    """Name the number of the model's sites whose training data are unknown here, in one sentence.
+    """Write a sentence on the sites of the model whose training data are unknown on this machine.
 
-    These are the sites that are not in ``sites``. The sentence also says what the run has stored
-    about them, which depends on 'standardise'. If ``sites`` has all sites of the model, or if the
-    model is a site's own, the result is an empty string.
+    It has the number of these sites, and what the run has stored about them: the pooled mean and
+    standard deviation of a table with 'standardise' "pooled", otherwise nothing. If ``sites``, the
+    sites with known data, are all sites of the model, or if the model is a site's own, the result
+    is empty.
     """
     others = [site for site in model.sites if site not in sites]
     # No other site has trained a site's own model

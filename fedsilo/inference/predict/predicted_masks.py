@@ -50,7 +50,11 @@ class MaskPredictions:
     marked: str = "a catheter"  # what a mask marks, for the line of text
 
     def lines(self) -> list[str]:
-        """Return the lines for a terminal: the number of masks, any faults, and the folder."""
+        """Describe the predicted masks in lines for a terminal.
+
+        The first line has the number of masks, and the number of masks with something marked. If
+        some images have no mask, a line counts them. The last line is the folder.
+        """
         found = sum(share > 0 for share in self.shares.values())
         lines = [f"{len(self.shares)} masks, {self.marked} in {found}"]
         if self.faults:
@@ -182,7 +186,13 @@ def _network(
     arrays: Mapping[str, Tensor],
     batch: Tensor,
 ) -> nn.Module:
-    """Build the network on the run's device, with its weights, for images shaped as in ``batch``.
+    """Build the fine-tuned network for images of the shape of ``batch``, on the run's device.
+
+    Args:
+        document: the content of finetune.json, with the network's name and its classes.
+        settings: the settings of the fine-tuning.
+        arrays: name -> array of the trained network.
+        batch: a batch of images (b, channels, h, w). Only its shape is used.
 
     Raises:
         DataError: the network was trained on images of another shape.

@@ -47,7 +47,10 @@ class _Collected:
         return {}
 
     def columns(self) -> dict[str, Tensor]:
-        """Concatenate the statistics of all batches: name -> values (k, ...)."""
+        """Join the statistics that were collected from all batches: name -> values (k, ...).
+
+        If nothing was collected, the result is empty.
+        """
         columns: dict[str, Tensor] = {}
         if self._parts:
             for name in self._parts[0]:
@@ -87,10 +90,11 @@ def write_predictions(
     out: Path | None,
     html: Path | None,
 ) -> None:
-    """Write the table to ``out``, the JSON next to it, and the page to ``html``.
+    """Write the predictions as CSV to ``out`` with a JSON file next to it, and a page to ``html``.
 
-    If ``out`` or ``html`` is None, its files are skipped. All files are built before the first is
-    written. Only their owner may read them.
+    If ``out`` or ``html`` is None, its files are skipped. The content of all files is built before
+    the first one is written. Only the owner may read the files, because they hold patients' data.
+    Existing files are replaced; ``check_outputs`` has checked that there are none.
     """
     files: dict[Path, bytes | str] = {}
     if html is not None:
@@ -114,22 +118,29 @@ def predict_inputs(
     answer_all: bool = False,
     watch: Watch = lambda done, total: None,
 ) -> Predictions:
-    """Predict inputs with a model, and score their novelty.
+    """Predict inputs with a model, and measure how unlike its training samples they are (novelty).
 
-    With a calibration and a coverage, the predictions have prediction sets.
+    All inputs are predicted. Whether a prediction is given as an answer is decided later, by
+    ``Predictions.answered``.
 
     Args:
         model: the model.
-        inputs: the inputs. Rows of a split, whose classes are known, are all answered.
-        calibration: the model's calibration, or None.
-        coverage: the coverage of the prediction sets, or None for no sets.
-        reference: the training samples for novelty, or a text with the reason why novelty is
-            unknown.
-        answer_all: whether inputs that are unlike the training samples are answered.
-        watch: takes the number of inputs read so far, and the number of all inputs.
+        inputs: the inputs, which are read batch by batch. If their true answers are known, because
+            they are rows of a split, every prediction is an answer, and metrics are computed.
+        calibration: the model's calibration, whose temperature corrects the probabilities; None to
+            leave them uncorrected.
+        coverage: the coverage of the prediction sets; None for no sets. It has no effect without a
+            calibration.
+        reference: the training samples that novelty is measured against, or a text with the reason
+            why novelty is unknown.
+        answer_all: whether inputs that are unlike the training samples get an answer too.
+        watch: is called with the number of inputs read so far, and the number of all inputs.
+
+    Returns:
+        The predictions, with their document, the content of the JSON file that describes them.
 
     Raises:
-        FedsiloError: no input can be read, or the calibration's rows are too few.
+        FedsiloError: no input can be read, or the calibration has too few rows for the coverage.
     """
     if calibration and coverage is not None:
         calibration.threshold(coverage)  # raises its error before the network computes
@@ -173,10 +184,17 @@ def predict_inputs(
 def _calibrate(
     own: Tensor, calibration: Calibration | None, coverage: float | None
 ) -> tuple[Tensor, Tensor | None]:
-    """Return the probabilities at the calibration's temperature, and the prediction sets.
+    """Correct probabilities by a calibration's temperature, and build the prediction sets.
 
-    ``own`` (k, classes) has the model's own probabilities. Without a calibration they are returned
-    unchanged. The sets, bool (k, classes), are None without a calibration or a coverage.
+    Args:
+        own: the model's own probabilities (k, classes).
+        calibration: the model's calibration, or None.
+        coverage: the coverage of the sets, or None.
+
+    Returns:
+        The corrected probabilities, which are ``own`` itself without a calibration; and the sets,
+        bool (k, classes), which are None without a calibration or a coverage. The sets are built
+        from ``own``, as the calibration's scores were.
     """
     if calibration is None:
         return own, None
@@ -190,10 +208,17 @@ def _calibrate(
 def _novelty(
     inputs: Inputs, reference: Reference | str, features: Tensor | None
 ) -> CaseNovelty | str:
-    """Score the novelty of inputs.
+    """Measure how unlike the training samples the inputs are.
 
-    If ``reference`` is a string, it is the reason why novelty is unknown, and is returned.
-    ``features`` (k, f) are the network's features of images; None for rows of a table.
+    Args:
+        inputs: the inputs. Rows of a table are compared as the network gets them, with missing
+            values marked.
+        reference: the training samples, or a text with the reason why novelty is unknown.
+        features: for images, the network's features of them (k, f), which are compared; None for
+            rows of a table.
+
+    Returns:
+        The novelty of each input; or the text, if ``reference`` is one.
     """
     if isinstance(reference, str):
         return reference
@@ -215,10 +240,12 @@ def _novelty_document(predictions: Predictions) -> dict[str, Any]:
 
 
 def _metrics(task: Task, inputs: Inputs, own: Tensor, sets: Tensor | None) -> dict[str, Any]:
-    """Return ``{"figures": metrics}`` for the document, with names as in metrics.csv.
+    """Compute the metrics of predictions whose true answers are known, for the JSON file.
 
-    ``covered`` is the share of prediction sets with the true class. If the classes are unknown, the
-    dict is empty.
+    Returns:
+        The key "figures" with metrics, named as in metrics.csv. With prediction sets, ``covered``
+        is the share of sets that contain the true class. If the true answers are unknown, the
+        dictionary is empty.
     """
     if inputs.truth is None:
         return {}

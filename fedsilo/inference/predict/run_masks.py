@@ -104,7 +104,11 @@ def _class_shares(mask: Tensor, classes: int) -> list[float]:
 
 
 def _write_mask(path: Path, mask: Tensor) -> None:
-    """Write a mask (h, w) as a PNG whose values are class numbers, shown in colours."""
+    """Write a mask (h, w) of class numbers as a PNG file, and create its folder if necessary.
+
+    The stored value of a pixel is the number of its class. A palette shows the background, class 0,
+    in black and each other class in a colour.
+    """
     from PIL import Image
 
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -118,7 +122,12 @@ def _write_mask(path: Path, mask: Tensor) -> None:
 
 
 def _table(inputs: Inputs, shares: Mapping[str, Sequence[float]], classes: Sequence[str]) -> str:
-    """Build masks.csv: a row per input with its mask, the share of each class, and any fault."""
+    """Build the text of masks.csv: a row for each input, in order.
+
+    The columns are ``file``, ``mask`` (the path of the PNG file), a column per class except the
+    background with its share of the pixels, and ``fault``. For an input that could not be read,
+    only ``file`` and ``fault`` have values.
+    """
     rows: list[dict[str, Any]] = []
     for place, name in enumerate(inputs.names):
         row: dict[str, Any] = {"file": name, "mask": None}
@@ -130,7 +139,12 @@ def _table(inputs: Inputs, shares: Mapping[str, Sequence[float]], classes: Seque
 
 
 def _about(model: TrainedModel, inputs: Inputs) -> dict[str, Any]:
-    """Build masks.json: the model, the source and the columns of masks.csv."""
+    """Build the content of masks.json, which describes the masks.
+
+    It names the run with its method, data set and site, the model with the digest of its weights,
+    and the source of the images. It also lists the classes, the meaning of the columns of
+    masks.csv, and the versions of the software.
+    """
     shares = {}
     for name in model.classes[1:]:
         shares[name] = f"share of the pixels of class {name}"

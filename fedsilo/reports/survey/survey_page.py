@@ -87,10 +87,12 @@ def survey_page(document: SurveyDocument) -> str:
 
 
 def _sites(document: SurveyDocument) -> Iterator[Table]:
-    """Yield a table of the sites' samples by split, and a table of the rows that were left out.
+    """Yield the tables about the sites' samples.
 
-    The second table has the columns whose values are missing or out of range. If no such count is
-    known, it is left out.
+    The first one has a row per site, with its samples in each split, the number of rows that it
+    left out, the floor below which it suppresses counts, and the date of its answer. The second one
+    has the rows that each site left out, by the column whose value is missing or out of range. If
+    all these counts are suppressed or unknown, there is no second table.
     """
     rows = []
     for site, answer in document.sites.items():
@@ -114,10 +116,10 @@ def _sites(document: SurveyDocument) -> Iterator[Table]:
 
 
 def _rows_left_out(document: SurveyDocument) -> dict[str, dict[str, Count]]:
-    """Return site -> title of a column -> number of rows left out because of the column's value.
+    """Collect how many rows each site left out because of a column's values.
 
-    A column is left out if its counts are suppressed at all sites. If no column remains, the result
-    is empty.
+    The result maps site -> title of the column -> count. A column whose counts are suppressed at
+    all sites is left out. If no column remains, the result is empty.
     """
     # Otherwise a hundred columns with only suppressed counts would have a row each
     missing = {}
@@ -140,7 +142,10 @@ def _rows_left_out(document: SurveyDocument) -> dict[str, dict[str, Count]]:
 
 
 def _labels(answers: Answers) -> Iterator[Table]:
-    """Yield a table of label counts for each split that some site sent."""
+    """Yield a table of label counts for each split whose counts some site sent.
+
+    A table has a row per class and a column per site.
+    """
     for split, name in _SPLIT_NAMES.items():
         counts = {}
         for site, answer in answers.items():
@@ -221,9 +226,11 @@ def _statistics_rows(
 
 
 def _statistics(answer: Survey, name: str) -> tuple[str, ...] | None:
-    """Format mean, sd, 5th and 95th percentile of a feature, "-" for a missing one.
+    """Format the statistics of a feature at a site as four cells.
 
-    The result is None if the site sent none of these statistics.
+    They are the mean, the standard deviation, the 5th and the 95th percentile. A site may allow
+    means, percentiles, both or none, so a missing one is "-". If the site sent none, the result is
+    None.
     """
     # A hospital may allow means, percentiles, both or none
     spread = (answer.means or {}).get("train", {}).get(name)
@@ -246,9 +253,11 @@ def _number(value: float | None) -> str:
 
 
 def _files(answers: Answers) -> Iterator[Table]:
-    """Yield a table of percentiles, then a table of counts for each property of files.
+    """Yield the tables about the properties of the sites' files, such as the size of images.
 
-    A property whose counts are all suppressed is skipped.
+    The first table has the 5th and the 95th percentile of each property at each site. It is left
+    out if no site sent percentiles. Then each property has a table of its counts, unless all of
+    them are suppressed.
     """
     rows = []
     declared: dict[str, MeasuredFeature] = {}
@@ -268,7 +277,11 @@ def _files(answers: Answers) -> Iterator[Table]:
 
 
 def _file_counts(feature: MeasuredFeature, answers: Answers) -> dict[str, dict[str, Count]]:
-    """Return site -> cell -> number of files, for sites that declare the same cells."""
+    """Count the files at each site by a property, such as their size.
+
+    The result maps site -> cell -> number of files. Sites that declare the property with other
+    cells, or send no counts of it, are left out.
+    """
     counts = {}
     for site, answer in answers.items():
         # Sites with other edges have other cells, which do not fit into a common table

@@ -27,10 +27,10 @@ _MAX_LENGTH = 18  # largest number of characters of a label below the axis
 
 
 def label_picture(answers: Answers) -> Picture | None:
-    """Draw the shares of the labels in each site's training samples.
+    """Draw the share of each label in the training samples of each site.
 
-    Sites with other classes than the first site are left out. The result is None if all counts are
-    suppressed or 0.
+    Sites with other classes than the first site, and sites that sent no label counts, are left out.
+    If all counts are suppressed or 0, the result is None.
     """
     classes = next(iter(answers.values())).about.classes
     counts = {}
@@ -72,9 +72,10 @@ def feature_pictures(document: SurveyDocument, distances: Sequence[Between]) -> 
 
 
 def training_counts(feature: MeasuredFeature, answers: Answers) -> dict[str, Sequence[Count]]:
-    """Return site -> counts of a feature by cell in its training samples.
+    """Collect the counts of a feature in each site's training samples: site -> count in each cell.
 
-    Sites that declare the feature differently, or do not send counts, are left out.
+    Sites that declare the feature differently, and sites that do not send counts of it, are left
+    out.
     """
     counts: dict[str, Sequence[Count]] = {}
     for site, answer in answers.items():
@@ -93,10 +94,17 @@ def _picture(
     counts: Mapping[str, Sequence[Count]],
     answers: Answers,
 ) -> Picture | None:
-    """Draw one chart of the first ten sites' counts, with suppressed counts hatched.
+    """Draw the distribution of a variable as bars, for the first ten sites with counts.
 
-    Returns None if every count is suppressed or 0. ``key`` is the picture's name, unique on its
-    page.
+    Suppressed counts are hatched. The caption tells how many there are, and how many sites are only
+    in the tables. The result is None if every count is suppressed or 0.
+
+    Args:
+        key: the picture's name, unique on its page.
+        title: the title of the variable.
+        cells: the names of the cells.
+        counts: site -> its count in each cell.
+        answers: site -> its answer to the survey.
     """
     # Before the check for counts, because only these sites would have bars
     shown = dict(list(counts.items())[:_MAX_SITES])
@@ -168,9 +176,10 @@ def _bars(
 
 
 def _training_samples(answer: Survey, counts: Sequence[Count]) -> int:
-    """Return a site's number of training samples.
+    """Return a site's number of training samples, by which counts are divided to get shares.
 
-    If the site did not send the number, it is the sum of the counts that the site sent.
+    If the site did not send the number, it is the sum of the counts that the site sent, without
+    suppressed ones.
     """
     total = (answer.samples or {}).get("train")
     return total or sum(count for count in counts if count)

@@ -31,7 +31,12 @@ def limit(run: Shown, site: str | None) -> str:
 
 
 def sections(run: Shown) -> list[Examination]:
-    """Build the clinic report's section: a table per site, a picture, and the findings left out."""
+    """Build the section of the clinic's page on how well each finding is recognised.
+
+    For each site there is a table of the findings with their AUCs, and one picture shows all sites.
+    Findings that too few test samples have, or lack, are named as left out. If no AUC may be shown,
+    the section has only sentences.
+    """
     title = "How well each finding is recognised"
     tables, left_out = [], []
     drawn: dict[str, dict[str, Estimate]] = {}
@@ -61,7 +66,10 @@ def sections(run: Shown) -> list[Examination]:
 
 
 def meaning(run: Shown) -> str:
-    """Explain the metrics to a reader who does not know them; ``run`` is not used."""
+    """Explain the metrics of a run with several findings, for a reader who does not know them.
+
+    ``run`` is not used.
+    """
     return (
         "AUC: how often a sample with the finding gets a higher probability of it than one "
         "without; 0.5 is chance. Means are over the findings that some samples have and others "

@@ -42,7 +42,10 @@ def sections(run: Shown) -> list[Examination]:
 
 
 def meaning(run: Shown) -> str:
-    """Explain the metrics to a reader who does not know them."""
+    """Explain MAE, RMSE and R², the metrics of a regression, for a reader who does not know them.
+
+    The text names the outcome of the run.
+    """
     return (
         "MAE, the mean absolute error, and RMSE, the root mean square error, are in the unit of "
         f"the outcome, {run.class_names()[0]}. R² is 1 for perfect predictions, and 0 for always "
@@ -51,9 +54,11 @@ def meaning(run: Shown) -> str:
 
 
 def _errors(run: Shown, metrics: Mapping[str, Mapping[str, float]]) -> Examination:
-    """Build the section with a row of errors per site; a metric that no site has is left out.
+    """Build the section of the clinic's page with the errors at each site.
 
-    ``metrics`` maps a site to its metrics on test samples.
+    It has a table with a row per site and a column for each error (MAE, RMSE, R²) that some site
+    has. A missing error is "n/a". If no site has an error, the section has only a sentence that
+    says so. ``metrics`` maps a site to its metrics on test samples.
     """
     title = "How far it is off"
     shown = [metric for metric in _ERRORS if any(metric in found for found in metrics.values())]
@@ -69,7 +74,11 @@ def _errors(run: Shown, metrics: Mapping[str, Mapping[str, float]]) -> Examinati
 
 
 def _calibration(run: Shown, metrics: Mapping[str, Mapping[str, float]]) -> Examination:
-    """Build the section with the mean outcome against the mean prediction, all sites together."""
+    """Build the section of the clinic's page that compares mean outcomes with mean predictions.
+
+    Test samples are grouped by their prediction, all sites together. The section has a picture and
+    a table of the groups. If no group may be shown, it has only a sentence that says so.
+    """
     title, name = "Whether its predictions can be trusted", run.class_names()[0]
     bins = pool_outcome_bins(metrics.values())
     if not bins:
@@ -84,7 +93,11 @@ def _calibration(run: Shown, metrics: Mapping[str, Mapping[str, float]]) -> Exam
 
 
 def _bin_table(run: Shown, bins: Sequence[OutcomeBin], name: str) -> Table:
-    """Build the table of the groups' sizes, mean predictions and mean outcomes."""
+    """Build the table of groups of test samples with similar predictions, all sites together.
+
+    Each row is a group, with its mean prediction, its mean outcome and its number of samples, in
+    this order. ``name`` is the name of the outcome, for the heading.
+    """
     rows = []
     for one in bins:
         rows.append([format_measure(one.predicted), format_measure(one.observed), f"{one.count:,}"])

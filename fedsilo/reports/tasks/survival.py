@@ -24,9 +24,10 @@ _ROWS = 6  # largest number of points of a curve in a table
 
 
 def result(run: Shown, site: str | None) -> str:
-    """Summarise the C-index on test samples in one sentence.
+    """Describe the main result of a survival run, the C-index on test samples, in two sentences.
 
-    It is about ``site``, or about the mean over all sites if ``site`` is None.
+    It is the C-index at ``site`` or, if that is None, the mean over all sites, and an explanation.
+    If no C-index may be shown, there is only a sentence that says so.
     """
     values, where = values_of(run, site)
     if "c-index" not in values:
@@ -56,9 +57,11 @@ def meaning(run: Shown) -> str:
 
 
 def _order(run: Shown, metrics: Mapping[str, Mapping[str, float]]) -> Examination:
-    """Build the section with a row of metrics per site; a metric that no site has is left out.
+    """Build the section of the clinic's page on how well predicted risks order the patients.
 
-    ``metrics`` maps a site to its metrics on test samples.
+    It has a table with a row per site and a column for each metric, such as the C-index, that some
+    site has. If no site has any, the section has only a sentence that says so. ``metrics`` maps a
+    site to its metrics on test samples.
     """
     title = "How well it tells high risk from low"
     shown = [name for name in _METRICS if any(name in found for found in metrics.values())]
@@ -73,7 +76,12 @@ def _order(run: Shown, metrics: Mapping[str, Mapping[str, float]]) -> Examinatio
 
 
 def _curves(run: Shown, metrics: Mapping[str, Mapping[str, float]]) -> Examination:
-    """Build the section with the Kaplan-Meier curve of each site that published points of one."""
+    """Build the section of the clinic's page with the Kaplan-Meier curves of the sites.
+
+    Each site that published points of a curve has a line in the picture and a table of up to six of
+    its points, the last one included. At other trust levels than ``server``, and if no site
+    published a curve, the section has only a sentence that says so.
+    """
     title = f"How long test {run.noun(2)} stayed without the event"
     if run.trust != SERVER:
         sentence = f"At 'trust: {run.trust}' Kaplan-Meier curves do not leave the hospitals."
@@ -111,7 +119,10 @@ def _point_cells(point: CurvePoint) -> list[str]:
 
 
 def _picture(run: Shown, found: Mapping[str, Sequence[CurvePoint]]) -> Picture:
-    """Draw the curve of each site, which begins at a share of 1."""
+    """Draw the Kaplan-Meier curves of the sites with their 95 % intervals in one picture.
+
+    Each curve begins at time 0 with a share of 1. The alternative text has the last point of each.
+    """
     lines, texts = {}, []
     for site, points in found.items():
         line = [Band(0.0, 1.0, 1.0, 1.0)]

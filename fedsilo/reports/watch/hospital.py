@@ -37,7 +37,12 @@ class HospitalState:
     max_epsilon: float = 0.0
 
     def facts(self) -> list[tuple[str, str]]:
-        """Return the state as pairs (name, text)."""
+        """List the state for people, as pairs (name, text).
+
+        They are the number of messages by outcome, the bytes received and sent, and the time of the
+        last message. If the hospital has a ledger of its privacy budget, the spent epsilon follows,
+        with its cap if one is set.
+        """
         facts = []
         for outcome in _OUTCOMES:
             facts.append((outcome, format_count(self.messages[outcome], "message")))
@@ -51,7 +56,11 @@ class HospitalState:
         return facts
 
     def metrics(self) -> list[Metric]:
-        """Return the state as metrics for Prometheus."""
+        """List the state as metrics for Prometheus, each with its name, meaning and samples.
+
+        The time of the last message, the spent epsilon and its cap are left out if they are
+        unknown.
+        """
         messages = [({"outcome": name}, self.messages[name]) for name in _OUTCOMES]
         sizes = [({"direction": "in"}, self.bytes_in), ({"direction": "out"}, self.bytes_out)]
         found: list[Metric] = [
@@ -112,9 +121,10 @@ class HospitalReader:
         return self._state
 
     def _read_lines(self) -> None:
-        """Count the log's complete lines since the last call.
+        """Count the messages that the node has written to its audit log since the last call.
 
-        If the log has become shorter, counting starts again from its beginning.
+        Only complete lines are counted. If the log has become shorter, a new log was begun, and
+        counting starts again from zero.
         """
         with os.fdopen(open_regular(self._log, os.O_RDONLY), "rb") as log:
             # Somebody began a new log under the same name
@@ -130,9 +140,10 @@ class HospitalReader:
                 self._count(text)
 
     def _count(self, text: bytes) -> None:
-        """Add one line of the log to the counts.
+        """Add one line of the audit log to the counts.
 
-        A line that a power cut tore is left out, because its answer never left.
+        A line that cannot be parsed was torn by a power cut. It is not counted, because its answer
+        never left.
         """
         state = self._state
         try:

@@ -16,7 +16,10 @@ _NOT_READ_YET = "…"
 
 
 def list_page(folder: RunFolder) -> str:
-    """Build the page with a row for each run, and a form that shows two runs side by side.
+    """Build the HTML page that lists the runs in a folder, with a form to compare two runs.
+
+    Reading the metrics of many runs takes time. The first page of a folder shows only metrics that
+    are cached. Later pages read more of them, for half a second.
 
     Raises:
         RunDirectoryError: the folder does not exist or cannot be read.

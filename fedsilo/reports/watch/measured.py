@@ -67,7 +67,10 @@ class Measured:
         return mean_by_round(self.rows, self.split, metric)
 
     def last_of_sites(self, metric: str) -> dict[str, float]:
-        """Return site -> the metric's value in the last round; only sites that have one."""
+        """Return the values of a metric in the last round: site -> value.
+
+        Sites without the metric in that round are left out.
+        """
         values = {}
         for row in self.rows:
             is_last = int(row["round"]) == self.last_round
@@ -102,11 +105,11 @@ class MeasuredRuns:
         return known is not None and known[0] == _times_written(run_dir)
 
     def read(self, run_dir: Path) -> Measured | None:
-        """Return the metrics and messages of a run so far.
+        """Return the metrics and messages of a run so far, cached while its files are unchanged.
 
-        If a file is missing, damaged or is just being written, ``fault`` has the reason, and the
-        result is that of the last successful call. If no call has succeeded, the result is None.
-        This is also so before the first round is over, when the files are not written yet.
+        If a file is missing, damaged or is just being written, the result is that of the last
+        successful call, and ``fault`` has the reason. If no call has succeeded yet, the result is
+        None. This is also so before the first round is over, when the files are not written yet.
         """
         known = self._known.get(run_dir)
         written = _times_written(run_dir)
@@ -127,7 +130,10 @@ class MeasuredRuns:
 
 
 def _times_written(run_dir: Path) -> tuple[int, ...]:
-    """Return when each of the files was last written, in nanoseconds; 0 for a missing file."""
+    """Return when each of a run's files was last written, to tell whether one has changed.
+
+    The times are in nanoseconds, in the order of ``_FILES``. A missing file has time 0.
+    """
     times = []
     for name in _FILES:
         try:
@@ -138,7 +144,9 @@ def _times_written(run_dir: Path) -> tuple[int, ...]:
 
 
 def _read_measured(run_dir: Path) -> Measured:
-    """Read a run's files, and leave out what no page may show.
+    """Read the metrics and messages of a run so far, without metrics that no page may show.
+
+    Messages of the phase "hello", in which sites introduce themselves, are left out.
 
     Raises:
         RunDirectoryError: a file is missing, damaged or of another version.
@@ -153,7 +161,7 @@ def _read_measured(run_dir: Path) -> Measured:
 
 
 def _values_of_round(rows: Sequence[Row], at: int, split: str) -> dict[str, dict[str, float]]:
-    """Return site -> metric -> value of a split in round ``at``."""
+    """Collect the metrics of a split in round number ``at``: site -> metric -> value."""
     values: dict[str, dict[str, float]] = {}
     for row in rows:
         if int(row["round"]) == at and row["split"] == split:

@@ -50,7 +50,10 @@ class RunFolder:
         self.was_listed = False
 
     def paths(self) -> dict[str, Path]:
-        """Return name -> run directory.
+        """Find the runs in the folder: name -> run directory.
+
+        A name is the path inside the folder, with slashes. If the folder is itself a run directory,
+        it is the only run, with the folder's name.
 
         Raises:
             RunDirectoryError: the folder does not exist or cannot be read.
@@ -70,10 +73,10 @@ class RunFolder:
         return found
 
     def find(self, name: str) -> Path:
-        """Return the directory of a run, which is one of ``paths``.
+        """Return the directory of the run with this name, as ``paths`` lists it.
 
         Raises:
-            RunDirectoryError: the folder has no such run.
+            RunDirectoryError: the folder has no such run, or cannot be read.
         """
         # A name is only looked up, and never becomes part of a path
         path = self.paths().get(name)
@@ -102,10 +105,11 @@ class RunFolder:
         return sorted(_shown_files(self.find(name)))
 
     def read_file(self, name: str, file: str) -> bytes:
-        """Return the content of one of ``files``.
+        """Return the content of one of a run's pictures or reports, as ``files`` lists them.
 
         Raises:
-            RunDirectoryError: the run has no such file, or it cannot be read.
+            RunDirectoryError: the folder has no such run, the run has no such file, or the file
+                cannot be read, is a link, or is too large.
         """
         path = self.find(name)
         if file not in _shown_files(path):
@@ -165,7 +169,9 @@ def look_for(path: Path) -> Look:
 
 
 def merge_metrics(folder: RunFolder) -> str:
-    """Build the metrics for Prometheus of all runs in a folder that have not ended.
+    """Build the text with the metrics of all running runs, in Prometheus's format.
+
+    The samples of a metric stand together, below its description, as the format demands.
 
     Raises:
         RunDirectoryError: the folder does not exist or cannot be read.

@@ -43,14 +43,17 @@ _PICTURES = {
 
 
 def run_page(view: View, runs: RunFolder | None, *, has_list: bool = True) -> str:
-    """Build the HTML of the page for a run, for a deployment with its newest run, or a hospital.
+    """Build the HTML page that shows the progress of a run, a deployment or a hospital's node.
+
+    A deployment's page has its members and its newest run. A run's page has its state, curves,
+    metrics, sites and files.
 
     Args:
-        view: the state that the page shows. A part that it lacks is left out.
-        runs: the folder with the run, for its metrics and files and for the other runs in it; None
-            for a hospital.
-        has_list: whether the page links to the list of all runs. If False, the page does not name
-            other runs either.
+        view: the state to show. Parts that it does not have are left out of the page.
+        runs: the folder of the run, from which its metrics, its files and the names of the other
+            runs are read; None for a hospital.
+        has_list: whether the page links to the list of all runs, and offers to compare the run with
+            others. If it is False, the page does not name other runs.
     """
     run = None
     if view.run and runs:
@@ -75,7 +78,12 @@ def run_page(view: View, runs: RunFolder | None, *, has_list: bool = True) -> st
 
 
 def _run_data(run: Watched, runs: RunFolder) -> dict[str, Any]:
-    """Build the template variables of a run: state, facts, curves, metrics, failures and files."""
+    """Build the template variables of a run: its state, facts, curves, metrics, failures and files.
+
+    If the run's process was killed, the state is "interrupted". Before the first round has ended
+    there are no metrics and curves. After that, ``fault`` says why they cannot be read, and is
+    empty if they can.
+    """
     name = _name_of(run.folder, runs)
     measured = runs.measured.read(run.folder)
     fault = ""
@@ -118,11 +126,11 @@ def _site_table(view: View) -> Table:
 
 
 def _shown_files(runs: RunFolder, name: str) -> tuple[list[dict[str, str]], list[str]]:
-    """Return a run's pictures (PNG files), and the names of its other files.
+    """List a run's pictures, and the names of its other files that the page links to.
 
-    Each picture is a dictionary: ``file``, the file's name; ``shows``, what the picture shows; and
-    ``paper``, the name of the same picture as PDF, empty if the run has none. These PDF files are
-    not among the other files.
+    Each PNG file is a picture, as a dictionary: ``file`` is its name, ``shows`` describes it (by
+    its name, if nothing else is known), and ``paper`` is the name of the same picture as PDF, or
+    empty. The PDF files of pictures are not listed again among the other files.
     """
     others = runs.files(name)
     pictures = []
@@ -147,7 +155,11 @@ def _name_of(run_dir: Path, runs: RunFolder) -> str:
 
 
 def _facts(run: Watched) -> list[tuple[str, str]]:
-    """Return the settings, rounds, costs and times of a run as pairs (name, text)."""
+    """List the facts about a run for its live page, as pairs (name, text).
+
+    They are its settings, start, rounds, current phase (unless it is over), time, time left (if
+    known), bytes, spent epsilon, memory of the server, and the number of messages left out.
+    """
     progress = run.progress
     facts = [
         ("method", progress.method),
@@ -194,10 +206,10 @@ def _metric_table(measured: Measured) -> Table | None:
 
 
 def _failures(run_dir: Path) -> Sequence[Sequence[str]]:
-    """List the last messages without a usable answer, the newest first, as rows of cells.
+    """List the last messages to which a site gave no usable answer, the newest first.
 
-    The cells are the round, the phase, the site and the reason. If the file is damaged, one row
-    says so.
+    A row has the round, the phase, the site and the cause. If the file of failures is damaged, one
+    row says so.
     """
     try:
         failures = read_failures(RunDirectory(run_dir))
@@ -211,9 +223,9 @@ def _failures(run_dir: Path) -> Sequence[Sequence[str]]:
 
 
 def _other_runs(view: View, runs: RunFolder | None) -> list[str]:
-    """List the names of the folder's other runs that can be shown beside this run.
+    """List the other runs in the folder with which the page offers to compare the run.
 
-    Unreadable runs are left out. The list is empty if the view has no run, or if ``runs`` is None.
+    Unreadable runs are left out. If the view has no run, or if ``runs`` is None, the list is empty.
     """
     if view.run is None or runs is None:
         return []

@@ -82,7 +82,11 @@ def _names(runs: RunFolder) -> list[str]:
 
 
 def _facts(left: _Side, right: _Side) -> list[list[str]]:
-    """Build the rows of the table of facts: a name, then the text for each run."""
+    """Build the rows of the table that compares the facts of two runs.
+
+    A row has the name of the fact, such as "state" or "seed", and its text for the left and the
+    right run. A missing text is "n/a".
+    """
     columns: list[dict[str, str]] = []
     for side in (left, right):
         progress = side.state.progress
@@ -106,7 +110,11 @@ def _facts(left: _Side, right: _Side) -> list[list[str]]:
 
 
 def _curves(left: _Side, right: _Side) -> list[Picture]:
-    """Draw the headline metrics of both runs over rounds, a picture per metric that both have."""
+    """Draw the headline metrics of two runs over rounds, a picture for each metric that both have.
+
+    If the runs do not show metrics of the same split, the list is empty. A run that is compared
+    with itself is named "again" the second time.
+    """
     pictures: list[Picture] = []
     split = _common_split(left, right)
     if not split or left.measured is None:
@@ -136,9 +144,11 @@ def _common_split(left: _Side, right: _Side) -> str:
 
 
 def _site_tables(left: _Side, right: _Side) -> list[Table]:
-    """Build a table per headline metric that both runs have: a row per site, then the mean.
+    """Build the tables that compare the runs' metrics in their last rounds.
 
-    If the runs do not show metrics of the same split, the list is empty.
+    There is a table for each headline metric that both runs have, with a row per site and a last
+    row for the mean. Each row has both values and their difference. If the runs do not show metrics
+    of the same split, the list is empty.
     """
     split = _common_split(left, right)
     if not split or left.measured is None or right.measured is None:

@@ -77,9 +77,11 @@ class Watched:
         return max(0.0, self.moment - self.progress.updated.timestamp())
 
     def state(self) -> str:
-        """Describe the state of the run.
+        """Describe the state of the run in a few words, such as "running".
 
-        If the run was killed or interrupted, the text has the command that resumes it.
+        If the run was killed or interrupted, the text has the command that resumes it. If it
+        failed, the text has the reason. If it runs on another machine and has written nothing for a
+        minute, the text says so.
         """
         again = f"'fedsilo resume {as_word(self.folder)}' continues it"
         if self.gone:
@@ -121,7 +123,12 @@ class Watched:
         return text
 
     def line(self) -> str:
-        """Summarise the state, the round, the costs and the times in one line."""
+        """Summarise the run in one line, with commas between the parts.
+
+        The parts are the run's name with its state, the round, the current phase, the bytes, the
+        spent epsilon, the time so far, and the time left. The phase is left out when the run is
+        over, the epsilon without differential privacy, and the time left if it is unknown.
+        """
         here = self.progress
         parts = [f"{here.run}: {self.state()}", f"round {here.round} of {here.rounds}"]
         if here.phase and not self.over:
@@ -137,7 +144,12 @@ class Watched:
 
 
 def _waiting(progress: Progress) -> list[str]:
-    """Describe the current phase: how many sites have answered, who is awaited, who is away."""
+    """Describe the current phase in phrases: how far it is, and which sites are awaited.
+
+    The first phrase has the number of sites that have answered. If some sites have neither answered
+    nor failed, the second one names them. The third one names those among them that are not
+    connected, if there are any.
+    """
     parts = [f"{len(progress.answered)} of {len(progress.asked)} hospitals have answered"]
     waiting = []
     for site in progress.asked:
@@ -152,13 +164,15 @@ def _waiting(progress: Progress) -> list[str]:
 
 
 def look_at(folder: Path) -> Watched:
-    """Read the present state of a run directory, and check whether the run's process still lives.
+    """Read the present state of a run from its directory, and check if its process still lives.
 
-    A process on another machine cannot be checked. For such a process, ``silent`` tells whether
-    nothing was written for a minute.
+    A process on this machine that has died without an end of the run makes ``gone`` True. A process
+    on another machine cannot be checked. In its place, ``silent`` tells whether nothing was written
+    for a minute.
 
     Raises:
-        RunDirectoryError: the folder is not a run directory, or is of another version of fedsilo.
+        RunDirectoryError: the folder is not a run directory, has links that lead out of it, or is
+            of another version of fedsilo.
     """
     folder = folder.expanduser().resolve()
     if not folder.is_dir():
@@ -191,7 +205,10 @@ def newest_run(runs: Path) -> Path | None:
 
 
 def phase_text(progress: Progress) -> str:
-    """Format the current phase: its name, the answers so far, and sites away or failed."""
+    """Format the current phase of a run in a few words, such as "fit: 3 of 5 answered".
+
+    Sites that are not connected, and sites that failed, are named if there are any.
+    """
     text = f"{progress.phase}: {len(progress.answered)} of {len(progress.asked)} answered"
     if progress.away:
         text += f", away: {' '.join(progress.away)}"
@@ -235,7 +252,11 @@ class View:
     runs: tuple[tuple[str, ...], ...] | None = None
 
     def metrics_text(self) -> str:
-        """Build the metrics for Prometheus: of the run, the deployment's members, the hospital."""
+        """Build the text with metrics in Prometheus's format.
+
+        It has the metrics of the run, whether each member of a deployment runs, and the metrics of
+        the hospital's node, as far as the view has these parts. For other views it is empty.
+        """
         text = ""
         if self.run:
             text += metrics_text(self.run.progress)
@@ -270,7 +291,12 @@ class View:
         return "; ".join(parts)
 
     def site_rows(self) -> list[tuple[str, ...]]:
-        """Build a row for each site in the columns ``SITE_COLUMNS``; empty without a run."""
+        """Format the state of each site of the run as a row of cells, sorted by site.
+
+        The cells are those of ``SITE_COLUMNS``: site, present work, seconds of work, bytes to and
+        from the site, peak memory and epsilon. An unknown memory or epsilon is "-". Without a run,
+        the list is empty.
+        """
         if self.run is None:
             return []
         rows: list[tuple[str, ...]] = []
@@ -309,7 +335,9 @@ def look_at_run(folder: Path) -> View:
 
 
 def look_at_deployment(folder: Path) -> View:
-    """Read the state of a deployment's processes and of its newest run, which is None without runs.
+    """Read which members of a deployment run on this machine, and the state of its newest run.
+
+    If the deployment has no run yet, the view has none.
 
     Raises:
         FedsiloError: the folder does not contain a deployment, or the run is of another version.

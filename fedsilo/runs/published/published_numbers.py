@@ -46,10 +46,14 @@ class Conditions:
     sites: Collection[str] = ()  # the sites that must take part, and no others; any if empty
 
     def departures(self, values: Mapping[str, Value], sites: Iterable[str] = ()) -> list[str]:
-        """Return a phrase for each condition that a run does not meet; empty if it meets all.
+        """Describe how a run departs from the conditions of a paper's numbers, a phrase for each.
 
-        ``values`` has all settings of the run by key, ``sites`` the names of its sites. Missing and
-        additional sites share one phrase.
+        If the run meets all conditions, the list is empty. Missing and additional sites share one
+        phrase. A setting that the run does not have is not compared.
+
+        Args:
+            values: the settings of the run by key.
+            sites: the names of the run's sites.
         """
         phrases = self._other_sites(set(sites))
         for key, allowed in self.settings.items():
@@ -65,9 +69,10 @@ class Conditions:
         return phrases
 
     def _other_sites(self, sites: set[str]) -> list[str]:
-        """Return one phrase about missing and additional sites, in a list.
+        """Describe how a run's sites differ from the paper's, as a list with at most one phrase.
 
-        The list is empty if the sites are the paper's, or if the conditions name no sites.
+        The phrase names missing sites and counts additional ones. If the sites are the same, or if
+        the conditions name no sites, the list is empty.
         """
         if not self.sites:
             return []
@@ -101,9 +106,10 @@ class Row:
     digits: int | None  # decimals of such a mean
 
     def numbers_by_part(self) -> Numbers:
-        """Return the row's numbers: site, distribution or "all" -> metric -> number.
+        """Arrange the numbers of a paper's row by part: part -> metric -> number.
 
-        A number that the paper does not print is left out.
+        A part is a site, a distribution, or "all". A number that the paper does not print is left
+        out, so a part may have no numbers.
         """
         printed: Numbers = {}
         for part, line in zip(self.parts, self.lines, strict=True):
@@ -127,9 +133,11 @@ class Row:
         return numbers
 
     def _mean(self, members: Sequence[Mapping[str, float]]) -> dict[str, float]:
-        """Average each metric that all ``members`` have, rounded to ``digits`` decimals.
+        """Average each metric that all ``members`` have, over the members: metric -> mean.
 
-        Standard deviations are left out.
+        ``members`` are sites or distributions, each with its numbers. A mean is rounded to
+        ``digits`` decimals unless that is None. Standard deviations are left out, because they
+        cannot be averaged.
         """
         means = {}
         for metric in members[0]:
@@ -218,7 +226,9 @@ def paper(name: str) -> Paper:
 
 
 def _build_row(content: Mapping[str, Any], table: Mapping[str, Any], own: Mapping[str, Any]) -> Row:
-    """Build a row of a table.
+    """Build a row of a paper's table from its entry in the paper's file.
+
+    Numbers printed in percent become shares.
 
     Args:
         content: the content of the paper's file, with the conditions.
@@ -261,10 +271,11 @@ def _scale_line(line: Sequence[float | None], scale: int) -> list[float | None]:
 def _conditions(
     blocks: Iterable[Mapping[str, Any]], row: Mapping[str, Any], settings: Mapping[str, Value]
 ) -> Conditions:
-    """Merge the conditions of all blocks that apply to a row.
+    """Merge the conditions of all blocks in a paper's file that apply to a row.
 
-    A later block overrides an earlier block, and the row's own ``settings`` override all blocks.
-    The blocks' lists of files and sites are joined.
+    A later block overrides an earlier one, and the row's own ``settings`` override all blocks.
+    Settings that a block names under ``defaults`` must have their default values. The blocks' lists
+    of files and sites are joined.
     """
     usual = defaults(CommonSettings)
     allowed: dict[str, Any] = {}
@@ -292,21 +303,22 @@ def _conditions(
 
 
 def _applies(block: Mapping[str, Any], row: Mapping[str, Any]) -> bool:
-    """Tell whether a block of conditions applies to a row.
+    """Tell whether a block of conditions applies to a row of a paper's table.
 
-    A block's ``name`` and ``dataset`` must contain those of the row. A block without these keys
-    applies to every row.
+    A block applies to the methods in its ``name`` and to the data sets in its ``dataset``. A block
+    without such a list applies to all of them.
     """
     keys = {"name", "dataset"} & block.keys()
     return all(row[key] in block[key] for key in keys)
 
 
 def _merge_rows(rows: Sequence[Row]) -> Numbers:
-    """Return the first row's numbers, with further metrics from later rows about the same runs.
+    """Join the numbers that a paper prints in several tables about the same runs.
 
-    A paper may print further metrics of its runs in another table. A later row is about the same
-    runs if its accuracy equals the first row's in each part that the later row has. Any other row
-    is skipped. If several rows have a number, the earliest one is used.
+    The result has the parts of the first row. Each gets the numbers of the first row, and further
+    metrics from later rows. A later row counts only if its accuracy equals the first row's in each
+    part that the later row has, because it is then about the same runs. If several rows have a
+    number, the earliest one is used.
     """
     first, *others = [row.numbers_by_part() for row in rows]
     joined = first

@@ -156,6 +156,7 @@ def test_an_altered_csv_is_read_or_refused_and_nothing_else(
     assert pool is None or len(pool.train_labels) <= 8
 
 
+@pytest.mark.soak
 def test_the_real_half_of_gtsrb_has_all_classes_and_tracks(real_data: Path) -> None:
     pool, _ = open_pool(GTSRB, find_places(str(real_data), ""))
     assert (pool.train_images.shape, len(pool.test_labels)) == ((19605, 32, 32, 3), 4500)

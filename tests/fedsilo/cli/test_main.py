@@ -3,6 +3,7 @@
 import gc
 import io
 import json
+import os
 import re
 import sys
 import types
@@ -22,8 +23,9 @@ Tiny = Callable[..., dict[str, Value]]
 def _simulate(tiny: Tiny, out: Path, method: str = "fedavg", **changes: Value) -> list[str]:
     values = tiny(method, **changes)
     sets = [f"--set={key}={json.dumps(value)}" for key, value in values.items()]
-    experiment = f"{method}-digits"
-    return ["simulate", experiment, "--engine", "inline", "--out", str(out), "--name", "run", *sets]
+    # Pictures would take longer than the run
+    usual = ["--engine", "inline", "--no-pictures", "--out", str(out), "--name", "run"]
+    return ["simulate", f"{method}-digits", *usual, *sets]
 
 
 @pytest.mark.parametrize(
@@ -205,7 +207,8 @@ def test_runs_lie_where_out_or_the_environment_says(
     tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sets = [f"--set={key}={json.dumps(value)}" for key, value in tiny("local", rounds=1).items()]
-    arguments = ["simulate", "local-digits", "--engine", "inline", "--name", "run", *sets]
+    usual = ["--engine", "inline", "--no-pictures", "--name", "run"]
+    arguments = ["simulate", "local-digits", *usual, *sets]
     monkeypatch.chdir(tmp_path)
     assert main(arguments) == 0
     assert main([*arguments, "--set", f"run.out={tmp_path / 'set'}"]) == 0
@@ -252,3 +255,56 @@ def test_a_process_collects_at_its_end_what_triton_would_print_as_leaks(
     with pytest.raises(SystemExit):
         process.run()
     assert frozen == [True] * (not imported)
+
+
+def _open_output(kind: str) -> io.BufferedWriter:
+    """Open an output that takes nothing: a full disk, or a pipe whose reader has left."""
+    if kind == "full":
+        return Path("/dev/full").open("wb")
+    reader, writer = os.pipe()
+    os.close(reader)
+    return os.fdopen(writer, "wb")
+
+
+@pytest.mark.parametrize(("kind", "told"), [("full", 1), ("pipe", 0)])
+@pytest.mark.parametrize("at_once", [True, False])
+def test_a_command_goes_on_without_its_output_and_ends_with_code_1(
+    kind: str,
+    told: int,
+    at_once: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def work() -> int:
+        assert sys.stdout.write("metrics") == len("metrics")
+        sys.stdout.flush()
+        sys.stdout.write("lost")  # to the null device
+        return 0
+
+    monkeypatch.setattr(process, "main", work)
+    monkeypatch.setattr(gc, "freeze", lambda: None)
+    monkeypatch.setattr(gc, "set_threshold", lambda _: None)
+    with monkeypatch.context() as patch:
+        usual = io.TextIOWrapper(_open_output(kind), write_through=at_once)
+        patch.setattr(sys, "stdout", usual)
+        with pytest.raises(SystemExit) as ended:
+            process.run()
+        output = sys.stdout
+    assert isinstance(output, process.StandardOutput)
+    assert output.fault
+    output.close()
+    assert ended.value.code == 1
+    assert capsys.readouterr().err.count("standard output cannot be written") == told
+
+
+def test_a_command_without_an_output_of_text_keeps_what_it_has(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    closed = io.StringIO()
+    monkeypatch.setattr(process, "main", lambda: 3)
+    monkeypatch.setattr(gc, "freeze", lambda: None)
+    monkeypatch.setattr(gc, "set_threshold", lambda _: None)
+    monkeypatch.setattr(sys, "stdout", closed)
+    with pytest.raises(SystemExit) as ended:
+        process.run()
+    assert (ended.value.code, sys.stdout) == (3, closed)

@@ -123,3 +123,32 @@ def _has_package(name: str) -> bool:
 
 def test_an_escaped_text_is_one_line() -> None:
     assert escape_latex("a\nb_c") == r"a b\_c"
+
+
+def test_the_caption_says_what_one_seed_a_median_and_several_data_sets_are() -> None:
+    one = results(slow={"auc": [0.5]}, fast={"auc": [0.7]})
+    assert "values of one seed" in text_of(one, slow=BUDGET, fast=BUDGET)
+    median = latex_text(TWO, "test", (), Budgets({"slow": BUDGET, "fast": BUDGET}), median=True)
+    assert "median and range over 3 seeds" in median
+    assert "scriptsize" not in median, "a median has no interval"
+    other = Budget("heart", {"rounds": 4}, 3, (4, 4), 100.0, 1600.0)
+    assert "Rows on one data set had the same rounds" in text_of(TWO, slow=BUDGET, fast=other)
+
+
+def test_near_budgets_are_a_range_and_untuned_settings_are_named() -> None:
+    one = Budget("digits", {"rounds": 4}, 0, (4, 4), 100.0, 1600.0)
+    other = Budget("digits", {"rounds": 4}, 0, (4, 4), 104.0, 1600.0)
+    text = text_of(TWO, slow=one, fast=other)
+    assert "100 to 104 optimiser steps on 1,600 samples" in text
+    assert "untuned settings" in text
+
+
+def test_a_metric_that_an_experiment_lacks_is_an_empty_cell_and_fewer_seeds_are_named() -> None:
+    text = text_of(
+        results(slow={"auc": [0.5, 0.6], "loss": [1.0]}, fast={"auc": [0.7, 0.8]}),
+        slow=BUDGET,
+        fast=BUDGET,
+    )
+    assert "(1 of 2 seeds)" in text
+    fast = next(row for row in text.splitlines() if row.strip().startswith("fast"))
+    assert fast.rstrip(" \\").endswith("&")

@@ -1,5 +1,6 @@
 """The engine of several processes: its workers, what kills them, and what reaches them."""
 
+import gc
 import os
 import signal
 import subprocess
@@ -7,8 +8,10 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from contextlib import nullcontext
 from multiprocessing import forkserver
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import psutil
@@ -24,6 +27,7 @@ from fedsilo.engines.process_engine import run_with_processes
 from fedsilo.server_app.config.settings import resolve
 from fedsilo.server_app.records.run_directory import RunDirectory
 from fedsilo.strategies.wire.parcels import Packing, unpack
+from tests.support.errors import refuses
 from tests.support.soak import in_soak
 from tests.support.tiny import VARIANTS
 
@@ -238,3 +242,68 @@ def test_a_script_without_a_guard_runs_once(tiny: Tiny, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("the script") == 1
     assert done.stderr == ""
+
+
+# --- In a worker, whose functions are called here ---
+
+
+def test_a_worker_takes_the_environment_and_answers_for_every_site(
+    sent: Callable[..., Message], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads: list[object] = []
+
+    class Watcher:
+        def __init__(self, target: object, daemon: bool) -> None:
+            threads.append((target, daemon))
+
+        def start(self) -> None:
+            pass
+
+    grid = SimpleNamespace(answer=lambda message: message)
+    monkeypatch.setattr(process_engine, "Thread", Watcher)
+    monkeypatch.setattr(process_engine, "InlineGrid", lambda *given: grid)
+    monkeypatch.setattr(process_engine, "flower_identity", nullcontext)
+    monkeypatch.setattr(process_engine, "_site", None)
+    monkeypatch.setattr(gc, "freeze", lambda: None)
+    monkeypatch.setattr(os, "environ", {"old": "1"})
+    before = signal.getsignal(signal.SIGINT)
+    try:
+        process_engine._begin_worker({"new": "2"}, {}, [])
+        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert os.environ == {"new": "2"}
+    assert threads == [(process_engine._end_with_command, True)]
+    parcel = Packing().pack(sent(a=Array(np.arange(3, dtype=np.float32))))
+    reply = unpack(process_engine._answer_parcel(parcel))
+    record = reply.content["arrays"]
+    assert isinstance(record, ArrayRecord)
+    assert record["a"].numpy().tolist() == [0.0, 1.0, 2.0]
+
+
+def test_a_worker_ends_when_its_command_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    done: list[object] = []
+    command = SimpleNamespace(join=lambda: done.append("joined"))
+    monkeypatch.setattr(process_engine, "parent_process", lambda: command)
+    monkeypatch.setattr(os, "_exit", done.append)
+    process_engine._end_with_command()
+    assert done == ["joined", 1]
+
+
+def test_a_machine_that_starts_no_process_is_told_after_three_tries(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    tried: list[object] = []
+
+    class Pool:
+        def __init__(self, *_: object) -> None:
+            tried.append(self)
+
+        def submit(self, work: object) -> None:
+            raise EOFError
+
+    monkeypatch.setattr(process_engine, "ProcessPoolExecutor", Pool)
+    monkeypatch.setattr(process_engine, "_PAUSES", (0.0, 0.0, 0.0))
+    with refuses(ProcessError, "--engine"):
+        process_engine.SiteProcess(({}, {}, []))
+    assert len(tried) == 3

@@ -7,12 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.table import Table
 
 import fedsilo
 from fedsilo.cli.main import main
 from fedsilo.client_app.site.audit_log import append_line
+from fedsilo.client_app.site.log_chain import Link
 from fedsilo.core.errors import DataError, SettingError
-from fedsilo.reports.audit import parse_moment
+from fedsilo.reports.audit import Audit, parse_moment
 
 
 def entry(day: int, run: str = "trial", **changes: Any) -> dict[str, Any]:
@@ -101,3 +103,43 @@ def test_a_line_with_a_made_up_time_is_an_error(tmp_path: Path) -> None:
     append_line(path, entry(1, time="now"))
     with pytest.raises(DataError, match="line 1"):
         fedsilo.audit(path)
+
+
+def _audit(**changes: Any) -> Audit:
+    usual: dict[str, Any] = {"chosen": [], "count": 3, "torn": 0, "unchained": 0, "first": 1}
+    usual |= {"last": Link(3, "ab" * 32), "has_head": True, "breaks": ()}
+    return Audit(**(usual | changes))
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({}, ["none chosen", "lines 1 to 3 are whole"]),
+        ({"torn": 1}, ["1 line torn"]),
+        ({"unchained": 2}, ["2 lines of an earlier version"]),
+        ({"first": 2}, ["begins with line 2", "lines 2 to 3"]),
+        ({"has_head": False}, [".head"]),
+        ({"last": None, "first": None}, ["none chosen"]),
+        ({"breaks": ["line 2 is altered"]}, ["CHAIN BROKEN: line 2 is altered"]),
+    ],
+)
+def test_what_a_chain_lacks_is_said_and_only_a_whole_one_has_a_check_value(
+    changes: dict[str, Any], told: list[str]
+) -> None:
+    said = " ".join(map(str, _audit(**changes).lines()))
+    assert all(text in said for text in told)
+    assert ("abababababababab" in said) is not ({"last", "breaks"} & changes.keys() != set())
+
+
+def test_a_phase_is_named_beside_its_kind_of_message_if_it_differs() -> None:
+    (table, *_) = _audit(chosen=[entry(1, phase="fit"), entry(2, phase="")]).lines()
+    assert isinstance(table, Table)
+    assert list(table.columns[3].cells) == ["train, phase fit", "train"]
+
+
+@pytest.mark.parametrize(
+    ("text", "hour"), [("2026-03-03T14:00", 14), ("2026-03-03T14:00+02:00", 12)]
+)
+def test_a_time_without_a_zone_is_utc(text: str, hour: int) -> None:
+    moment = parse_moment(text, "--since", end_of_day=False)
+    assert moment.astimezone(UTC).hour == hour

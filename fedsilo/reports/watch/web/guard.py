@@ -42,7 +42,12 @@ class Guard:
         self.names = names
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request: 403 for an unknown host name, 405 for one that does not read."""
+        """Check one HTTP request, and pass it on to the application or refuse it.
+
+        The reply is 403 for an unknown host name, and 405 for a method other than GET and HEAD.
+        Otherwise the application replies, and headers that limit what the page may load are added.
+        Connections that are not HTTP are ignored.
+        """
         if scope["type"] != "http":
             return
         refusal = self._refuse(scope)
@@ -61,7 +66,11 @@ class Guard:
         await self.app(scope, receive, send_with_headers)
 
     def _refuse(self, scope: Scope) -> PlainTextResponse | None:
-        """Return the reply that refuses a request, or None for a request that is answered."""
+        """Return the reply that refuses a request, or None if the request may be answered.
+
+        The reply is 403 if the request names an unknown host, as another web page's would, and 405
+        if its method is neither GET nor HEAD.
+        """
         host = host_name(Headers(scope=scope).get("host", ""))
         if not self._is_known(host):
             return PlainTextResponse("unknown host name\n", 403)

@@ -1,7 +1,7 @@
 """``doctor run``: the sites are met, nothing is trained, no directory is made."""
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from fedsilo.core.methods import METHODS
 from fedsilo.core.settings_schema import Value
 from fedsilo.deployment.deployment import Deployment, plan
 from fedsilo.deployment.doctor import run_checks as run
-from fedsilo.deployment.doctor.findings import examine
+from fedsilo.deployment.doctor.findings import Finding, examine
 from fedsilo.engines.inline_engine import (
     InlineGrid,
     flower_identity,
@@ -254,3 +254,97 @@ def test_only_the_sites_that_the_run_names_must_be_online(
     checks = [check for check in run.CHECKS if check.name == "members"]
     (finding,) = examine(checks, setup)
     assert finding.status == status
+
+
+# --- Checks by answers that are made by hand ---
+
+
+def _check(name: str, setup: run.RunSetup) -> list[Finding]:
+    return list(examine([replace(one, needs=()) for one in run.CHECKS if one.name == name], setup))
+
+
+@pytest.fixture
+def deployed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> run.RunSetup:
+    """Return the setup of a deployment with a hospital elsewhere, all of whose members run."""
+    monkeypatch.setattr(Deployment, "process", lambda self, member: True)
+    deployment = plan(tmp_path, ["s1a", "s2a"], [8000, 9092, 9101, 9102], {})
+    (tmp_path / "deployment.json").touch()
+    sources = RunSources(changes=("split.silos=3",))
+    return run.RunSetup("fedavg", sources, deployment=deployment.with_node("far", "9"))
+
+
+def test_a_hospital_elsewhere_that_is_away_is_a_detail(
+    deployed: run.RunSetup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run, "list_online_sites", lambda _: ["s1a", "s2a"])
+    (found,) = _check("members", deployed)
+    assert (found.status, found.details) == ("PASSED", ("not online: far",))
+    assert "2 sites" in found.said
+    monkeypatch.setattr(run, "list_online_sites", lambda _: ["s1a", "s2a", "far"])
+    assert _check("members", deployed)[0].details == ()
+    monkeypatch.setattr(Deployment, "process", lambda self, member: member != "server")
+    (down,) = _check("members", deployed)
+    assert (down.status, down.fix.startswith("fedsilo deploy up")) == ("FAILED", True)
+    assert _check("sites", deployed)[0].status == "SKIPPED"
+
+
+FACTS: dict[str, Any] = {
+    "sizes": {"train": 30},
+    "distribution": "D1",
+    "dropped": 2,
+    "label_counts": {"train": [10, 20]},
+    "software": {"fedsilo": "0123456789abcdef"},
+}
+
+
+@pytest.mark.parametrize(
+    ("meeting", "statuses"),
+    [
+        (Meeting(2, 2, {"a": FACTS, "b": FACTS}), ["PASSED"] * 2),
+        (Meeting(2, 2, {"a": FACTS}, ("b: no",)), ["FAILED", "PASSED"]),
+        (Meeting(2, 2, {}, ("a: no", "b: no")), ["FAILED", "SKIPPED"]),
+        (Meeting(2, 2, {"a": FACTS, "b": FACTS}, fault="other columns"), ["PASSED", "FAILED"]),
+        (Meeting(2, 2, {"a": FACTS, "b": FACTS}, noise="of counts"), ["PASSED"] * 2),
+    ],
+)
+def test_a_deployment_is_met_once_and_its_answers_are_judged(
+    meeting: Meeting,
+    statuses: list[str],
+    deployed: run.RunSetup,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[object] = []
+
+    def meet(*given: object) -> Meeting:
+        asked.append(given)
+        return meeting
+
+    monkeypatch.setattr(run, "meet", meet)
+    assert _check("plan", deployed)[0].status == "SKIPPED", "the hospitals have the files"
+    assert _check("enough", deployed)[0].status == "SKIPPED", "nobody was asked"
+    sites = _check("sites", deployed)
+    assert [one.status for one in sites] == ["PASSED"] * len(meeting.sites) + ["FAILED"] * len(
+        meeting.refused
+    )
+    enough, method = _check("enough", deployed)[0], _check("method", deployed)[0]
+    assert [enough.status, method.status] == statuses
+    assert len(asked) == 1
+    if meeting.sites:
+        assert sites[0].said == (
+            "D1: 30 train, 2 left out; labels: train [10, 20], fedsilo 0123456789ab"
+        )
+    if len(meeting.sites) == 1:
+        assert "'run.min-sites' to 1" in enough.fix
+    if meeting.noise:
+        assert method.details == ("noise that is not differential privacy: of counts",)
+
+
+def test_a_site_may_say_nothing_of_its_samples_and_the_plan_names_its_seed(
+    deployed: run.RunSetup,
+) -> None:
+    said = run._describe_site("D1", {**FACTS, "sizes": {}, "dropped": 0, "software": None})
+    assert said == "does not say how many samples it has; labels: train [10, 20]"
+    private = ("privacy.sample-clip-norm=1.0", "privacy.noise-multiplier=2.0", "split.silos=3")
+    seeded = replace(deployed, sources=RunSources(changes=private), seed=5)
+    assert seeded.plan[0].common.seed == 5
+    assert "clipped to 1, noise 2" in _check("settings", seeded)[0].said

@@ -131,6 +131,60 @@ def test_nothing_starts_where_no_server_answers(tmp_path: Path) -> None:
     )
 
 
+@pytest.fixture
+def environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Set back the proxies that ``main`` sets, and accept the installed Flower."""
+    monkeypatch.setattr(os, "environ", dict(os.environ))
+    monkeypatch.setattr(hospital, "refuse_other_flower", lambda: None)
+
+
+def test_the_secret_is_for_both_processes_alone_and_goes_with_them(
+    environment: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[Path] = []
+
+    def stay(supernode: list[str], worker: list[str]) -> int:
+        path = Path(supernode[-1])
+        assert worker[worker.index("--secret") + 1] == str(path)
+        assert (path.stat().st_mode & 0o777, path.stat().st_size) == (0o600, 32)
+        seen.append(path)
+        return 5
+
+    monkeypatch.setattr(hospital, "_supervise", stay)
+    monkeypatch.setattr(sys, "argv", ["hospital.py", *TOLD])
+    assert main() == 5
+    assert not seen[0].exists()
+    assert "127.0.0.1" in os.environ["no_proxy"]
+
+
+def test_a_full_disk_is_one_line(
+    environment: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device", "/tmp/secret")
+
+    monkeypatch.setattr(hospital, "write_atomically", fail)
+    assert main(TOLD) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("fedsilo: error")
+    assert said.count("\n") == 1
+
+
+def test_a_process_that_ignores_the_request_to_end_is_killed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(hospital, "_PATIENCE", 0.1)
+    stubborn = subprocess.Popen(
+        ["sh", "-c", "trap '' TERM; echo begun; while :; do sleep 0.05; done"],
+        stdout=subprocess.PIPE,
+    )
+    assert stubborn.stdout
+    assert stubborn.stdout.readline() == b"begun\n"
+    hospital._end_processes(stubborn)
+    assert stubborn.returncode == -signal.SIGKILL
+    stubborn.stdout.close()
+
+
 def _in_main(node: list[str], worker: list[str]) -> int:
     """Run the hospital's loop; its signal handlers are put back."""
     before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}

@@ -1,5 +1,7 @@
 """The SuperNode's process: how often it polls, what it gives up, and when it ends."""
 
+import importlib
+import os
 import subprocess
 import sys
 import time
@@ -15,6 +17,7 @@ from flwr.supercore.version import package_version
 from flwr.supernode import start_client_internal
 from flwr.supernode.nodestate import NodeStateFactory
 
+from fedsilo.deployment.worker import supernode
 from fedsilo.deployment.worker.supernode import (
     READ,
     PollInterval,
@@ -193,3 +196,22 @@ def test_a_supernode_that_lost_the_server_ends_with_an_error() -> None:
     )
     assert done.returncode == 1
     assert "the SuperNode lost the server and ends: start it again" in done.stderr
+
+
+@pytest.mark.parametrize("why", ["", "this is Flower 1.50"])
+def test_a_supernode_that_loses_its_server_ends_with_its_process(
+    why: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    done: list[object] = []
+    monkeypatch.setattr(supernode, "end_with", lambda process: done.append(process))
+    monkeypatch.setattr(supernode, "retry_soon", lambda: done.append("retry"))
+    monkeypatch.setattr(supernode, "shorten_waits", lambda *_: why)
+    flower = importlib.import_module("flwr.supernode.cli.flower_supernode")
+    monkeypatch.setattr(flower, "flower_supernode", lambda: done.append("node"))
+    monkeypatch.setattr(os, "_exit", done.append)
+    supernode.main()
+    assert done == [os.getppid(), "retry", "node", 1]
+    said = capfd.readouterr().err
+    assert "lost the server" in said
+    assert why in said
+    assert said.count("\n") == (2 if why else 1)
