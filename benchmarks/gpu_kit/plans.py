@@ -174,15 +174,9 @@ def command(table: Table, seeds: int, given: argparse.Namespace) -> list[str]:
     """Return the words of one table's command for so many seeds."""
     runs = Path(given.work) / "runs"
     words = ["compare", *table.experiments, *table.options, "--seeds", str(seeds)]
-    # The data are public, and some sites of mini-MIAS have so few test images that nothing is shown
-    words += [
-        "--unequal",
-        "--no-floor",
-        "--jobs",
-        str(given.jobs),
-        "--file",
-        f"{given.work}/simulation.yaml",
-    ]
+    # The data are public, and mini-MIAS has sites with few test images, which would not be shown
+    words += ["--unequal", "--no-floor"]
+    words += ["--jobs", str(given.jobs), "--file", f"{given.work}/simulation.yaml"]
     words += ["--out", str(runs / table.name), "--csv", str(runs / f"{table.name}.csv")]
     for change in (f"data.dir={given.work}/data", f"machine.device={given.device}", *given.set):
         words += ["--set", change]

@@ -191,7 +191,11 @@ def choose_compute(
         share = gpu_share()
         if 0 < share < 1:
             torch.cuda.set_per_process_memory_fraction(share, chosen)
-    native = use_gpu and torch.cuda.is_bf16_supported(including_emulation=False)
+    native = False
+    if use_gpu:
+        # PyTorch answers for the current GPU, which may be another kind
+        with torch.cuda.device(index):
+            native = torch.cuda.is_bf16_supported(including_emulation=False)
     if precision == "bf16" and use_gpu and not native:
         log_once(
             f"{chosen} only emulates bf16, which is slower than fp32: set 'machine.precision' to "
@@ -373,7 +377,8 @@ class Streamed:
         moved = batch.to(self._device, non_blocking=True)
         if self._device.type == "cuda":
             event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            event.record()
+            # Without a stream it would be recorded on the current GPU, perhaps another one
+            event.record(torch.cuda.current_stream(self._device))
             self._arrived[turn] = event
         if moved.data_ptr() == batch.data_ptr():  # nothing was copied on the CPU
             return moved.clone()

@@ -220,21 +220,24 @@ def moments_of(optimiser: Optimizer, module: nn.Module) -> dict[str, Tensor]:
 def restore_moments(optimiser: Optimizer, module: nn.Module, stored: Mapping[str, Tensor]) -> None:
     """Put an optimiser's stored state back into it, so that it continues where it stopped.
 
-    The arrays are those of ``moments_of``, and are moved to the device of their parameters. A
-    parameter begins with new moments if no arrays are stored for it, or if their shape differs from
-    its own. Arrays for unknown parameters are ignored.
+    The arrays are those of ``moments_of``, and are moved to the device of their parameters. Step
+    counts stay on the CPU, unless the optimiser is fused. A parameter begins with new moments if no
+    arrays are stored for it, or if their shape differs from its own. Arrays for unknown parameters
+    are ignored.
     """
     moments: dict[str, dict[str, Tensor]] = {}
     for key, value in stored.items():
         name, _, moment = key.rpartition("/")
         moments.setdefault(name, {})[moment] = value
+    # As PyTorch does; the kernel of a fused optimiser reads step counts on the GPU
+    group = optimiser.param_groups[0]
+    moves_steps = group.get("fused") or group.get("capturable")
     for name, parameter in module.named_parameters():
         own = moments.get(name, {})
         shapes = (parameter.shape, torch.Size())  # step counts have no shape
         if not own or not all(value.shape in shapes for value in own.values()):
             continue
         for moment, value in own.items():
-            # PyTorch keeps step counts on the CPU
-            if moment != "step":
+            if moment != "step" or moves_steps:
                 own[moment] = value.to(parameter.device)
         optimiser.state[parameter] = own

@@ -279,7 +279,7 @@ def crossvalidate(
 
 
 def _read_names(experiments: Sequence[str]) -> list[str]:
-    """Return the names of the experiments without duplicates, in the given order.
+    """Return the names of the experiments in the given order, each once.
 
     Raises:
         SettingError: no experiment is named.

@@ -66,6 +66,12 @@ def add(
 ) -> Sequence[MadeKit]:
     """Register hospitals on other machines, and make a kit for each.
 
+    A kit is a zip with what a hospital needs to connect: a private key, the authority's certificate
+    and the server's address. The server must be running.
+
+    Returns:
+        The kits, in the order of ``names``.
+
     Raises:
         FedsiloError: a name is not allowed or already exists, or the server does not answer.
     """
@@ -100,7 +106,8 @@ def revoke(
 ) -> str:
     """Exclude a hospital for good.
 
-    If its process runs on this machine, the process is ended.
+    The server takes no more messages of it. If the hospital's process runs on this machine, the
+    process is ended.
 
     Returns:
         The sentence '<member> is revoked'.
@@ -118,7 +125,8 @@ def revoke(
 def status(*, deployment: DeploymentFolder = _FOLDER) -> list[MemberStatus]:
     """List the members of a deployment, and whether each one runs.
 
-    The server comes first. If the server is down, all sites count as offline.
+    The members are the server, which comes first, and the sites. If the server is down, all sites
+    count as offline.
 
     Raises:
         FedsiloError: the folder does not contain a deployment, or the server does not answer.
@@ -163,7 +171,16 @@ def run(
 ) -> Path:
     """Run an experiment on the deployment, and wait for its end.
 
-    Afterwards the pictures are drawn here, because the server does not draw any.
+    The server and the hospitals of the deployment must be running. Pictures are drawn here after
+    the run, because the server does not draw any.
+
+    Args:
+        experiment: the name of the experiment, or of a method.
+        deployment: the deployment's folder.
+        seed: the seed; None for the experiment's.
+        name: the name of the run directory; None for one from the settings.
+        tell: is called with lines about the progress.
+        sources: changes to the experiment's settings.
 
     Returns:
         The run directory, which is in the server's folder; ``out`` is ignored.
@@ -189,7 +206,10 @@ def plan_deployed_run(
     name: str | None = None,
     **sources: Unpack[Sources],
 ) -> Iterator[str]:
-    """Yield the lines of ``deploy run --dry-run``; the arguments are those of ``run``.
+    """Yield the lines of ``deploy run --dry-run``: the plan of a run, its hospitals and its folder.
+
+    The arguments are those of ``run``. Nothing is run or written, and hospitals are not asked
+    whether they would take part.
 
     Raises:
         FedsiloError: a member is down, or the run directory cannot be used.

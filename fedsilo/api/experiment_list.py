@@ -77,12 +77,12 @@ def list_experiments(path: Path, method: str | None = None, here: bool = False) 
 def experiment_records(
     path: Path, method: str | None = None, here: bool = False
 ) -> list[dict[str, Any]]:
-    """Return a record for each experiment, sorted by method, with the facts that its line shows.
+    """Return the facts that the list of experiments shows, as a dictionary for each experiment.
 
-    Arguments and errors are those of ``list_experiments``. A record has the keys experiment,
-    method, about, data, silos (0 if unknown until the data are read), rounds and cost. If the
-    experiment cannot run, the record has the key fault, with the reason, in place of the last four
-    keys.
+    Arguments and errors are those of ``list_experiments``. The records are sorted by method. A
+    record has the keys experiment, method, about, data, silos (0 if unknown until the data are
+    read), rounds and cost. If the experiment cannot run, the key fault, with the reason, replaces
+    the last four keys.
     """
     records = []
     for name, entries in sorted(_choose_experiments(open_simulation(path), method, here).items()):
@@ -126,9 +126,10 @@ def _choose_experiments(
 def _select_here(
     by_method: Mapping[str, Mapping[str, Mapping[str, Experiment]]],
 ) -> dict[str, dict[str, dict[str, Experiment]]]:
-    """Select the experiments whose data sets have files on this machine, grouped as before.
+    """Select the experiments whose data sets have files on this machine.
 
-    Methods and entries without such an experiment are left out.
+    ``by_method`` and the result have the same form: method -> entry of the file -> name ->
+    experiment. Methods and entries without such an experiment are left out.
     """
     found = {row["name"] for row in overview("") if row["here"]}
     chosen: dict[str, dict[str, dict[str, Experiment]]] = {}
@@ -234,12 +235,15 @@ def _describe(experiments: Sequence[Experiment], purpose: Any) -> str:
 
 
 def _find_facts(experiment: Experiment) -> _Facts:
-    """Find an experiment's data set, numbers of silos and rounds, and cost.
+    """Find the facts about an experiment that its line in the list shows, without running it.
 
-    Plugins are not executed, so the number of silos of a plugin's data set is 0, for unknown.
+    The cost is the measured minutes if the file states them, otherwise 'GPU' or 'CPU' by the
+    experiment's resources. A data set of a plugin is not loaded, because listing must not execute a
+    plugin, so its number of silos is 0, for unknown.
 
     Raises:
         FedsiloError: a setting is unknown or out of range, or a file that declares silos is wrong.
+            Unknown keys are not rejected if the method is a plugin.
     """
     # A run would refuse an unknown key, so the list must not show such an experiment as fine
     common = build(CommonSettings, values_of(CommonSettings, experiment.values))

@@ -59,9 +59,10 @@ class ListedGroup:
     settings: list[ListedSetting] = field(default_factory=list)
 
     def lines(self, width: int) -> Iterator[str]:
-        """Yield the heading and the lines of each setting, wrapped to ``width`` characters.
+        """Yield the lines of the group for the terminal, wrapped to ``width`` characters.
 
-        The heading is the name of the group, or 'experiment' without a name, and its sentence.
+        First comes the heading: the name of the group, or 'experiment' if it has none, and the
+        sentence that describes it. Then come the lines of each setting.
         """
         yield from textwrap.wrap(
             f"{self.name or _BARE}: {self.sentence}", width, subsequent_indent="  "
@@ -123,9 +124,10 @@ def find_settings(word: str) -> list[ListedGroup]:
 
 
 def _select_settings(groups: list[ListedGroup], word: str) -> list[ListedGroup]:
-    """Return the groups with only the settings that have ``word`` in their key or help.
+    """Select the settings that have ``word`` in their key or help, group by group.
 
-    Upper and lower case are the same. Groups without a matching setting are left out.
+    Upper and lower case are the same. Groups without such a setting are left out. The given groups
+    are not changed.
     """
     wanted = word.lower()
     found = []

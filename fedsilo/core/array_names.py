@@ -16,10 +16,10 @@ BATCH_NORM = ("running_mean", "running_var")
 
 
 def arrays_below(prefix: str, arrays: Mapping[str, A]) -> dict[str, A]:
-    """Select the arrays whose names begin with ``prefix``, and remove the prefix.
+    """Select the arrays whose names begin with ``prefix``, and remove the prefix from their names.
 
     Returns:
-        Name without the prefix -> array, sorted by name; empty if no name has the prefix.
+        Name without the prefix -> array, sorted by the full name; empty if no name has the prefix.
     """
     return {
         name.removeprefix(prefix): array
@@ -34,10 +34,11 @@ def with_prefix(prefix: str, arrays: Mapping[str, A]) -> dict[str, A]:
 
 
 def by_site(arrays: Mapping[str, A]) -> dict[str, dict[str, A]]:
-    """Group arrays named ``<site>/<array>`` by site.
+    """Group arrays by the site in their names, which have the form ``<site>/<array>``.
 
-    The names must not begin with a kind. A name without a '/' is the name of a site, and its array
-    gets an empty name. The arrays of a site keep their given order.
+    In a message, such a name may follow a kind, as in ``expert/<site>/<array>``. The kind must have
+    been removed before. A name without a '/' is the name of a site, and its array gets an empty
+    name. The arrays of a site keep their given order.
 
     Returns:
         Site -> name of the array -> array, sorted by site.
@@ -50,7 +51,9 @@ def by_site(arrays: Mapping[str, A]) -> dict[str, dict[str, A]]:
 
 
 def select_others(site: str, arrays: Mapping[str, A], *kinds: str) -> dict[str, A]:
-    """Select the arrays of the given kinds that belong to any site except ``site``.
+    """Select the arrays of certain kinds that belong to any site except ``site``.
+
+    A kind is the first part of an array's name, such as ``expert/``; a site's name follows it.
 
     Args:
         site: the site whose own arrays are left out.

@@ -236,10 +236,11 @@ def unknown_key(key: str, known: Iterable[str]) -> SettingError:
 
 
 def unknown_name(what: str, name: str, known: Iterable[str]) -> SettingError:
-    """Build the error for an unknown name, which suggests the most similar known name.
+    """Build the error for an unknown name, such as a misspelt method. The caller raises it.
 
-    The caller raises it. If no known name is similar, the error lists the first 30 known names. If
-    there are more than 30 experiments or methods, it names the command that lists them instead.
+    The error suggests the most similar known name. If no name is similar enough, it lists the first
+    30 known names in alphabetical order. For more than 30 experiments or methods, it names the
+    command that lists them instead.
 
     Args:
         what: the kind of thing that has the name, such as 'method'.
@@ -278,9 +279,10 @@ def missing_extra(what: str, extra: str, otherwise: str = "") -> str:
 
 @contextmanager
 def needs_extra(what: str, extra: str, otherwise: str = "") -> Iterator[None]:
-    """Turn an ImportError in the block into a SettingError that names the extra to install.
+    """Turn an ImportError in the block into a SettingError that says which extra to install.
 
-    Any ImportError counts, whichever module is missing. Other errors pass through.
+    An extra is a group of optional packages of fedsilo. Any ImportError counts, whichever module is
+    missing. Other errors are not changed.
 
     Args:
         what: the feature, as the subject of the error's sentence.

@@ -97,9 +97,10 @@ class Instruction:
     notes: Mapping[str, Value] = field(default_factory=dict)
 
     def to_config(self) -> dict[str, Value]:
-        """Convert the instruction to ConfigRecord entries, with '-' in place of '_' in keys.
+        """Convert the instruction to the entries of a ConfigRecord of Flower.
 
-        Each note becomes one entry with the key ``note.<name>``, whose name is not changed.
+        The keys are the attributes with '-' in place of '_'. Each note becomes one entry with the
+        key ``note.<name>``, whose name is not changed.
         """
         config = {name.replace("_", "-"): value for name, value in vars(self).items()}
         del config["notes"]
@@ -155,7 +156,7 @@ ROUND_KEYS = 10**6
 
 
 def state_key(round_: int, step: int) -> int:
-    """Return the number that orders private states: larger for later rounds and later steps."""
+    """Return a number that orders a site's private states by round, then by step."""
     return ROUND_KEYS * round_ + step
 
 

@@ -318,11 +318,12 @@ def wrong_plugin(key: str, name: str, found: Any, wanted: str) -> SettingError:
 
 
 def with_plugin_settings(values: Mapping[str, Value], common: Collection[str]) -> dict[str, Value]:
-    """Return a copy of a run config with the settings in 'plugin-settings' in place of that key.
+    """Return a copy of a run config with the settings in 'plugin-settings' as separate keys.
 
-    'plugin-settings' holds a JSON object of a plugin method's own settings, ``group.key``. They
-    override the settings of that key in ``values``. A common setting is refused, because it would
-    replace a value that a site has already checked.
+    Flower accepts only keys that pyproject.toml lists. Therefore the own settings of a plugin
+    method are sent as one JSON object, ``{"group.key": value}``, in 'plugin-settings'. This key is
+    removed, and the settings override those of the same key in ``values``. A common setting is
+    refused, because it would replace a value that a site has already checked.
 
     Args:
         values: the run config, which must have 'plugin-settings'.
@@ -373,7 +374,7 @@ def import_plugin(module: str) -> None:
 
 
 def is_offered(module: str) -> bool:
-    """Return whether an installed package offers a plugin in the module ``module``.
+    """Return whether an installed package offers a plugin of fedsilo in the module ``module``.
 
     A package offers a plugin by an entry point in one of fedsilo's groups. Only the first part of
     the entry point's module is compared, so ``module`` must be a top-level module. It is not
@@ -457,10 +458,11 @@ def stated_digests(text: str) -> dict[str, str]:
 
 
 def changed_plugins(digests: Mapping[str, str], text: str) -> list[str]:
-    """Return the modules whose digest differs from the one in 'plugin-digests', sorted.
+    """List the plugin modules that have changed since a run began, sorted.
 
-    A module that has a digest in only one of the two arguments counts as changed. The format of
-    ``text`` is not checked: an entry without '=' is a module with an empty digest.
+    A module has changed if its digest now differs from the one in 'plugin-digests', or if only one
+    of the two has the module. The format of ``text`` is not checked: an entry without '=' is a
+    module with an empty digest.
 
     Args:
         digests: module -> SHA-256 of the plugin now.

@@ -237,10 +237,10 @@ def _silos(experiment: str, count: int | None, file: Path | None) -> list[str]:
 def share_signing_keys(deployment: Deployment) -> None:
     """Make a signing key for each site on this machine, and let the other sites trust it.
 
-    Sites identify each other by these keys before a secure sum, if a key is marked as compared.
-    Hospitals compare the keys by telephone (``fedsilo hospital keys``), but one operator runs all
-    these sites, so no call is needed. Existing keys are kept. If a site has marked another key of
-    the same site before, the mark is replaced; otherwise it keeps its date.
+    In secure sums, a site accepts another site only by a key that is marked as compared. Hospitals
+    compare their keys by telephone (``fedsilo hospital keys``), but one operator runs all these
+    sites, so each key is marked at all other sites here. Existing keys are kept. A mark for another
+    key of the same site is replaced. A mark for the same key keeps its date.
     """
     from fedsilo.client_app.privacy.signing import KnownKeys, signing_key
     from fedsilo.client_app.site.node import own_folder_of, owner_only

@@ -296,7 +296,8 @@ class Deployment:
         - All FLWR_ and FEDSILO_ variables are removed, so that the caller's do not affect the
           member.
         - FLWR_HOME is ``flwr`` in the member's own folder.
-        - Flower's telemetry and its search for updates are off.
+        - Flower's telemetry and its search for updates are off, and Python's output is not
+          buffered.
         - PATH begins with the folder of this Python.
         - Calls to this machine bypass proxies.
         - The server gets the folder of runs, the registry and fedsilo's git revision. A site gets
@@ -420,9 +421,10 @@ def plan(
     shared: Mapping[str, Value],
     address: str = "",
 ) -> Deployment:
-    """Plan a new deployment without writing its files. The sites are sorted by name.
+    """Plan a new deployment: the ports and the node config of its sites, sorted by name.
 
-    The plugin files in ``shared`` are recorded as given by this user, so sites may load them.
+    No file of the deployment is written. If ``shared`` names plugin files, they are recorded as
+    given by this user, so that the sites, which are started later, may load them.
 
     Args:
         folder: the absolute path of the deployment's folder.
@@ -434,7 +436,8 @@ def plan(
 
     Raises:
         SettingError: ``sites`` and ``address`` are both empty, two sites have the same name, a name
-            is not allowed, or ``shared`` has a key that differs between sites.
+            is not allowed, or ``shared`` has a key that differs between sites ('site' or
+            'state-dir').
         ValueError: the number of ``ports`` is not two more than the number of sites.
     """
     if not sites and not address:

@@ -78,7 +78,10 @@ class Kit:
         return "-".join([digits[:4], digits[4:8], digits[8:12], digits[12:16]])
 
     def write(self, folder: Path) -> None:
-        """Write all files of the kit into an existing folder; only their owner can read them."""
+        """Write all files of the kit into an existing folder, readable only by their owner.
+
+        Files of the same names are replaced.
+        """
         for name, content in self.files.items():
             write_atomically(folder / name, content, mode=0o600)
 

@@ -142,7 +142,9 @@ def column_contributions(
 def explain_columns(
     network: SiteNetwork, row: Tensor, features: Sequence[str], classes: Sequence[str], title: str
 ) -> ColumnExplanation:
-    """Explain a network's prediction for one row of a table.
+    """Explain a network's prediction for one row of a table by Shapley values of its columns.
+
+    The explanation is of the probability of the predicted class (see ``column_contributions``).
 
     Args:
         network: on its device; it is put in eval mode.

@@ -289,7 +289,7 @@ def _mark_frequent(targets: Array) -> Array:
 
 
 def _cross_validate(values: Array, targets: Array, scoring: str, seed: int) -> float:
-    """Return how well a logistic regression predicts ``targets`` (n,) from ``values`` (n, c).
+    """Measure how well a logistic regression predicts ``targets`` (n,) from ``values`` (n, c).
 
     The result is the mean of the score ``scoring`` over five folds, which are stratified by target
     and drawn from ``seed``. Values are standardised by the training folds.
@@ -307,9 +307,10 @@ def _cross_validate(values: Array, targets: Array, scoring: str, seed: int) -> f
 
 
 def document(panel: Panel, selection: Selection) -> dict[str, Any]:
-    """Build the content of embeddings.json: selection, separability, and a point per sample.
+    """Build the content of embeddings.json, without the embeddings themselves.
 
-    Coordinates are rounded to 4 decimals. The embeddings themselves are left out.
+    It has the split, the layer and the seed, the two numbers on separability, the names of the
+    classes, and each sample's site, row, label and point in the plane, rounded to 4 decimals.
     """
     cloud = panel.cloud
     points = []
@@ -366,7 +367,12 @@ def draw_panels(panels: Sequence[Panel], title: str) -> Figure:
 
 
 def _draw_panel(axes: Axes, panel: Panel, shades: Sequence[Any]) -> None:
-    """Draw the points of one run, with its numbers below; ``shades`` has a colour per site."""
+    """Draw the samples of one run as points into its panel, with its numbers below.
+
+    The colour of a point shows the site, and its marker the class. The points are drawn in a random
+    order with a fixed seed, because the last site would otherwise hide the others. ``shades`` has
+    the colour of each site, in the run's order.
+    """
     cloud = panel.cloud
     # The points are drawn in random order, because the last site would hide the others
     order = np.random.default_rng(0).permutation(len(panel.points))

@@ -187,10 +187,17 @@ def gradcam_sheet(
 def _explain_rows(
     lab: Lab, network: SiteNetwork, split: str, rows: Sequence[int], wanted: str | None
 ) -> list[ImageExplanation]:
-    """Explain each row by a Grad-CAM map, under a title with the row and its true class.
+    """Explain the predictions for some images of a split by Grad-CAM, in the order of ``rows``.
 
-    If ``wanted`` is None, the map is of the row's predicted class. Otherwise it is of the class
-    with that name.
+    The title of each explanation has the row and its true class.
+
+    Args:
+        lab: the site, opened after the run.
+        network: the network that predicts.
+        split: 'train', 'val' or 'test'.
+        rows: the numbers of the images in the split.
+        wanted: the name of the class whose map is drawn; None for the predicted class of each
+            image.
 
     Raises:
         FedsiloError: the class is unknown, or a row is not in the split.
@@ -211,10 +218,11 @@ def _explain_rows(
 
 
 def draw_sheet(sheet: GradCamSheet) -> Figure:
-    """Draw a row per image: the image itself, then the image with each run's map over it.
+    """Draw a sheet of Grad-CAM maps: a row for each image and a column for each run.
 
-    Each map has its own colour scale, so colours cannot be compared between maps. The caption of a
-    wrong prediction is red.
+    The first column shows the images themselves, with the row, the true class and the scenario.
+    Each other one shows the image with the run's map over it, and the run's prediction, in red if
+    it is wrong. Each map has its own colour scale, so colours cannot be compared between maps.
     """
     columns, rows = sheet.columns, len(sheet.truths)
     head = max(column.title.count("\n") for column in columns)

@@ -199,9 +199,15 @@ def _edges(splits: Mapping[str, Split], form: Form, step: float) -> Tensor:
 
 
 def _density(split: Split, form: Form, edges: Tensor) -> Tensor:
-    """Compute the density, float64 (bins,), of a site's pixels over the bins between ``edges``.
+    """Compute the histogram of a site's pixels as a density, float64 (bins,).
 
-    A site whose images show only background has density 0 everywhere.
+    The density times the width of the bins sums to 1. A site whose images show only background has
+    density 0 everywhere.
+
+    Args:
+        split: the site's images.
+        form: whether the pixels are taken as stored or as a network gets them.
+        edges: the edges of the bins, float64 (bins + 1,), all of the same width.
     """
     bins, low, high = len(edges) - 1, edges[0].item(), edges[-1].item()
     # float64, because float32 counts exactly only up to 2^24 pixels
@@ -212,7 +218,11 @@ def _density(split: Split, form: Form, edges: Tensor) -> Tensor:
 
 
 def draw_histograms(measured: SiteHistograms) -> Figure:
-    """Draw two panels with a line per site: the stored pixels, and the network's inputs."""
+    """Draw the histograms of all sites in two panels, with a line for each site.
+
+    The left panel has the stored pixels, and the right panel the pixels as the network gets them.
+    The legend below has each site's number of images.
+    """
     figure = new_figure(10, 4.6)
     left, right = figure.subplots(1, 2)
     styles = line_styles(list(measured.labels))

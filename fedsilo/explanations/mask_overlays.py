@@ -127,7 +127,14 @@ def draw_marked(figure: Figure, image: Tensor, mask: Tensor, classes: Sequence[s
 
 
 def _draw_case(plain: Axes, marked: Axes, image: Tensor, masks: dict[Line, Tensor]) -> None:
-    """Draw an image twice, the second time with the outlines of masks: line style -> mask."""
+    """Draw an image twice: without masks into ``plain``, and with their outlines into ``marked``.
+
+    Args:
+        plain: the panel of the image alone.
+        marked: the panel of the image with outlines.
+        image: the image (channels, h, w), as a silo stores it.
+        masks: line style -> mask (h, w) with class numbers, of which 0 is not drawn.
+    """
     for axes in (plain, marked):
         draw_image(axes, image)
         without_frame(axes)
@@ -137,7 +144,14 @@ def _draw_case(plain: Axes, marked: Axes, image: Tensor, masks: dict[Line, Tenso
 
 
 def _draw_outline(axes: Axes, mask: npt.NDArray[np.bool_], colour: str, style: Line) -> None:
-    """Draw the outline of a mask (h, w) over the image that the axes show."""
+    """Draw the outline of one class over the image that a panel shows.
+
+    Args:
+        axes: the panel. Its image may be smaller than the mask.
+        mask: bool (h, w), True for the pixels of the class.
+        colour: the colour of the line.
+        style: the style of the line.
+    """
     # draw_image shrinks a large image, so the pixels' centres follow from its extent
     left, right, bottom, top = axes.images[0].get_extent()
     rows, columns = mask.shape
@@ -161,7 +175,10 @@ def _colour(number: int, style: Line) -> str:
 def _add_legend(figure: Figure, classes: Sequence[str], ends: Mapping[Line, str]) -> None:
     """Add a legend below the panels, with an entry for each class in each line style.
 
-    ``classes`` are those from 1 on, and ``ends`` maps a style to the end of its entries.
+    Args:
+        figure: the figure.
+        classes: the names of the classes without the background.
+        ends: line style -> the end of its entries, such as ", true".
     """
     from matplotlib.lines import Line2D
 

@@ -58,9 +58,10 @@ def draw_routing(document: Mapping[str, Any]) -> dict[str, Figure]:
 
 
 def _draw_boxes(experts: Sequence[str], sites: Mapping[str, Any]) -> Figure:
-    """Draw a panel per hospital with a violin, a box and a cross per expert.
+    """Draw the distribution of the router's weights at each hospital, a panel for each.
 
-    A violin covers the routing weights from the 5th to the 95th percentile.
+    A panel has a violin, a box and a cross for each expert. The violin covers the weights from the
+    5th to the 95th percentile, the box the middle half, and the cross is the mean.
     """
     figure, panels = panel_grid(len(sites), 4, (2.6, 2.8), (1.6, 0.8), sharey=True)
     for axes, (site, weights) in zip(panels, sites.items(), strict=True):
@@ -110,7 +111,10 @@ def _draw_panel(axes: Axes, site: str, weights: Sequence[Mapping[str, float]]) -
 def _draw_violins(
     axes: Axes, positions: Sequence[int], weights: Sequence[Mapping[str, float]]
 ) -> None:
-    """Draw a violin and a box at each position from the quantiles of the weights."""
+    """Draw a violin and a box at each position, from five quantiles of the weights.
+
+    ``weights`` has the quantiles 'q05' to 'q95' and the mean for each position.
+    """
     boxes, violins = [], []
     for weight in weights:
         boxes.append({box: weight[quantile] for box, quantile in _QUANTILES.items()})
@@ -200,11 +204,15 @@ def _largest(metric: str) -> float | None:
 
 
 def draw_forgotten(document: Mapping[str, Any]) -> dict[str, Figure]:
-    """Draw ``forgotten.png``: each site's share of forgotten samples (in %) over epochs.
+    """Draw ``forgotten.png``: the share of training samples that averaging makes each site forget.
+
+    A sample is forgotten if the site's local model predicts it correctly, but the averaged model
+    does not. The picture has a line for each site over the epochs, in percent. A share that is None
+    has no point.
 
     Args:
-        document: 'epochs' -> epoch (from 0, as text; drawn from 1) -> site -> share, or None for no
-            point; 'variant' for the title.
+        document: the content of forgotten.json: 'epochs' -> epoch (a string, from 0; drawn from 1)
+            -> site -> share or None; and 'variant', for the title.
 
     Returns:
         File name -> figure.

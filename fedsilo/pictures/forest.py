@@ -87,7 +87,11 @@ def _draw_column(
 
 
 def _use_log_axis(axes: Axes) -> None:
-    """Set a logarithmic axis with few plain numbers, and draw a line at a ratio of 1."""
+    """Make the horizontal axis logarithmic, and draw a vertical line at a ratio of 1.
+
+    The axis gets few ticks with plain numbers. Their number depends on whether the axis spans less
+    than one, less than two, or more decades.
+    """
     from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
     axes.set_xscale("log")

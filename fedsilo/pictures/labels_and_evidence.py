@@ -25,10 +25,14 @@ _LEGEND = 18  # the most names that fit into a legend beside the picture
 
 
 def draw_evidence(document: Mapping[str, Any]) -> dict[str, Figure]:
-    """Draw ``evidence.png``: a reliability diagram, and accuracy against vacuity, on test samples.
+    """Draw ``evidence.png``: whether the model's certainty on test samples can be trusted.
+
+    The left panel has the accuracy over confidence, a reliability diagram with the diagonal of a
+    perfectly calibrated model. The right panel has the accuracy over vacuity, the lack of evidence.
 
     Args:
-        document: evidence.json: 'reliability' and 'certainty' -> site -> bin -> count, right, mean.
+        document: the content of evidence.json: 'reliability' and 'certainty' -> site -> bin ->
+            count, right, mean.
 
     Returns:
         File name -> figure.
@@ -97,10 +101,14 @@ def _compute_accuracy(bins: Mapping[str, Any]) -> float:
 
 
 def _sum_over_sites(sites: Mapping[str, Any]) -> dict[str, tuple[float, float, float]]:
-    """Sum the bins of all sites.
+    """Add up the bins of all sites.
+
+    Args:
+        sites: site -> bin number (a string) -> its count, correct predictions and mean certainty.
 
     Returns:
-        Bin -> number of samples, number of correct predictions, sum of the samples' certainties.
+        Bin number -> number of samples, number of correct predictions, and the sum of the samples'
+        certainties.
     """
     total: dict[str, tuple[float, float, float]] = {}
     for bins in sites.values():
@@ -172,7 +180,16 @@ def draw_distribution(silos: Mapping[str, Any]) -> dict[str, Figure]:
 
 
 def _stacked_labels(sites: Sequence[str], counts: NDArray, names: Sequence[str]) -> Figure:
-    """Draw a bar per site with its classes stacked; ``counts`` is (sites, classes)."""
+    """Draw the samples of each site as a bar in which its classes are stacked.
+
+    The total is written above each bar. If there are many classes, only some are named in the
+    legend.
+
+    Args:
+        sites: the names of the sites.
+        counts: the number of samples, (sites, classes).
+        names: the names of the classes.
+    """
     figure = new_figure(3.3 + 0.9 * len(sites), 4.2)
     axes = figure.subplots()
     bottom = np.zeros(len(sites))

@@ -96,9 +96,13 @@ def _group_edges(document: Mapping[str, Series]) -> dict[str, dict[str, Series]]
 def _draw_lines(
     axes: Axes, title: str, lines: Mapping[str, Series], styles: Mapping[str, LineStyle]
 ) -> None:
-    """Draw one line per label over rounds into a panel.
+    """Draw a line over rounds into a panel for each label.
 
-    ``lines`` maps each label to round (a string, as in JSON) -> value.
+    Args:
+        axes: the panel.
+        title: the title of the panel.
+        lines: label -> round (a string, as in JSON) -> value.
+        styles: label -> style of its line.
     """
     for label, series in lines.items():
         value_of = {int(round_): value for round_, value in series.items()}
@@ -164,11 +168,14 @@ def _place_silos(document: Mapping[str, Any]) -> dict[str, Point]:
 
 
 def _merge_edges(edges: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Merge each edge with its reverse into one undirected line, if their weights are equal.
+    """Merge two edges in opposite directions into one undirected line, if their weights are equal.
+
+    Args:
+        edges: the directed edges, each with 'from', 'to' and 'weight'.
 
     Returns:
-        A dictionary per line: 'from', 'to', 'weight', and 'directed', which is false for merged
-            edges.
+        A dictionary for each line: 'from', 'to', 'weight', and 'directed', which is False for
+            merged edges.
     """
     # Directed edge -> weight; of a pair with equal weights only the alphabetically first is drawn
     weights = {(edge["from"], edge["to"]): edge["weight"] for edge in edges}
@@ -212,7 +219,11 @@ def _write_weight(axes: Axes, start: Point, end: Point, weight: float) -> None:
 
 
 def _draw_sites(axes: Axes, points: Mapping[str, Point]) -> None:
-    """Draw a dot per silo, with the name outside the circle, or below the dot of a hub."""
+    """Draw each silo as a dot with its name.
+
+    The name is outside the circle, on which the silos are. For the hub of a star, in the centre, it
+    is below the dot.
+    """
     for site, (x, y) in points.items():
         axes.plot([x], [y], "o", markersize=11, color=ORANGE, zorder=2)
         height = _STRETCH * y

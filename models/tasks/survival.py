@@ -176,7 +176,8 @@ def partial_likelihood_loss(outputs: Tensor, labels: Tensor) -> Tensor:
     import torch
 
     times, events = labels[:, 0], labels[:, 1]
-    risks = outputs[:, 0]
+    # Autocast leaves logcumsumexp in the outputs' type, and a sum in bf16 soon stops growing
+    risks = outputs[:, 0].to(torch.promote_types(outputs.dtype, torch.float32))
     # All patients whose own time is not earlier are at risk
     order = torch.argsort(times, descending=True, stable=True)
     ordered = times[order]

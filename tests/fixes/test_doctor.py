@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable, Mapping
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -94,6 +94,7 @@ def _machine(monkeypatch: pytest.MonkeyPatch, driver: Callable[..., Any], built:
         "get_arch_list": [built],
         "mem_get_info": (10**10, 8 * 10**10),
         "is_bf16_supported": True,
+        "device": nullcontext(),
         "get_device_name": "a GPU",
     }.items():
         monkeypatch.setattr(torch.cuda, name, lambda *_, _value=value, **__: _value)

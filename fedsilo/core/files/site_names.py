@@ -128,11 +128,11 @@ def site_of_folder(name: str) -> str:
 
 
 def find_by_site(paths: Mapping[str, Path]) -> dict[str, Path]:
-    """Find the site that each of a user's folders or files belongs to.
+    """Find the site to which each of a user's folders or files belongs, by its name.
 
     Args:
-        paths: the name of a folder, or of a file without its ending -> its path. A name is a
-            site's own name or its ``folder_name``.
+        paths: the name of a folder, or of a file without its ending -> its path. A name is a site's
+            own name or its ``folder_name``.
 
     Returns:
         Site -> its path, in the order of ``paths``.

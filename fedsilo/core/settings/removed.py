@@ -135,13 +135,13 @@ OPTIONS: Mapping[tuple[str, str], str] = {
 
 
 def former_defaults(settings: Mapping[str, Value]) -> dict[str, Value]:
-    """Return the former defaults of removed settings that affect private states: key -> default.
+    """Return the former defaults of removed settings on which private states depend, by key.
 
-    The digest of a site's private state still includes these defaults. Otherwise no site could open
-    a state that an earlier version stored.
+    A site compares a digest of settings before it opens a private state. The digest still includes
+    these defaults, because otherwise no site could open a state that an earlier version stored.
 
-    Only removed settings that are marked ``decides_state`` can be returned. Such a setting is
-    returned if it has no group, or if a key of ``settings`` has the same group.
+    Only settings that are marked ``decides_state`` are returned: those without a group, and those
+    whose group occurs in ``settings``.
 
     Args:
         settings: today's settings by key.
@@ -168,9 +168,10 @@ class _Notes:
             self._unsaid[former] = key
 
     def tell(self) -> None:
-        """Log one warning that lists former names of settings, with their new keys.
+        """Log one warning with the former names of settings that were read since the last warning.
 
-        The names are those read since the last warning. Nothing is logged if there are none.
+        Each name is listed with its new key. Nothing is logged if there are no names. A name is
+        listed only once per process.
         """
         if not self._unsaid:
             return

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedsilo.core.files.text_files import file_fault
-from fedsilo.core.one_line import one_line
+from fedsilo.core.one_line import one_line, reason_of
 from fedsilo.deployment.doctor.findings import Refused, Skipped
 
 if TYPE_CHECKING:
@@ -196,10 +196,15 @@ def check_handshake(address: str, authority: Path) -> None:
 
     Raises:
         Refused: the address is malformed, the server does not answer or does not use TLS, or its
-            certificate has expired or belongs to another host or authority.
+            certificate has expired or belongs to another host or authority; or the authority's
+            file cannot be read, or is not a certificate.
     """
     host, port = split_address(address)
-    context = ssl.create_default_context(cafile=str(authority))
+    try:
+        context = ssl.create_default_context(cafile=str(authority))
+    except OSError as error:  # also ssl.SSLError, for a file that holds no certificate
+        fault = f"the authority's certificate {authority} cannot be used ({reason_of(error)})"
+        raise Refused(fault, "copy the deployment's ca.crt there again") from None
     context.set_alpn_protocols(["h2"])  # gRPC's HTTP/2; without it the server may refuse the call
     is_connected = False
     try:
@@ -283,8 +288,10 @@ def check_clock(address: str, authority: Path, key: Path, now: datetime) -> str:
         now: the time to sign, in UTC.
 
     Raises:
-        Refused: the server refuses the time, or the call does not reach the server.
+        Refused: the server refuses the time, the call does not reach the server, or the key is not
+            an EC key.
         Skipped: the server accepts calls without a registered key, or gives another answer.
+        OSError, ValueError: a file cannot be read.
     """
     from flwr.common.constant import TIMESTAMP_TOLERANCE
     from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest
@@ -322,8 +329,9 @@ def is_online(address: str, authority: Path, key: Path, node: int, now: datetime
         now: the time with which the calls are signed, in UTC.
 
     Raises:
-        Refused: the key is not registered for this node, the server gives an unclear answer, or a
-            call does not reach it.
+        Refused: the key is not registered for this node or is not an EC key, the server gives an
+            unclear answer, or a call does not reach it.
+        OSError, ValueError: a file cannot be read.
     """
     from flwr.proto.fleet_pb2 import ActivateNodeRequest, DeactivateNodeRequest
     from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest
@@ -406,7 +414,7 @@ class Fleet:
 
 
 def _unreached_fix(host: str) -> str:
-    """Say what to do if a gRPC call does not reach the server ``host``, although TLS does.
+    """Suggest a fix for a gRPC call that does not reach the server ``host``, although TLS does.
 
     If one of the variables grpc_proxy, https_proxy and http_proxy is set, the text names the first
     of these, because gRPC obeys it. Otherwise the server may be starting or ending, or a firewall

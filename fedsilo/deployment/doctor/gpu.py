@@ -51,8 +51,10 @@ def check_gpu(device: str) -> Passed | Failed:
             "update its driver; if that does not help, the GPU is broken: set 'device' to cpu",
         )
     precision = "no native bf16: runs in fp32"
-    if torch.cuda.is_bf16_supported(including_emulation=False):
-        precision = "native bf16"
+    # PyTorch answers for the current GPU, which may be another kind
+    with torch.cuda.device(index):
+        if torch.cuda.is_bf16_supported(including_emulation=False):
+            precision = "native bf16"
     return Passed(
         f"{torch.cuda.get_device_name(index)}, capability {capability}, {memory}, {precision}",
         (f"PyTorch {torch.__version__} for CUDA {torch.version.cuda}",),

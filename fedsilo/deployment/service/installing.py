@@ -46,8 +46,8 @@ def uninstall(name: str) -> str:
     The service's folder is kept. ``name`` is the unit's name without ".service".
 
     Raises:
-        ServiceError: systemd does not run here, there is no such unit, fedsilo did not write it, or
-            this user may not remove it.
+        ServiceError: the name is not allowed, systemd does not run here or refuses, there is no
+            such unit, fedsilo did not write it, or this user may not remove it.
     """
     path = _find_path(name)
     if not path.exists():

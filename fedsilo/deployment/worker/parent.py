@@ -128,7 +128,7 @@ class HospitalWorker:
                 )
 
     def end(self) -> None:
-        """Send SIGTERM to the running processes, without waiting for them."""
+        """Send SIGTERM to all processes that are answering tasks, without waiting for their end."""
         for process in self.running:
             with suppress(ProcessLookupError):
                 os.kill(process, signal.SIGTERM)

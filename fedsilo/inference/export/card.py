@@ -122,10 +122,10 @@ def _size(known: Mapping[str, Any], split: str) -> int:
 
 
 def _samples(known: Mapping[str, Any], split: str, floor: int) -> str:
-    """Format the number of a site's samples in a split.
+    """Format a site's number of samples in a split.
 
-    If the site does not report the split, the result is "n/a". A number that is hidden because it
-    is small is shown as below ``floor``.
+    If the site does not report the split, the text is "n/a". If the number is hidden because it is
+    below ``floor``, the text says only that, such as "< 10".
     """
     if split not in known["sizes"]:
         return NONE
@@ -133,10 +133,10 @@ def _samples(known: Mapping[str, Any], split: str, floor: int) -> str:
 
 
 def _size_rows(run: Shown) -> list[list[str]]:
-    """Build a row per site: name, distribution, samples by split, and number of left-out samples.
+    """Build the rows of the table of sites: name, distribution, and samples by split and left out.
 
-    The site with most training samples comes first. The number of left-out samples is shown at
-    trust level ``server``. At other levels it is "n/a".
+    The site with the most training samples comes first. The number of left-out samples is shown
+    only at trust level ``server``, and is "n/a" at other levels. Small numbers are hidden.
     """
     rows = []
     # Sites of equal size stay in the order of the run
@@ -173,9 +173,11 @@ def _sites_with_few_tests(run: Shown, sites: Sequence[str]) -> list[str]:
 
 
 def _class_rows(run: Shown, sites: Sequence[str]) -> list[list[str]]:
-    """Build a row per site and class: samples and the estimates of ``clinic.COLUMNS`` as text.
+    """Build the rows of the table of classes: a row for each site and class.
 
-    A class is left out if none of its metrics may be shown.
+    A row has the site, the class, its number of test samples, and the estimates in
+    ``clinic.COLUMNS``, such as sensitivity, with their intervals. A class is left out if none of
+    its estimates may be shown, and a site if it does not report its counts by class.
     """
     rows = []
     for site in sites:

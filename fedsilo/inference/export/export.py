@@ -131,11 +131,11 @@ def open_program(model: TrainedModel) -> Program:
 
 
 def made_up_inputs(model: TrainedModel) -> Tensor:
-    """Make test vectors (8, *input_shape) that come from no patient and are always the same.
+    """Make up test vectors (8, *input_shape), with which an exported program is compared.
 
-    For a table, they are normally distributed with the means and standard deviations of its
-    features, and one value is missing (NaN). For images, they are uniform noise over the range of
-    the pixels.
+    They come from no patient, and a fixed seed makes them always the same. For a table, they are
+    normally distributed with the mean and the standard deviation of each feature, and one value is
+    missing (NaN). For images, they are uniform noise over the range of the pixels.
     """
     rng, inputs = generator(0, "export-vectors"), model.silo.train.inputs
     shape = (VECTORS, *model.silo.shape.input_shape)
@@ -154,9 +154,10 @@ def made_up_inputs(model: TrainedModel) -> Tensor:
 
 
 def _prepare(model: TrainedModel, vectors: Tensor) -> Tensor:
-    """Prepare raw inputs as a silo does: standardise a table's rows, or scale pixels.
+    """Prepare raw inputs for the network, as the site's own code does.
 
-    Images of a run that does not scale pixels are returned unchanged.
+    Rows of a table are standardised. Pixels are scaled if the data set standardises them by a fixed
+    mean and deviation. Otherwise images are returned unchanged.
     """
     if model.silo.standardisation:
         return standardise(vectors, model.silo.standardisation)
@@ -267,7 +268,7 @@ def _cannot(name: str, error: Exception) -> str:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Hide the exporters' warnings and log messages below errors during the block.
+    """Hide the exporters' warnings, and their log messages below errors, while the block runs.
 
     Users could not act on them.
     """

@@ -221,11 +221,12 @@ def _cell(right: int, samples: int) -> str:
 
 
 def thresholds(scores: Tensor, floor: int) -> Iterator[float]:
-    """Yield the thresholds of the curve that may be shown, multiples of 0.05 in ascending order.
+    """Choose the thresholds of a decision curve that may be shown, in ascending order.
 
-    At least ``floor`` of the ``scores`` (n,) must lie between two neighbouring thresholds and above
-    the last one. Otherwise the curve would reveal the predictions for the few patients in between.
-    0.5 always counts as a neighbour, because sensitivity and specificity are shown for it.
+    They are multiples of 0.05. At least ``floor`` of the ``scores`` (n,) must lie between a
+    threshold and each of its neighbours, and above the last one. Otherwise the curve would reveal
+    the predictions for the few patients in between. 0.5 always counts as a neighbour, because
+    sensitivity and specificity are shown for it.
     """
     before = 0.0
     for threshold in _THRESHOLDS:
@@ -387,7 +388,11 @@ def _pool_predictions(run: Shown, models: Sequence[TrainedModel]) -> Examined:
 
 
 def _column(model: TrainedModel, name: str) -> GroupColumn:
-    """Find a column of the run's table: the indices of its features, its levels or its edges.
+    """Find a column by which patients are to be grouped, in the table of the run.
+
+    The result has the indices of the column's features, and the names of its levels or, for a
+    numeric column, the edges between its groups. The edges are those that the data set declares for
+    surveys.
 
     Raises:
         SettingError: the run's data are images, or the column is not in the table.

@@ -79,7 +79,10 @@ class Monitored:
         return {"verdict": self.verdict(), "checks": checks, "missing": list(self.missing)}
 
     def page(self) -> str:
-        """Build the HTML page: the verdict, the checks, and the checks that were not possible."""
+        """Build the HTML page on the checks: the verdict, a table, and what could not be checked.
+
+        The table has each check with its value, its limit, and "ok" or "ALARM".
+        """
         rows = []
         for check in self.checks:
             status = "ok"
@@ -220,9 +223,11 @@ def _pixel_statistics(images: Tensor) -> Tensor:
 def _unchecked_features(
     model: TrainedModel, drift: Sequence[CaseCheck], floor: int
 ) -> Iterator[str]:
-    """Yield a sentence for the features that could not be checked, with the reason.
+    """Explain in a sentence which features could not be checked for drift, and why.
 
-    ``drift`` has the checks of features that were possible.
+    At trust level ``nobody``, no feature is checked. Otherwise a feature is not checked if its
+    training values do not give two cells of ``floor`` samples. If all features were checked,
+    nothing is yielded. ``drift`` has the checks that were possible.
     """
     if model.common.trust == NOBODY:
         yield (

@@ -47,9 +47,10 @@ class NewData:
     labels: Tensor
 
     def features(self) -> Tensor:
-        """Return the readable inputs as they were read (k, *input_shape), NaN for a missing value.
+        """Return the inputs that could be read (k, *input_shape), before they are standardised.
 
-        Images are decoded again, because ``inputs`` does not store them.
+        A missing value is NaN. Images are decoded again at each call, because ``inputs`` does not
+        keep them.
         """
         if self.inputs.read is not None:
             return self.inputs.read
@@ -68,10 +69,11 @@ class NewData:
 
 
 def open_new_data(model: TrainedModel, data: Path) -> NewData:
-    """Open new cases from a folder of images, a table or a manifest, with the labels in the file.
+    """Open new cases as inputs of a model, with the labels in their file.
 
-    Cases from a folder are unlabelled. A file is read as a table if the run's data are a table, and
-    as a manifest otherwise. Labels are read for classes and for numbers.
+    A folder has images without labels. A file is a table if the run's data are a table, and
+    otherwise a manifest of images. Labels are read if the model predicts classes or a number. A row
+    without a label, or with an unknown one, has a missing label.
 
     Raises:
         DataError: there are no cases, they cannot be read, or they are of another kind than the
@@ -151,9 +153,11 @@ def _class_numbers(classes: Mapping[str, Sequence[str]]) -> dict[str, int]:
 
 
 def _table_labels(path: Path, schema: TableSchema, read: ReadLabel) -> Iterator[tuple[str, float]]:
-    """Yield (line number as text, label) for each row with a known label.
+    """Read the labels in a table file, for the rows that have a known label.
 
-    For a table without a label column, nothing is yielded.
+    Yields:
+        The line number as a string, and the label. If the table has no column of labels, nothing is
+        yielded.
     """
     (_, first), *rows = read_table(path, schema.delimiter, guess_delimiter=True)
     names = [name.strip().casefold() for name in first]
@@ -175,9 +179,12 @@ def _table_labels(path: Path, schema: TableSchema, read: ReadLabel) -> Iterator[
 def _manifest_labels(
     path: Path, columns: Sequence[str], read: ReadLabel
 ) -> Iterator[tuple[str, float]]:
-    """Yield (file name, label) for each image with a known label in the column 'label'.
+    """Read the labels in the column 'label' of a manifest, for the images that have a known label.
 
-    ``columns`` are the columns with labels of the run's task, which the manifest may have.
+    ``columns`` are further columns with labels that the manifest may have. They are not read.
+
+    Yields:
+        The file name, and the label.
     """
     optional = tuple({"label", "split", "patient", "mask", *columns})
     for _, row in read_rows(path, ("path",), optional):

@@ -105,10 +105,11 @@ class Predictions:
         return html_of_lines([table, *self.lines()[1:]])
 
     def frame(self) -> pd.DataFrame:
-        """Return the table of predictions: a row for each input, in order.
+        """Arrange the predictions as a data frame, with a row for each input, in order.
 
-        An input that could not be read has only its name and the fault. An input without an answer
-        lacks the answer, its probabilities and the set, but has entropy and novelty.
+        An input that could not be read has only its name and the fault. An input that gets no
+        answer, because it is unlike the training samples, lacks the answer, its probabilities and
+        the prediction set, but has its entropy and novelty.
         """
         columns = self._columns()
         # k rows, each at the place of its input among all
@@ -194,10 +195,14 @@ class Predictions:
         return lines
 
     def _novelty(self, answered: int) -> list[str]:
-        """Summarise the number of unusual and doubtful inputs, and the basis of novelty.
+        """Describe how many inputs are unlike the training samples, and what this rests on.
 
-        ``answered`` is the number of inputs with an answer. If some readable inputs have no answer,
-        the line on unusual inputs mentions ``--answer-all``.
+        If novelty is unknown, one line has the reason. Otherwise there is a line on unusual inputs
+        and one on doubtful inputs, if there are any, and lines about the training samples.
+
+        Args:
+            answered: the number of inputs with an answer. If it is not the number of readable
+                inputs, the line on unusual inputs says how to get answers for them.
         """
         if isinstance(self.novelty, str):
             return [f"novelty is unknown: {self.novelty}"]

@@ -142,10 +142,10 @@ class ClassAnswers(CaseAnswers):
         return float(self.predictions.probabilities[index].max())
 
     def bars(self, index: int) -> list[Bar]:
-        """Return a bar for each class, the most probable first.
+        """Build a bar for each class with its probability, the most probable class first.
 
-        The first has the 95 % interval of the share of right answers among the run's test samples
-        with about the same confidence, if such test samples exist.
+        The first bar also has a 95 % interval: that of the share of right answers among the run's
+        test samples of about the same confidence. It is left out if there are no such samples.
         """
         shares = self.predictions.probabilities[index].tolist()
         interval = self._interval(index)
@@ -164,10 +164,11 @@ class ClassAnswers(CaseAnswers):
         return wilson(similar.right, similar.count)
 
     def _similar(self, index: int) -> Bin | None:
-        """Find the bin of the run's test samples whose mean confidence is nearest to the case's.
+        """Find the test samples of the run that were predicted with about the confidence of a case.
 
-        The difference must be below 0.1, otherwise the result is None. If two bins are equally
-        near, the first is returned.
+        They are in bins of confidence. The bin whose mean confidence is nearest to the case's is
+        returned, the first one if two are equally near. If none is nearer than 0.1, the result is
+        None.
         """
         # Bins count the model's own confidence, without a calibration's temperature
         sure = float(self.predictions.own[index].max())
@@ -217,7 +218,11 @@ class ClassAnswers(CaseAnswers):
         return [f"The router's share of each site's expert: {said}."]
 
     def limits(self) -> list[str]:
-        """Say what the bars show, and that intervals are missing if the run has no counts."""
+        """List sentences on what the bars of the page mean, and what they cannot say.
+
+        If the run has no counts of right answers by probability, a sentence says that the bars have
+        no interval.
+        """
         said = [
             "A probability is the model's. The black line on the bar of the answer is the share of "
             "right answers that the run's test samples had at about this probability, with its "

@@ -99,10 +99,11 @@ class ValueTexts:
         yield from sorted(values, key=lambda value: -abs(value.adds))
 
     def _places(self, column: Column) -> list[int]:
-        """Return the indices of a column's features, without the feature ``column=unmeasured``.
+        """Return the indices of the features that hold a column's value.
 
-        A numeric column has one feature. A categorical column has one per level except the first.
-        The list is empty if the schema makes no feature of the column.
+        A numeric column has one such feature. A categorical column has one for each level except
+        the first. A feature ``column=unmeasured``, which only marks a missing value, is not among
+        them. If the schema makes no feature of the column, the list is empty.
         """
         features = self.schema.features()
         places = []
@@ -209,11 +210,16 @@ class Reasons:
 
 
 def reasons_of(model: TrainedModel, predictions: Predictions, shown: Sequence[int]) -> Reasons:
-    """Explain the answers of some cases.
+    """Explain the answers of the cases that a page shows.
 
-    ``shown`` has the indices of these cases among all inputs. For rows of a table, the
-    contributions of the columns are computed. For images, maps of the first 50 are drawn. A case
-    without an answer is not explained.
+    For a table, the contribution of each column is computed. For images, at most 50 pictures are
+    drawn: with a map of the important places if the model predicts classes, otherwise without. A
+    case without an answer is not explained.
+
+    Args:
+        model: the model.
+        predictions: the predictions of the model for all cases.
+        shown: the indices of the cases on the page, among all inputs.
     """
     kept = {place: index for index, place in enumerate(predictions.inputs.kept())}
     answered = predictions.answered()
@@ -257,7 +263,11 @@ def _columns(
 
 
 def _plain_pictures(inputs: Inputs, chosen: Sequence[int]) -> Reasons:
-    """Draw images without maps, because maps explain the probability of a class."""
+    """Draw images as they are, without maps of the important places.
+
+    Such maps explain the probability of a class, so other tasks do not have them. ``chosen`` has
+    the indices of the images among the readable inputs.
+    """
     made, places = {}, inputs.kept()
     for index in chosen:
         figure = new_figure(2.6, 2.6)
@@ -307,7 +317,10 @@ def data_url(png: bytes) -> str:
 
 
 def as_png(figure: Figure) -> bytes:
-    """Render a figure as a PNG, the same bytes for equal figures."""
+    """Render a figure as the content of a PNG file, at 110 dots per inch.
+
+    Equal figures give equal bytes.
+    """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
     figure.set_dpi(110)

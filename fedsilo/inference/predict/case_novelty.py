@@ -71,10 +71,11 @@ class Code:
 def find_codes(values: Floats, missing: Booleans) -> dict[int, Code]:
     """Find codes in a table's training values.
 
-    A code is a number that stands for something else, such as "not measured". A number is taken for
-    a code if it is the lowest or the highest value of a feature, at least ten samples share it, and
-    it is much farther from the next value than neighbouring values are from each other. A feature
-    has at most one code. Features with at most ten different values are skipped.
+    A code is a number that stands for something else, such as 0 for "not measured". A number is
+    taken for a code if it is the lowest or the highest value of a feature and at least ten samples
+    share it. It must also be much farther from the next value than neighbouring values are from
+    each other. A feature has at most one code. Features with at most ten different values are
+    skipped.
 
     Args:
         values: (n, f), standardised.
@@ -115,9 +116,10 @@ class Reference:
     codes: Mapping[int, Code] = field(default_factory=dict)  # place of a table's feature -> code
 
     def lines(self) -> list[str]:
-        """Describe the training samples, the limit, and any sites whose data are unknown.
+        """Describe in sentences what novelty is measured against.
 
-        Each line is a sentence.
+        The first one is about the training samples and the limit. If the training data of some
+        sites of the model are unknown here, a second one says so.
         """
         sites = ", ".join(self.sites)
         basis = f"novelty rests on {self.known.rows} training samples of {sites}"
@@ -149,7 +151,10 @@ class Reference:
         )
 
     def novelty(self, inputs: Tensor, missing: Tensor | None = None) -> CaseNovelty:
-        """Score the novelty of cases against the training samples.
+        """Measure how unlike the training samples each case is.
+
+        For a table, values that are a code, such as 0 for "not measured", and values in the gap
+        beside a code are noted as well. An imputed value is neither.
 
         Args:
             inputs: (k, f), rows as the network gets them, or features of images.

@@ -62,9 +62,14 @@ class _Context:
 
 
 def cases_page(run: Shown, model: TrainedModel, predictions: Predictions) -> str:
-    """Build the HTML page of a prediction's cases, those that need a look first.
+    """Build the HTML page of predicted cases, with the cases that need a look first.
 
-    It shows at most 200 cases. ``run`` is the run of the model, without what pages must not show.
+    It shows at most 200 cases. Further cases are only counted.
+
+    Args:
+        run: the run of the model, without what pages must not show.
+        model: the model.
+        predictions: the predictions of the model.
     """
     kept = {place: index for index, place in enumerate(predictions.inputs.kept())}
     answers = case_answers(run, model, predictions)
@@ -101,9 +106,16 @@ def cases_page(run: Shown, model: TrainedModel, predictions: Predictions) -> str
 def _states(
     predictions: Predictions, answers: CaseAnswers, kept: Mapping[int, int]
 ) -> list[_State]:
-    """Find the state of each input: the first of ``STATES`` that applies.
+    """Find the state of each input, which says whether a person should look at the case.
 
-    ``kept`` maps the index of an input to its index among the readable inputs.
+    It is the first that applies: refused (it could not be read), unusual (unlike the training
+    samples), doubtful, unsure (the task decides this, for example by a low probability), and usual.
+    If novelty is unknown, every readable input is doubtful.
+
+    Args:
+        predictions: the predictions.
+        answers: the answers, by task.
+        kept: index of an input -> its index among the readable inputs.
     """
     count = len(predictions.own)
     unusual, reasons = [False] * count, [""] * count
@@ -262,13 +274,16 @@ def page_facts(
     document: Mapping[str, Any],
     further: Sequence[tuple[str, str]] = (),
 ) -> list[tuple[str, str]]:
-    """Return the facts at the beginning of a page of predictions, as pairs (name, text).
+    """Build the facts at the beginning of a page of predictions, as pairs (name, text).
+
+    They are the data set, the method, the run, the model, the site, the file or folder of the cases
+    (without its path), ``further``, today's date, and the versions of the software.
 
     Args:
         model: the model.
         inputs: the cases.
-        document: the content of the JSON next to the predictions, with the keys run, model,
-            weights and software.
+        document: the content of the JSON next to the predictions, with the keys run, model, weights
+            and software.
         further: facts of the task.
     """
     software = document["software"]

@@ -157,10 +157,10 @@ class FileInputs(Inputs):
     numbers: int  # about how many numbers an image has, which decides the size of a batch
 
     def batches(self) -> Iterator[Tensor]:
-        """Yield the images in full batches.
+        """Decode the images, and yield them in batches, each of which is full except the last.
 
-        A file that cannot be read is skipped and added to ``faults``. So the batches are the same
-        as for the readable files only. The last batch may be smaller.
+        A file that cannot be read is skipped and added to ``faults``. Batches are filled up with
+        the next images, so they are the same as without such files.
 
         Raises:
             DataError: no file can be read. The message has the fault of the first file.
@@ -188,9 +188,12 @@ class FileInputs(Inputs):
             yield torch.from_numpy(np.stack(batch))
 
     def _decode_files(self) -> Iterator[npt.NDArray[Any] | str]:
-        """Yield for each file, in order, its image, or the reason why it cannot be decoded.
+        """Decode the files in order, on a thread that works ahead of the network.
 
-        One thread decodes files ahead. At most ``_AHEAD`` images wait in memory.
+        At most ``_AHEAD`` images wait in memory.
+
+        Yields:
+            For each file its image, or a text with the reason why it cannot be decoded.
         """
         with ThreadPoolExecutor(1) as pool:
             paths, waiting = iter(self.paths), list[Future[npt.NDArray[Any] | str]]()
@@ -256,7 +259,11 @@ def file_inputs(
 
 
 def files_of(source: CaseSource, labels: Sequence[str] = ()) -> Mapping[str, Path]:
-    """Return name -> path for the image files of a source, with the errors of ``file_inputs``."""
+    """Find the image files of a source: name -> path.
+
+    The source is a folder, of which all files are taken, or a manifest. The arguments and errors
+    are those of ``file_inputs``.
+    """
     if source.kind == "manifest":
         return _read_manifest(source.path, labels)
     if source.kind == "images":
@@ -265,10 +272,11 @@ def files_of(source: CaseSource, labels: Sequence[str] = ()) -> Mapping[str, Pat
 
 
 def _split_inputs(model: TrainedModel, split: str) -> RowInputs:
-    """Open a split of the model's site, with the classes of its samples.
+    """Open the samples of a split as inputs, with their true answers. They are named by their rows.
 
     Raises:
         DataError: the split is empty, or has changed since the run.
+        SettingError: the site does not have the split.
     """
     refuse_other_rows(model, split)
     own = model.silo.splits()[split]
@@ -342,12 +350,13 @@ def table_schema(model: TrainedModel) -> TableSchema:
 
 
 def _find_files(folder: Path) -> dict[str, Path]:
-    """Return name -> path for all files below a folder, sorted by name.
+    """Find all files below a folder: name -> path, sorted by name.
 
-    A name is the path inside the folder. Hidden files and DICOM's index are left out.
+    A name is the path inside the folder. Hidden files, files in hidden folders, and DICOM's index
+    are left out. Whether the files are images is not checked.
 
     Raises:
-        DataError: the folder does not exist or is empty, or a file's name cannot be printed.
+        DataError: the folder does not exist or has no files, or a file's name cannot be printed.
     """
     if not folder.is_dir():
         raise DataError(f"{folder} is not a folder: name one with image files by --images")

@@ -85,7 +85,18 @@ def mask_page(
 def _case(
     inputs: Inputs, place: int, classes: Sequence[str], shares: Mapping[str, Sequence[float]]
 ) -> dict[str, Any]:
-    """Build the template variables of the image with index ``place`` among all inputs."""
+    """Build the template variables of one image on the page, without its picture.
+
+    An image that could not be read has the reason. Any other image has a bar for each class except
+    the background, with its share of the pixels.
+
+    Args:
+        inputs: the images.
+        place: the index of the image among all inputs.
+        classes: the names of the classes without the background.
+        shares: name of an image -> the share of its pixels in each of these classes. An image that
+            could not be read is missing.
+    """
     name = inputs.names[place]
     state, cells, bars = "refused", ["-"] * len(classes), []
     if name in shares:
@@ -111,7 +122,18 @@ def _case(
 def _picture(
     inputs: Inputs, place: int, index: int, mask: Tensor, classes: Sequence[str]
 ) -> dict[str, str]:
-    """Draw an image beside the same image with the outlines of its mask, as template variables."""
+    """Draw an image, and beside it the same image with the outlines of its predicted mask.
+
+    Args:
+        inputs: the images.
+        place: the index of the image among all inputs.
+        index: its index among the readable ones.
+        mask: its mask (h, w) with class numbers.
+        classes: the names of the classes without the background.
+
+    Returns:
+        Template variables: the picture as a data URL, and a description of it.
+    """
     figure = new_figure(5.0, 2.9)
     draw_marked(figure, read_image(inputs, place, index), mask, classes)
     words = "The image as the network sees it, and with the outlines of its predicted mask."

@@ -29,17 +29,20 @@ _SITES = 50  # largest number of sites whose samples are read
 
 
 def reference_of(model: TrainedModel, site: str | None) -> Reference | str:
-    """Build the reference for novelty from a model's training samples on this machine.
+    """Collect the training samples on this machine with which ``predict`` compares new cases.
 
-    The limit is computed from the validation samples or, if these are too few, from the test
-    samples. If the test samples are too few as well, there is no limit.
+    Samples of a table are compared as the network gets them, and images by the network's features.
+    A limit, beyond which a case is unusual, is computed from held-out samples: the validation
+    samples or, if these are too few, the test samples. If the test samples are too few as well,
+    there is no limit.
 
     Args:
         model: the model.
         site: the site whose own model it is; None for a shared model, which all sites trained.
 
     Returns:
-        The reference, or a text with the reason why none can be built.
+        The reference. If it cannot be built, for example because there are too few training samples
+        here, a text with the reason.
     """
     try:
         if not model.silo.features:
@@ -107,7 +110,11 @@ def _silos_here(model: TrainedModel, site: str | None) -> list[Silo]:
 
 
 def _silo(model: TrainedModel, site: str) -> Silo | None:
-    """Read a site's data; None if they are not on this machine or have changed since the run."""
+    """Read a site's data to compare cases with, if they are what the model was trained on.
+
+    The result is None if the data are not on this machine or have changed since the run. The site's
+    fingerprints, if the run has them, decide this.
+    """
     try:
         silo = model.lab.session.silo
         if site != model.site:

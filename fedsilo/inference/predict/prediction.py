@@ -47,7 +47,10 @@ class _Collected:
         return {}
 
     def columns(self) -> dict[str, Tensor]:
-        """Concatenate the statistics of all batches: name -> values (k, ...)."""
+        """Join the statistics that were collected from all batches: name -> values (k, ...).
+
+        If nothing was collected, the result is empty.
+        """
         columns: dict[str, Tensor] = {}
         if self._parts:
             for name in self._parts[0]:
@@ -237,10 +240,12 @@ def _novelty_document(predictions: Predictions) -> dict[str, Any]:
 
 
 def _metrics(task: Task, inputs: Inputs, own: Tensor, sets: Tensor | None) -> dict[str, Any]:
-    """Return ``{"figures": metrics}`` for the document, with names as in metrics.csv.
+    """Compute the metrics of predictions whose true answers are known, for the JSON file.
 
-    ``covered`` is the share of prediction sets with the true class. If the classes are unknown, the
-    dict is empty.
+    Returns:
+        The key "figures" with metrics, named as in metrics.csv. With prediction sets, ``covered``
+        is the share of sets that contain the true class. If the true answers are unknown, the
+        dictionary is empty.
     """
     if inputs.truth is None:
         return {}

@@ -91,7 +91,11 @@ class NumberAnswers(CaseAnswers):
         return f"which {self.predictions.classes[0]} to expect of"
 
     def cells(self, index: int) -> list[str]:
-        """Return the number and its range as text; the range is "-" without known errors."""
+        """Format the predicted number and its range as two cells of the overview table.
+
+        About 19 of 20 outcomes are in the range. If the errors on test samples are unknown, it is
+        "-".
+        """
         interval = self._interval(index)
         texts = [format_measure(float(self.predictions.probabilities[index, 0])), "-"]
         if interval:
@@ -123,10 +127,10 @@ class NumberAnswers(CaseAnswers):
         return [Bar(self.predictions.classes[0], place(number), text, *ends, is_point=True)]
 
     def notes(self, index: int) -> list[str]:
-        """Return a sentence about the test samples with similar predictions.
+        """Describe the outcomes of the test samples with similar predictions, in a sentence.
 
-        The bin of predictions with the nearest mean is taken. If none is within the root mean
-        square error, there is no sentence.
+        They are the group of test samples whose mean prediction is nearest to the case's. If no
+        group is within the root mean square error, there is no sentence.
         """
         number = float(self.predictions.probabilities[index, 0])
         nearest, distance = None, self._values[0].get("rmse", 0.0)
@@ -142,7 +146,10 @@ class NumberAnswers(CaseAnswers):
         ]
 
     def limits(self) -> list[str]:
-        """Say how far test predictions were off, and what the range rests on."""
+        """List sentences on how far test predictions were off, and what a number's range means.
+
+        If the run has no errors that may be shown, a sentence says that numbers have no range.
+        """
         values, where = self._values
         low, high = (format_measure(end) for end in self._ends)
         scale = f"The grey strip goes from {low} to {high} for all cases."
@@ -208,7 +215,11 @@ class FindingAnswers(CaseAnswers):
         return float(probabilities.maximum(1 - probabilities).min())
 
     def limits(self) -> list[str]:
-        """Say how well each finding was recognised on test samples, as far as it may be shown."""
+        """List sentences on what the probabilities of findings mean.
+
+        If AUCs on test samples may be shown, the second sentence has each finding's mean over the
+        sites.
+        """
         said = [
             "A probability is the model's, and nobody has compared it with how often the finding "
             "is present. A finding counts as present from 0.5. Findings are judged one by one."
@@ -252,10 +263,11 @@ class _Baseline:
 
 
 def _estimate_baseline(model: TrainedModel, floor: int) -> _Baseline:
-    """Estimate the baseline hazard from the training patients of the model's site (Breslow).
+    """Estimate the baseline hazard from the training patients of the model's site.
 
-    Times after which fewer than ``floor`` patients are still followed are left out. With fewer than
-    ``floor`` events, all are.
+    It is Breslow's estimate of the cumulative hazard of the median training patient. Times after
+    which fewer than ``floor`` patients are still followed are left out, because a step of the curve
+    would reveal single patients. If there are fewer than ``floor`` events, all times are left out.
 
     Raises:
         DataError: the training patients have changed since the run.
@@ -298,9 +310,10 @@ class RiskAnswers(CaseAnswers):
         return f"how soon to expect the event '{self.predictions.classes[0]}' for"
 
     def cells(self, index: int) -> list[str]:
-        """Return the hazard ratio to the median training patient, and the median time, as text.
+        """Format the risk of a case as two cells: its hazard ratio, and its median time to event.
 
-        Each is "-" if the training patients do not determine it.
+        The hazard ratio compares the case with the median training patient of the site. A cell is
+        "-" if the training patients do not determine it.
         """
         baseline = self._baseline
         if isinstance(baseline, str):
@@ -308,7 +321,11 @@ class RiskAnswers(CaseAnswers):
         return [format_measure(np.exp(self._risk(index) - baseline.risk)), self._median(index)]
 
     def _median(self, index: int) -> str:
-        """Format the time at which half of such patients have had the event; "-" if unknown."""
+        """Format the time at which half of the patients with such a risk have had the event.
+
+        If less than half of them have had it at the last known time, the text says that the median
+        is later. If the survival is unknown, it is "-".
+        """
         baseline = self._baseline
         if isinstance(baseline, str) or not len(baseline.times):
             return "-"
@@ -344,7 +361,11 @@ class RiskAnswers(CaseAnswers):
         return rows
 
     def notes(self, index: int) -> list[str]:
-        """Compare the case with the site's median training patient."""
+        """Compare the risk of a case with the site's median training patient, in sentences.
+
+        The first has the hazard ratio, and the second the median time to the event, if it is known.
+        If the hazard ratio is unknown, there is no sentence.
+        """
         ratio, median = self.cells(index)
         if ratio == "-":
             return []
@@ -359,7 +380,11 @@ class RiskAnswers(CaseAnswers):
         return said
 
     def limits(self) -> list[str]:
-        """Say on which patients the survival rests, and how well risks order patients."""
+        """List sentences on the patients that the survival rests on, and how good the risks are.
+
+        If there is no survival, a sentence has the reason. If the C-index on test samples may be
+        shown, a sentence has it.
+        """
         values, where = site_values(self.run, self.model)
         baseline, said = self._baseline, []
         if isinstance(baseline, str):

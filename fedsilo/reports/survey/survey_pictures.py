@@ -27,10 +27,10 @@ _MAX_LENGTH = 18  # largest number of characters of a label below the axis
 
 
 def label_picture(answers: Answers) -> Picture | None:
-    """Draw the shares of the labels in each site's training samples.
+    """Draw the share of each label in the training samples of each site.
 
-    Sites with other classes than the first site are left out. The result is None if all counts are
-    suppressed or 0.
+    Sites with other classes than the first site, and sites that sent no label counts, are left out.
+    If all counts are suppressed or 0, the result is None.
     """
     classes = next(iter(answers.values())).about.classes
     counts = {}
@@ -72,9 +72,10 @@ def feature_pictures(document: SurveyDocument, distances: Sequence[Between]) -> 
 
 
 def training_counts(feature: MeasuredFeature, answers: Answers) -> dict[str, Sequence[Count]]:
-    """Return site -> counts of a feature by cell in its training samples.
+    """Collect the counts of a feature in each site's training samples: site -> count in each cell.
 
-    Sites that declare the feature differently, or do not send counts, are left out.
+    Sites that declare the feature differently, and sites that do not send counts of it, are left
+    out.
     """
     counts: dict[str, Sequence[Count]] = {}
     for site, answer in answers.items():

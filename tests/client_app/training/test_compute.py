@@ -4,6 +4,8 @@ import sys
 import types
 import warnings
 from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from unittest.mock import MagicMock
 
 import pytest
 import torch
@@ -45,6 +47,7 @@ def one_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: True)
+    monkeypatch.setattr(torch.cuda, "device", nullcontext)
 
 
 @pytest.mark.parametrize(
@@ -95,6 +98,26 @@ def test_auto_is_full_precision_where_a_gpu_only_emulates_bf16(
     assert choose_compute("auto", "bf16", 1).bf16, "who asks for it by name gets it"
     (record,) = caplog.records
     assert "'machine.precision'" in record.getMessage()
+
+
+@pytest.mark.usefixtures("one_gpu")
+def test_bf16_is_that_of_the_gpu_that_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    """PyTorch answers for the current GPU: here the first one has bf16, and the second one not."""
+    current = [0]
+
+    @contextmanager
+    def device(index: int) -> Iterator[None]:
+        current.append(index)
+        yield
+        current.pop()
+
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "device", device)
+    monkeypatch.setattr(
+        torch.cuda, "is_bf16_supported", lambda including_emulation: current[-1] == 0
+    )
+    assert choose_compute("cuda:0", "auto", 1).bf16
+    assert not choose_compute("cuda:1", "auto", 1).bf16
 
 
 @pytest.mark.usefixtures("one_gpu")
@@ -352,6 +375,18 @@ def test_images_are_streamed_channels_last_from_two_buffers_at_most() -> None:
         batch = streamed.pick(torch.arange(size))
         assert batch.is_contiguous(memory_format=torch.channels_last)
     assert [len(buffer) for buffer in streamed._buffers] == [8, 8]
+
+
+def test_a_copy_to_a_second_gpu_is_awaited_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    event = MagicMock()
+    monkeypatch.setattr(torch.cuda, "Event", lambda: event)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: f"stream of {device}")
+    streamed = Streamed(torch.rand(4, 2), torch.device("cuda:1"))
+    pinned = MagicMock()  # real ones need a GPU
+    pinned.__len__.return_value = 4
+    streamed._buffers = [pinned, pinned]
+    streamed.pick(torch.tensor([0, 1]))
+    event.record.assert_called_once_with("stream of cuda:1")
 
 
 def test_on_the_cpu_rows_of_a_tensor_are_picked_from_it() -> None:

@@ -107,6 +107,18 @@ def test_a_parameter_of_another_shape_begins_afresh() -> None:
     assert third.state[before.weight]["step"].item() == 1
 
 
+@pytest.mark.parametrize(("fused", "place"), [(True, "meta"), (None, "cpu")])
+def test_step_counts_are_where_the_optimiser_reads_them(fused: bool | None, place: str) -> None:
+    network = nn.Linear(3, 2, device="meta")  # stands for a GPU
+    optimiser = torch.optim.Adam(network.parameters())
+    optimiser.param_groups[0]["fused"] = fused
+    stored = {"weight/step": torch.tensor(3.0), "weight/exp_avg": torch.ones(2, 3)}
+    restore_moments(optimiser, network, stored)
+    moments = optimiser.state[network.weight]
+    assert moments["step"].device.type == place
+    assert moments["exp_avg"].device.type == "meta"
+
+
 @pytest.mark.parametrize("state", ["round", "run"])
 def test_a_plan_of_batches_holds_whether_or_not_the_optimiser_is_kept(
     state: str, opened: Opened

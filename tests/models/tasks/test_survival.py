@@ -1,3 +1,4 @@
+import math
 from pathlib import Path
 
 import numpy as np
@@ -45,6 +46,14 @@ def test_the_loss_of_three_patients_by_hand():
     assert partial_likelihood_loss(outputs, labels).item() == pytest.approx(
         (np.log(7) + np.log(3)) / 2
     )
+
+
+def test_outputs_in_half_precision_are_added_up_in_float32():
+    """400 equal patients with an event each: the loss is log(400!) / 400."""
+    outputs = torch.zeros(400, 1, dtype=torch.bfloat16)
+    labels = torch.stack([torch.arange(400.0), torch.ones(400)], dim=1)
+    loss = partial_likelihood_loss(outputs, labels)
+    assert loss.item() == pytest.approx(math.lgamma(401) / 400, rel=1e-5)
 
 
 def test_a_batch_without_events_changes_nothing():

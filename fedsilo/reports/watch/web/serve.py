@@ -116,7 +116,12 @@ def _describe_fault(host: str, port: int, error: OSError | UnicodeError) -> str:
 
 
 def _known_names(host: str, bound: str) -> Collection[str] | None:
-    """Return the host names under which the pages may be requested; None for any address.
+    """Choose the host names under which the pages may be requested.
+
+    Requests under other names are refused, because another web page could have sent them. If the
+    user gave an IP address that other machines can reach, the result is None, which allows any
+    address of this machine. Otherwise the names are those of the loopback, the bound address, and
+    the name that the user gave.
 
     Args:
         host: the address or name that the user gave.

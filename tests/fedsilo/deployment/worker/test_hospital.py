@@ -150,7 +150,7 @@ def test_the_secret_is_for_both_processes_alone_and_goes_with_them(
         seen.append(path)
         return 5
 
-    monkeypatch.setattr(hospital, "_stay", stay)
+    monkeypatch.setattr(hospital, "_supervise", stay)
     monkeypatch.setattr(sys, "argv", ["hospital.py", *TOLD])
     assert main() == 5
     assert not seen[0].exists()
@@ -180,7 +180,7 @@ def test_a_process_that_ignores_the_request_to_end_is_killed(
     )
     assert stubborn.stdout
     assert stubborn.stdout.readline() == b"begun\n"
-    hospital._end(stubborn)
+    hospital._end_processes(stubborn)
     assert stubborn.returncode == -signal.SIGKILL
     stubborn.stdout.close()
 
