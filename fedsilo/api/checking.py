@@ -173,10 +173,10 @@ def server(
 ) -> Iterator[Finding]:
     """Check the server, by the arguments of flower-superlink.
 
-    The server is described either by a deployment, or by the other parameters, which have the
-    defaults of flower-superlink. In the latter case, the folder of runs and the registry of
-    hospitals are read from the environment. A failed check is a finding, not an error, and later
-    checks still run. A check that needs a failed one is reported as skipped.
+    The server is described either by a deployment, or by the other parameters. In the latter case,
+    the folder of runs and the registry of hospitals are read from the environment. A failed check
+    is a finding, not an error, and later checks still run. A check that needs a failed one is
+    reported as skipped.
 
     Yields:
         The findings of the checks, in a fixed order. Each check runs only when its finding is
@@ -254,11 +254,12 @@ def run(
 
 
 def _refuse_with(source: str, others: Mapping[str, object]) -> None:
-    """Check that no option is given whose value the option ``source`` already decides.
+    """Check that an option is not given together with other options that would have no effect.
 
     Args:
-        source: the name of the option that gives a deployment or a kit.
-        others: option name -> its value. An option with None or an empty value is not given.
+        source: the name of the option, which gives a deployment or a kit.
+        others: name of another option -> its value. None or an empty value means that it is not
+            given.
 
     Raises:
         SettingError: an option in ``others`` is given. The message names the first one.

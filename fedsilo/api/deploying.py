@@ -106,7 +106,8 @@ def revoke(
 ) -> str:
     """Exclude a hospital for good.
 
-    If its process runs on this machine, the process is ended.
+    The server takes no more messages of it. If the hospital's process runs on this machine, the
+    process is ended.
 
     Returns:
         The sentence '<member> is revoked'.
@@ -124,7 +125,8 @@ def revoke(
 def status(*, deployment: DeploymentFolder = _FOLDER) -> list[MemberStatus]:
     """List the members of a deployment, and whether each one runs.
 
-    The server comes first. If the server is down, all sites count as offline.
+    The members are the server, which comes first, and the sites. If the server is down, all sites
+    count as offline.
 
     Raises:
         FedsiloError: the folder does not contain a deployment, or the server does not answer.

@@ -29,8 +29,10 @@ def start(
 ) -> None:
     """Open a kit, confirm its code and the rules, and become the hospital's node.
 
-    The process is replaced by Flower's SuperNode, so this function does not return. Without ``yes``
-    the user must type 'yes'.
+    A kit is what the server's operator hands over to the hospital. Its code is read out by
+    telephone, to see that nobody has altered the kit. The code and the rules are shown by ``tell``,
+    and the user must type 'yes' unless ``yes`` is set. Then the process is replaced by Flower's
+    SuperNode, so this function does not return.
 
     Raises:
         FedsiloError: the user does not confirm, or the kit or an option cannot be used.
@@ -115,14 +117,17 @@ def counts(
 ) -> Iterator[str]:
     """List the noisy sample counts that a hospital keeps for all runs, and draw them again.
 
-    A bad draw, such as eight samples in place of thirty, stays for all runs, because repeated draws
-    would reveal the true count. Another draw costs epsilon like the first one.
+    A hospital with differential privacy sends noisy counts of its samples. They are drawn once and
+    kept, because repeated draws would reveal the true count. So a bad draw, such as eight samples
+    in place of thirty, stays for all runs. Another draw costs epsilon, the privacy budget, like the
+    first one.
 
     Args:
         kit: the folder the hospital's kit was opened into; None to use only ``node_config``.
         node_config: the node config, with 'site' and 'state-dir'. The cap on epsilon is set here or
             in the site file.
-        draw_again: charge the hospital's ledger for another draw, which the next run makes.
+        draw_again: charge the hospital's ledger, the record of the epsilon it has spent, for
+            another draw, which the next run makes.
 
     Yields:
         A line for each data set whose counts were sent; with ``draw_again`` also a line for the

@@ -227,7 +227,7 @@ def parameters_of(function: Callable[..., Any], skip: int = 0) -> dict[str, insp
 
 
 def _resolve(annotation: Any, names: dict[str, Any]) -> Any:
-    """Return the type of an annotation, which may be a string, as an object.
+    """Convert an annotation, which may be a string, to the type that it names.
 
     Names in the string are looked up in ``names``, the globals of the function's module. The help
     in an ``Annotated`` type is kept.
@@ -254,9 +254,10 @@ def option_of(hint: Any) -> Option | None:
 
 
 def members_of(hint: Any) -> list[Any]:
-    """Return the types that a parameter accepts: the members of a union, or its only type.
+    """List the types that a parameter accepts.
 
-    The help in an ``Annotated`` type is removed. A ``Literal`` counts as one type.
+    These are the members of a union, or the type itself if it is no union. An ``Annotated`` type is
+    replaced by the type within. A ``Literal`` counts as one type.
     """
     if get_origin(hint) is Annotated:
         hint = get_args(hint)[0]
@@ -269,10 +270,14 @@ _WORDS = {int: "a whole number", float: "a number", bool: "True or False", str: 
 
 
 def check_arguments(function: Callable[..., Any], given: Mapping[str, Any]) -> None:
-    """Check names, numbers, texts and choices against a function's parameters.
+    """Check the arguments of a call against the types in the function's signature.
 
-    Only None, choices, numbers, booleans and texts are checked. A parameter that also accepts
-    another type, such as a path, a run or a sequence, accepts any value here.
+    Only names, None, choices, numbers, booleans and texts are checked. A parameter that also
+    accepts another type, such as a path, a run or a sequence, accepts any value here.
+
+    Args:
+        function: the function that is called.
+        given: name of an argument -> its value.
 
     Raises:
         SettingError: an argument has the wrong type, or is not one of its choices.

@@ -71,12 +71,16 @@ def write_to_cache(silos: object, label: str, missing: str, cache: Path) -> tupl
 
 
 def write_silos(folder: Path, silos: object, label: str, missing: str) -> str:
-    """Write silos into an empty folder, and return the name of the data set that reads them.
+    """Write a caller's silos as files, and return the name of the data set that reads them.
 
-    The name is 'table', 'arrays' or 'images', by the kind of the data, which must be the same at
-    all sites. Unless the data are pictures, sites that are all named train, val or test are
-    refused, because these are parts of a data set. Arguments and errors are those of
-    ``write_to_cache``.
+    The name is 'table', 'arrays' or 'images'. It depends on the kind of the data, which must be the
+    same at all sites. Arguments and errors are those of ``write_to_cache``, except ``folder``, an
+    existing, empty folder.
+
+    Raises:
+        SettingError: ``missing`` is unknown, the sites have different kinds of data, or all sites
+            are named train, val or test, which are parts of a data set. Data of pictures may come
+            in such parts.
     """
     if missing not in ("drop", "impute"):
         raise SettingError(f"missing must be 'drop' or 'impute', but is '{missing}'")
@@ -110,9 +114,10 @@ def write_silos(folder: Path, silos: object, label: str, missing: str) -> str:
 
 
 def _name_silos(silos: object) -> dict[str, Any]:
-    """Return the data of each silo by the silo's name, converted to a string.
+    """Arrange a caller's data by the names of the silos: name -> data.
 
-    Data that are not a mapping become one silo named 'data'.
+    Names are converted to strings, in one Unicode form. Data that are not a mapping become one silo
+    named 'data'.
 
     Raises:
         SettingError: the mapping is empty; a name cannot be a site's name; or two names are equal
@@ -204,13 +209,13 @@ def _name_class_folders(silos: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _make_upright(picture: Any, where: str) -> Any:
-    """Convert a Pillow picture to RGB, turned upright by its EXIF data.
+    """Convert a Pillow picture to RGB, and turn it upright as its EXIF data say.
 
     Image files are decoded in the same way, so a picture and its file give the same pixels.
     ``where`` names the sample in the error.
 
     Raises:
-        DataError: the object is not a Pillow picture with 8 bits per channel.
+        DataError: the object is not a Pillow picture, or has more than 8 bits per channel.
     """
     from PIL import Image, ImageOps
 
@@ -307,12 +312,11 @@ def _class_names(site: str, labels: Iterable[Any], names: Any) -> list[str]:
 
 
 def _class_name(label: Any, names: Any) -> str | None:
-    """Return the class name of a label, without surrounding spaces, or None.
+    """Return the class name of a label, without spaces around it; None if the label has none.
 
-    If the label is a string, it is the name. If it is a number and ``names`` are given, the name is
-    the entry of ``names`` at this index. If ``names`` are not given, the name is the number as a
-    string. The result is None if the label is None or NaN, has several values, or is a number that
-    ``names`` lacks, such as -1.
+    A string is itself the name. A number is looked up in ``names``, the names of the classes by
+    number. If ``names`` is None, the number as a string is the name. A label has no name if it is
+    None or NaN, has several values, or is a number that ``names`` lacks, such as -1.
     """
     try:
         # item() accepts a tensor or array of one number, and fails for a label of several classes
@@ -409,9 +413,9 @@ def _convert_hugging_face(site: str, data: Any, label: str) -> tuple[str, Any]:
 
 
 def image_columns(features: Mapping[str, Any]) -> list[str]:
-    """Return the names of the columns with images, in order.
+    """List the names of the columns that hold images, in the order of the data set.
 
-    ``features`` are those of a data set of Hugging Face. A column has images if the class of its
-    feature is named 'Image', so the package need not be imported.
+    ``features`` are those of a data set of Hugging Face. A column holds images if the class of its
+    feature is named 'Image'. So the package of Hugging Face is not imported.
     """
     return [name for name, kind in features.items() if type(kind).__name__ == "Image"]

@@ -82,7 +82,7 @@ def simulate(
     """Run an experiment of simulation.yaml, or a method.
 
     Args:
-        experiment: the experiment's name, or a method.
+        experiment: the experiment's name, or a method, which then has its default settings.
         silos: the caller's own data: site -> a ``DataFrame``, a pair (X, y), a ``Dataset`` of
             PyTorch or of Hugging Face; or only one of these, which 'split.partition' divides. None
             for the experiment's data.
@@ -91,7 +91,8 @@ def simulate(
         network: the setting 'network.name', or a function or class of a module that builds one.
         engine: 'inline', 'processes', 'ray' or 'auto'.
         ray_address: the address of a running Ray cluster.
-        supernodes: number of simulated sites; None for all silos.
+        supernodes: number of simulated sites; None for the experiment's number or, without one, for
+            all silos.
         seed: the seed; None for the experiment's.
         name: name of the run directory; if it exists, a number is appended.
         track: the tracker that also gets the metrics.
@@ -188,13 +189,15 @@ def _finish(directory: RunDirectory, *, draw: bool = True) -> FinishedRun:
 
 
 def _network_name(network: object) -> str:
-    """Return the value of 'network.name' for a name, or for a function or class of a module.
+    """Convert the argument ``network`` of ``simulate`` to the value of 'network.name'.
 
-    A name is returned unchanged and unchecked, a function or class as 'MODULE:NAME'.
+    A string is returned unchanged and unchecked. A function or a class becomes 'MODULE:NAME',
+    because the sites are other processes, which import it by this name.
 
     Raises:
-        SettingError: the object is defined in the running script, is a lambda or is defined within
-            a function, so other processes cannot import it; or it is not a function or class.
+        SettingError: the function or class is defined in the running script or within a function,
+            or is a lambda, so other processes cannot import it; or ``network`` is another kind of
+            object.
     """
     if isinstance(network, str):
         return network
@@ -217,13 +220,13 @@ def _network_name(network: object) -> str:
 def _write_silos(
     silos: object, label: str, missing: str, sources: options.Sources
 ) -> dict[str, Value]:
-    """Write the caller's data into the cache, and return the settings that read them.
+    """Write the caller's own data as silos into the cache, so that runs can read them.
 
-    The cache is the 'data.cache-dir' among the ``settings`` in ``sources``, or the default one. The
-    other arguments and the errors are those of ``write_to_cache``.
+    The cache folder is 'data.cache-dir' if the ``settings`` in ``sources`` state it, otherwise the
+    default one. The other arguments and the errors are those of ``write_to_cache``.
 
     Returns:
-        The settings 'dataset' and 'data.dir', key -> value.
+        The settings 'dataset' and 'data.dir', which make a run read these data.
     """
     from fedsilo.api.own_silos import write_to_cache
     from fedsilo.core.files.locations import find_places

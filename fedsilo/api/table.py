@@ -192,9 +192,11 @@ RENAMED = {"datasets": "list_datasets", "runs": "list_runs"}
 
 
 def public_names() -> dict[str, str]:
-    """Return every name that ``import fedsilo`` offers, mapped to its ``module:name``.
+    """Return all names that ``import fedsilo`` offers, mapped to ``module:name``.
 
-    The spaces of a command become underscores: ``deploy up`` is ``deploy_up``.
+    The value names the function or value that the name stands for. A command has a name with
+    underscores in place of spaces: ``deploy up`` is ``deploy_up``. Only the commands in ``RENAMED``
+    have other names.
     """
     names = dict(_OTHERS)
     for commands in COMMANDS.values():

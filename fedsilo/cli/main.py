@@ -264,9 +264,10 @@ _DRY_RUN = inspect.Parameter(
 
 
 def _add_commands(app: typer.Typer) -> None:
-    """Add all commands to an app.
+    """Add all commands to an app, below the headings (panels) under which the help lists them.
 
-    A command of two words is added to a group named by its first word.
+    A command of two words, such as 'deploy up', is added to a group that is named by its first
+    word.
     """
     groups: dict[str, typer.Typer] = {}
     for panel, commands in COMMANDS.items():
@@ -354,13 +355,14 @@ def _add_command(app: typer.Typer, name: str, command: Command, panel: str) -> N
 
 
 def _check_output_files(files: Mapping[str, Any]) -> None:
-    """Check before a long command runs that the options for output files can be used.
+    """Check that the options for output files can be used, before a long command runs.
 
-    Values that are not a ``Path`` are ignored.
+    Args:
+        files: name of an option -> its value. Values that are not a ``Path`` are ignored.
 
     Raises:
-        SettingError: an option names an existing folder, or ``picture`` names a file of another
-            kind than a picture.
+        SettingError: an option names an existing folder, or the file of ``picture`` does not end
+            with .png, .svg or .pdf.
     """
     for name, path in files.items():
         if isinstance(path, Path) and path.is_dir():
@@ -373,10 +375,18 @@ def _choose(given: Mapping[str, Any], parameters: Mapping[str, object]) -> dict[
 
 
 def _typer_parameter(parameter: inspect.Parameter, option: Option) -> inspect.Parameter:
-    """Convert a function's parameter to an argument or option of typer.
+    """Convert a function's parameter to an argument or an option of the command line.
 
-    The result is an argument if the parameter comes before the function's ``*`` and its ``Option``
-    gives no name, otherwise an option. A default in ``Option`` replaces the parameter's default.
+    It becomes an argument if it comes before the function's ``*`` and its ``Option`` gives no name.
+    Otherwise it becomes an option, by default ``--`` and the parameter's name with hyphens.
+
+    Args:
+        parameter: the parameter of the function.
+        option: its help. A default in it replaces the parameter's default, and if it is required,
+            there is no default.
+
+    Returns:
+        The keyword-only parameter that typer reads.
     """
     name = parameter.name
     default = parameter.default

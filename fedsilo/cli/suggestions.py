@@ -16,8 +16,9 @@ _LONGEST = 60  # characters of a user's word in a suggestion
 def suggest(error: click.ClickException, words: Sequence[str]) -> str:
     """Suggest what a user meant by an option or a command that does not exist.
 
-    An option with the name of a setting becomes ``--set``, as in ``--set rounds=3``. A method in
-    the place of a command becomes ``simulate``.
+    An option that is named like a setting becomes ``--set``, as in ``--set rounds=3``. A word that
+    is nearly the name of a method, in the place of a command, becomes ``fedsilo simulate`` with the
+    method.
 
     Args:
         error: click's error about the command line.

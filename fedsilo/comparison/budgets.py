@@ -225,9 +225,10 @@ class Budgets:
             raise SettingError(f"{remark}; {advice}")
 
     def remarks(self) -> Iterator[str]:
-        """Yield a sentence for each experiment whose budget differs from its baseline's.
+        """Yield a sentence for each experiment whose budget differs from that of its baseline.
 
-        The baseline is the first experiment on the same data set.
+        The baseline is the first experiment on the same data set. The sentence names both and lists
+        all differences.
         """
         unlike = self.unlike()
         first: dict[str, str] = {}  # data set -> its first experiment
@@ -255,9 +256,10 @@ class Budgets:
         return lines
 
     def title(self) -> str:
-        """Return the title of the table of costs.
+        """Return the title of the table of budgets, which says what its numbers are.
 
-        If some budgets are unequal, the title also explains ``MARK``.
+        If some budgets are unequal, the title also explains ``MARK``, the sign at the names of
+        these experiments.
         """
         title = "cost of each row: sum over sites, mean over seeds"
         if self.unlike():
@@ -283,10 +285,10 @@ class Budgets:
         return pd.DataFrame(records)
 
     def mark_unequal(self, results: pd.DataFrame) -> pd.DataFrame:
-        """Return a copy of a results table with ``MARK`` after the names of unequal experiments.
+        """Return a copy of a results table in which experiments with unequal budgets are marked.
 
-        The names are marked in the columns ``experiment`` and ``compared_with``, if the table has
-        them.
+        ``MARK`` is added to their names in the columns ``experiment`` and ``compared_with``, if the
+        table has these columns.
         """
         names = {}
         for name in self.unlike():
@@ -328,10 +330,18 @@ def budget_of(settings: RunSettings, trials: int = 0) -> Budget:
 
 
 def planned_budgets(plans: Mapping[str, RunSettings], sources: RunSources) -> Budgets:
-    """Build the budgets of experiments before any run. ``plans`` maps each name to its settings.
+    """Build the budgets of experiments from their settings, before any run.
 
-    The number of points that tuning tried comes from the simulation file. If the file declares
-    none, or 0, the number comes from a search in the same ``out`` (see ``tuned_over``).
+    A budget also has the number of points that tuning tried. It comes from the simulation file. If
+    the file does not state it, or states 0, it comes from a search in the same folder of runs (see
+    ``tuned_over``).
+
+    Args:
+        plans: the name of each experiment -> its settings.
+        sources: the sources of settings that the command names, with the simulation file.
+
+    Raises:
+        SettingError: the simulation file cannot be used.
     """
     budgets = {}
     for name, settings in plans.items():

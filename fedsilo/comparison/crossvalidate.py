@@ -76,9 +76,15 @@ class CrossValidation:
 def plan_folds(
     plans: Mapping[str, RunSettings], folds: int, repeats: int
 ) -> Mapping[str, Sequence[Trial]]:
-    """Plan ``folds`` times ``repeats`` trials for each experiment of ``plans``.
+    """Plan the runs of a cross-validation, ``folds`` times ``repeats`` for each experiment.
 
-    Each repetition shuffles the rows anew, and each fold is the test set of one trial.
+    Each repetition shuffles the rows anew, and each fold is the test set of one run. Nothing is
+    run.
+
+    Args:
+        plans: the name of each experiment -> its settings.
+        folds: the number of folds.
+        repeats: the number of repetitions.
 
     Returns:
         Experiment -> its trials, in the same order of repetitions and folds for all experiments.
@@ -254,10 +260,10 @@ def _intervals(by_group: pd.DataFrame, folds: int) -> Iterator[tuple[str, Correc
 
 
 def interval_frame(records: Iterable[tuple[str, str, str, str, CorrectedInterval]]) -> pd.DataFrame:
-    """Build a table with the columns ``COLUMNS`` from records.
+    """Build a data frame with the columns ``COLUMNS`` from intervals.
 
-    A record is (experiment, compared_with, group, metric, interval). The missing limits and p value
-    of a single run become NaN.
+    Each record is (experiment, compared_with, group, metric, interval) and becomes a row. The
+    interval of a single run has no limits and no p value. They become NaN.
     """
     rows = []
     for experiment, compared_with, group, metric, interval in records:
@@ -294,9 +300,10 @@ def _by_group(runs: Summaries, metric: str) -> pd.DataFrame:
 
 
 def metric_table(intervals: pd.DataFrame, metric: str) -> Table:
-    """Build the terminal table of one metric: a row per experiment, then the paired differences.
+    """Build the terminal table of one metric, with a column for each site and for all sites.
 
-    In a cell, the mean, interval, p value and number of runs are on lines of their own.
+    It has a row for each experiment, then a row for each paired difference from the first one. In a
+    cell, the mean, the interval, the p value and the number of runs are on lines of their own.
     """
     narrow = []
     for line in _lines(intervals, metric):
@@ -306,10 +313,11 @@ def metric_table(intervals: pd.DataFrame, metric: str) -> Table:
 
 
 def _explain(intervals: pd.DataFrame, metric: str) -> str:
-    """Explain the cells of a metric's table, and name the sites that are not in its column 'all'.
+    """Explain in a phrase what the cells of a metric's table are.
 
-    A site is not in 'all' if a run of any experiment lacks the metric there. For the pooled metric
-    no site is named. The result is one phrase without a full stop.
+    The phrase also names the sites that are not in the column 'all', because a run of some
+    experiment lacks the metric there. For the pooled metric, which has only this column, no site is
+    named.
     """
     text = "mean and 95 % interval"
     if metric == POOLED:
@@ -330,9 +338,10 @@ def _explain(intervals: pd.DataFrame, metric: str) -> str:
 
 
 def _lines(intervals: pd.DataFrame, metric: str) -> list[list[str]]:
-    """Format one metric as rows of cells: titles, a row per experiment, a row per difference.
+    """Format the intervals of one metric as rows of cells, the first of which has the titles.
 
-    There is a column for each site and for ``all``. A group without the metric has an empty cell.
+    A row is an experiment, or the difference between the first experiment and another one. A column
+    is a site, or ``all``. The cell of a group that lacks the metric is empty.
     """
     chosen = intervals[intervals["metric"] == metric]
     groups = list(chosen.loc[chosen["compared_with"] == "", "group"].unique())

@@ -38,7 +38,7 @@ _ESCAPES = {
 
 
 def escape_latex(text: str) -> str:
-    """Convert a string to LaTeX code that shows it unchanged, on one line.
+    """Escape a string so that LaTeX shows it unchanged, on one line.
 
     Line breaks and repeated spaces become one space. Characters that cannot be printed become a
     replacement character.
@@ -61,12 +61,15 @@ def latex_text(
     budgets: Budgets,
     median: bool = False,
 ) -> str:
-    """Build the LaTeX tables of a comparison.
+    """Build the LaTeX tables of a comparison: one of results, and one of p values per test.
+
+    The text begins with a comment on the package that it needs. If it has letters of other scripts
+    than Latin, another comment names the compilers that can read it.
 
     Args:
-        results: the tidy results; the rows of unequal budgets are marked here.
+        results: the tidy results. Rows with unequal budgets are marked here.
         split: ``test`` or ``val``.
-        tested: the tests; each gets a table of p values.
+        tested: the tests, one for each tested metric.
         budgets: the budget of each experiment.
         median: show median and range over seeds in place of mean, deviation and interval.
 
@@ -193,7 +196,11 @@ class _ResultsTable:
         return f"\\scriptsize {escape_latex(text)}"
 
     def _caption(self, spreads: pd.DataFrame, best: set[Any]) -> Iterator[str]:
-        """Yield the sentences of the caption: what the numbers are, and what was equal."""
+        """Yield the sentences of the caption: what the numbers are, and whether budgets are equal.
+
+        The first one names the data, the split, the statistics and the number of seeds. The next
+        one explains bold values, if there are any. The last ones are about the budgets.
+        """
         data = ", ".join(sorted({budget.dataset for budget in self.budgets.of.values()}))
         most = int(spreads["seeds"].max())
         seeds = format_count(most, "seed")
@@ -214,12 +221,12 @@ class _ResultsTable:
 
 
 def _terms(budgets: Budgets) -> Iterator[str]:
-    """Yield a caption's sentences about the budgets: how rows differ, or what they have in common.
+    """Yield the caption's sentences on whether the experiments had equal budgets.
 
-    If some budgets are unequal, there is a sentence for each such row. Otherwise one sentence names
-    the common rounds, steps, samples and tuning. Steps and samples are sums over sites. Budgets are
-    equal if these differ by at most a tenth, so the sentence may give a range. Without budgets,
-    nothing is yielded.
+    If some budgets are unequal, there is a sentence for each such experiment. Otherwise one
+    sentence names what was equal: the rounds, steps, samples, network, start and tuning. Steps and
+    samples are sums over sites. They count as equal if they differ by at most a tenth, so the
+    sentence may give a range. Without budgets, nothing is yielded.
     """
     if budgets.unlike():
         for said in budgets.remarks():
@@ -283,10 +290,10 @@ def _find_best(spreads: pd.DataFrame, median: bool) -> set[Any]:
 
 
 def _tests_table(test: Tested, split: str) -> str:
-    """Build a LaTeX table with the triangle of p values between experiments.
+    """Build the LaTeX table of the p values between each pair of experiments, as a triangle.
 
-    The caption has the ANOVA, the kind of the pairwise tests, and the reason for each missing p
-    value.
+    The caption has the ANOVA, the kind of the t-tests, and the reason for each missing p value.
+    ``split`` is the split of the samples, for the caption.
     """
     columns, *rows = test.lines()
     caption = [f"{test.heading(split)}.", f"Below, {test.kind()}."]

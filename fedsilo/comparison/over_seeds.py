@@ -81,9 +81,14 @@ class Comparison:
     budgets: Budgets = field(default_factory=Budgets)
 
     def lines(self, median: bool = False) -> Iterator[Table | str]:
-        """Yield the tables of results and budgets for a terminal, then the tests and the remarks.
+        """Describe the comparison for a terminal.
 
-        ``median`` shows median and range over seeds in place of mean and standard deviation.
+        Args:
+            median: show median and range over seeds in place of mean and standard deviation.
+
+        Yields:
+            A table of the results, in which experiments with unequal budgets are marked; a table of
+            the budgets; the tests; and the remarks.
         """
         yield comparison_table(self.budgets.mark_unequal(self.results), self.split, median)
         yield rich_table(self.budgets.title(), self.budgets.lines())
@@ -137,10 +142,19 @@ class Comparison:
         *,
         latex: Path | None = None,
     ) -> None:
-        """Write the results to ``csv``, all tables to ``markdown`` or ``latex``; None skips a file.
+        """Write the comparison to files.
 
-        Budgets and tests are written next to ``csv``, as NAME-budgets and, if there are tests,
-        NAME-tests. ``median`` applies to Markdown and LaTeX, as in ``lines``.
+        A path that is None is skipped. Existing files are replaced.
+
+        Args:
+            csv: the file for the results over seeds. The budgets are written next to it as
+                NAME-budgets, and the tests, if there are any, as NAME-tests.
+            markdown: the file for all tables as Markdown.
+            median: for Markdown and LaTeX, show median and range in place of mean and deviation.
+            latex: the file for all tables as LaTeX.
+
+        Raises:
+            SettingError: the results cannot be compared in a LaTeX table.
         """
         if csv:
             texts = {
@@ -199,7 +213,8 @@ def compare_runs(
 ) -> Comparison:
     """Compare finished runs: collect their metrics, test differences, and add remarks.
 
-    The metrics are those that a report may show, so both have the same means.
+    Metrics are those that a report may show, unless ``no_floor`` is set, so the means are those of
+    a report. They cover only sites at which all runs have the metric.
 
     Args:
         jobs: the runs, which have ended.
@@ -246,10 +261,11 @@ def compare_runs(
 
 
 def _have_one_split(jobs: Sequence[Job]) -> bool | None:
-    """Tell whether, within each experiment, all runs share one split.
+    """Tell whether all seeds of an experiment have the same split of the samples.
 
-    Different experiments may have different splits, for example on two data sets. The result is
-    None if some site does not report its fingerprints.
+    The result is True only if this holds for every experiment. Different experiments may have
+    different splits, for example on two data sets. The result is None if some site does not report
+    its fingerprints.
     """
     answers = [same_split(runs) for runs in runs_of(jobs).values()]
     if None in answers:

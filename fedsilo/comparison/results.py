@@ -100,14 +100,16 @@ def _lacking_metrics(
 
 
 def shared_summaries(runs: Sequence[FinishedRun], split: str) -> list[dict[str, Any]]:
-    """Return a copy of each run's summary for ``split``, with means over ``shared_metrics`` only.
+    """Return a copy of each run's summary for a split, with means that can be compared.
 
-    A distribution of a single site keeps all metrics of that site, because it is not a mean.
+    A mean covers only metrics that all runs have at a site (``shared_metrics``). A distribution of
+    a single site keeps all metrics of that site, because it is not a mean. In ``val``, metrics are
+    those on validation samples.
 
     Returns:
         The summaries in the order of ``runs``, with these keys added: ``published``, the paper's
-        numbers, None for ``val``; ``lacking``, metric -> sites that its mean leaves out; and
-        ``site_count``, the number of all sites.
+        numbers, which are None for ``val``; ``lacking``, metric -> sites that its mean leaves out;
+        and ``site_count``, the number of all sites.
     """
     ends = [run.last_metrics(split) for run in runs]
     summaries = []
@@ -184,14 +186,18 @@ def chosen_metrics(
 
 
 def refuse_unmeasured(wanted: str, option: str) -> None:
-    """Check before any run that fedsilo's methods can measure the metrics in ``wanted``.
+    """Check before any run that fedsilo's methods can measure the metrics that a user names.
 
-    Patterns such as ``auc-*`` and metrics of a family such as ``routing.<site>.mean`` are not
-    checked here, because only finished runs show which of them exist. ``matching`` checks them
-    after the runs.
+    Patterns such as ``auc-*``, and metrics of a family such as ``routing.<site>.mean``, are not
+    checked, because only finished runs show which of them exist. ``matching`` checks them after the
+    runs.
+
+    Args:
+        wanted: names and patterns of metrics, separated by commas.
+        option: the option by which they were given, with which the message begins.
 
     Raises:
-        SettingError: no method measures one of the names. The message begins with ``option``.
+        SettingError: no method measures one of the names.
     """
     for part in wanted.split(","):
         name = part.strip()
@@ -223,9 +229,12 @@ def matching(wanted: str, known: Sequence[str], option: str) -> list[str]:
 
 
 def metric_of(summary: Summary, group: str, metric: str) -> float | None:
-    """Return a run's metric for a distribution, or its mean over sites for the group ``all``.
+    """Return the value of a metric in a run's summary; None if the run lacks it.
 
-    The result is None if the run lacks the metric there.
+    Args:
+        summary: the summary.
+        group: the name of a distribution, or "all" for the mean over sites.
+        metric: the name of the metric.
     """
     values = summary["mean"]
     if group != "all":
@@ -238,9 +247,9 @@ def metric_of(summary: Summary, group: str, metric: str) -> float | None:
 def values_by_seed(
     runs: Mapping[str, Mapping[int, Summary]], metric: str
 ) -> dict[str, dict[int, float]]:
-    """Return experiment -> seed -> mean of ``metric`` over sites.
+    """Collect the mean of a metric over sites: experiment -> seed -> mean.
 
-    Seeds whose run lacks the mean are left out. An experiment without any mean stays, with an empty
+    A seed whose run lacks the mean is left out. An experiment without any mean stays, with an empty
     mapping.
     """
     values: dict[str, dict[int, float]] = {}
@@ -256,13 +265,16 @@ def values_by_seed(
 def experiment_results(
     experiment: str, summaries: Mapping[int, Summary], metrics: Sequence[str]
 ) -> pd.DataFrame:
-    """Build the tidy results of one experiment, seed by seed: its distributions, then ``all``.
+    """Build the tidy results of one experiment: a row for each group, metric and seed.
+
+    Groups are the distributions of its sites, then ``all``. The values of all seeds stand together.
+    If a run lacks a metric for a group, such as AUC with one class, there is no row. A row also has
+    the published number, if a paper has one.
 
     Args:
         experiment: the experiment's name.
         summaries: seed -> summary of the run.
-        metrics: the metrics. If a run lacks a metric for a group (AUC with one class), the row is
-            left out.
+        metrics: the names of the metrics.
     """
     first = next(iter(summaries.values()))
     published = first.get("published") or {}
@@ -376,11 +388,14 @@ def pooled_balanced_accuracy(sites: Iterable[TwoClassMetrics]) -> float | None:
 
 
 def pooled_metric(run: FinishedRun, split: str) -> dict[str, float]:
-    """Compute the pooled balanced accuracy of a run's last measured round, as ``{POOLED: value}``.
+    """Compute the balanced accuracy of a run over the samples of all sites together.
 
-    For this, each site with metrics on ``split`` must report its number of samples in each of two
-    classes. If a site does not, or if ``pooled_balanced_accuracy`` is None, the dict is empty.
-    Sites without an accuracy are left out.
+    It is computed from each site's metrics in the last measured round and its number of samples in
+    each of two classes. Sites without an accuracy are left out.
+
+    Returns:
+        A dictionary with the key ``POOLED``. It is empty if a site with metrics on ``split`` does
+        not report counts of two classes, or if ``pooled_balanced_accuracy`` gives None.
     """
     own: dict[str, dict[str, float]] = {}
     # Later rows overwrite earlier ones, so the last measured round stays

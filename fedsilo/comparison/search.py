@@ -51,11 +51,12 @@ class Search:
         self._asked: list[Any] = []
 
     def batches(self) -> Iterator[list[Point]]:
-        """Yield batches of points to try side by side, until ``points`` points were drawn.
+        """Draw the points to try, and yield them in batches whose points can be tried side by side.
 
-        The sampler ``grid`` draws all points in one batch. The sampler ``tpe`` draws four points
-        per batch, and needs their scores (see ``tell``) before it draws the next batch. Numbers
-        with decimals are rounded to three significant digits.
+        The batches end after ``points`` points. The sampler ``grid`` draws all points in one batch.
+        The sampler ``tpe`` draws four points per batch, and needs their scores (see ``tell``)
+        before it draws the next batch. Numbers with decimals are rounded to three significant
+        digits.
         """
         while self._left:
             count = self._left
@@ -87,10 +88,16 @@ class Search:
 
 
 def refuse_small(grid: Grid, sampler: str, points: int, experiment: str) -> None:
-    """Check that a grid has at least ``points`` points, the budget of every experiment.
+    """Check that a grid has enough points to try the same number of points for every experiment.
 
-    With ``tpe``, one setting whose values are different numbers suffices, because its whole range
-    is searched.
+    With the sampler ``tpe``, a grid with one setting whose values are different numbers is always
+    large enough, because the whole range of the numbers is searched.
+
+    Args:
+        grid: the grid: key -> values.
+        sampler: ``grid`` or ``tpe``.
+        points: the number of points that are tried.
+        experiment: the name of the experiment, for the error.
 
     Raises:
         SettingError: the grid is empty, or has fewer than ``points`` points.
@@ -210,9 +217,9 @@ def _by_logarithm(low: float, high: float) -> bool:
 
 
 def _place(value: float, low: float, high: float) -> float:
-    """Return the relative position of a number in a range: 0 at the lower end, 1 at the upper.
+    """Return where a number lies in a range, as a share: 0 at the lower end and 1 at the upper.
 
-    The position is logarithmic if the range is searched on a log scale.
+    If the range is searched on a logarithmic scale, the position is on that scale too.
     """
     if _by_logarithm(low, high):
         value, low, high = math.log(value), math.log(low), math.log(high)

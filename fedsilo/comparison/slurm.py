@@ -110,7 +110,9 @@ class SlurmPool(ThreadPoolExecutor):
 
 
 def _executor(slurm: Slurm, folder: Path) -> Any:
-    """Create submitit's executor, whose logs are in the folder ``slurm`` below ``folder``.
+    """Create the executor by which submitit runs functions as Slurm jobs.
+
+    The logs of the jobs are in the folder ``slurm`` below ``folder``.
 
     Raises:
         SettingError: submitit or Slurm is not installed, or a parameter is unknown.

@@ -120,10 +120,11 @@ def spread_cell(spread: Any, median: bool = False) -> str:
 
 
 def _next_to_published(spread: Any, median: bool) -> str:
-    """Format a cell as ``spread_cell`` does, and add our population deviation in brackets.
+    """Format a cell whose values stand next to a paper's numbers.
 
-    The deviation is added only if the paper has one, because papers print population deviations
-    here (PICSR's cannot be anything else). With ``median`` or a single seed, it is left out.
+    It is the text of ``spread_cell``, mean ± sample deviation. If the paper has a deviation, our
+    population deviation follows in brackets, because papers print population deviations here
+    (PICSR's cannot be anything else). With ``median`` or a single seed, it is left out.
     """
     cell = spread_cell(spread, median)
     if median or spread.seeds == 1 or pd.isna(spread.published_sd):
@@ -166,9 +167,15 @@ def comparison_table(results: pd.DataFrame, split: str = "test", median: bool = 
 def comparison_lines(
     results: pd.DataFrame, split: str = "test", median: bool = False
 ) -> list[list[str]]:
-    """Format a comparison as rows of cells: the column titles, then a row per experiment and group.
+    """Format a comparison as rows of cells: the titles, then a row for each experiment and group.
 
-    Each metric has a column of our values, and one of published numbers if the paper has any.
+    Each metric has a column with our values over seeds. If a paper has numbers of it, a second
+    column has these.
+
+    Args:
+        results: the tidy results.
+        split: the split of the samples, for the titles.
+        median: show median and range in place of mean and standard deviation.
     """
     spreads = over_seeds(results)
     known = spreads.loc[spreads["published"].notna(), "metric"]
@@ -274,10 +281,10 @@ def seconds_text(seconds: float) -> str:
 
 
 def csv_text(frame: pd.DataFrame) -> str:
-    """Format a table as CSV: floats with six decimals, but published numbers unchanged.
+    """Format a data frame as CSV, with six decimals.
 
-    Column titles are the columns' names with spaces in place of underscores. A missing value is an
-    empty cell.
+    Published numbers have as many decimals as the paper prints. Column titles are the columns'
+    names with spaces in place of underscores. A missing value is an empty cell.
     """
     texts = frame.astype(object)
     for name in frame.columns:

@@ -106,17 +106,19 @@ def run_missing(
     missing: Sequence[Missing],
     ended: Callable[[Missing, Outcome], None],
 ) -> None:
-    """Run ``work`` for each item of ``missing`` in a pool; call ``ended`` after each.
+    """Run ``work`` for each item in a pool, and call ``ended`` whenever an item ends.
 
     Args:
-        pool: the pool.
-        work: a function that can be pickled.
-        missing: the items.
-        ended: called in this process with an item and its outcome, whenever an item ends.
+        pool: the pool of processes or of Slurm jobs.
+        work: computes the outcome of an item. It must be possible to pickle the function.
+        missing: the items, such as runs that have no result yet.
+        ended: is called in this process with an item and its outcome, in the order in which items
+            end.
 
     Raises:
         RunFailedError: a worker process died.
-        Exception: raised by ``work`` or ``ended``; started runs finish, but no other begins.
+        Exception: whatever ``work`` or ``ended`` raises. Items that have started finish, but no
+            other begins.
     """
     run_of = {}
     for run in missing:
@@ -210,10 +212,11 @@ def run_trials(
 
 
 def _read_summary(path: Path) -> dict[str, Any]:
-    """Read a trial's summary from its file.
+    """Read the summary of a finished trial from its JSON file.
 
     Raises:
-        RunDirectoryError: the file is damaged, or its content is not a summary.
+        RunDirectoryError: the file cannot be read, is damaged, or its content is not a summary. The
+            message advises to remove the file, so that the trial is run again.
     """
     fault = file_fault(path)  # reading a pipe would never end
     if fault:
@@ -296,10 +299,11 @@ def make_pool(
 
 
 def _begin_worker(command: int) -> None:
-    """Discard a new worker's output, and make the worker end when the process ``command`` ends.
+    """Prepare a new worker process: discard its output, and tie it to the command that started it.
 
-    ``command`` is a process id. The worker ignores Ctrl-C until a run begins. The signal that ends
-    the worker is SIGUSR1 and not SIGTERM, because a pool uses SIGTERM to end its workers at once.
+    ``command`` is the command's process id. If that process ends, the worker gets the signal
+    SIGUSR1 and ends too. It is not SIGTERM, because a pool uses SIGTERM to end its workers at once.
+    The worker ignores Ctrl-C until a run begins.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # until a run begins
     signal.signal(signal.SIGUSR1, lambda *_: sys.exit(1))
@@ -314,8 +318,8 @@ def _begin_worker(command: int) -> None:
 def _in_worker(work: Callable[..., Outcome], *args: Any, **kwargs: Any) -> Outcome:
     """Call ``work`` in a worker process, and return its result.
 
-    Ctrl-C interrupts the work, but not an idle worker. If the command ends while the work runs
-    (``SystemExit``), the worker process ends at once.
+    While the work runs, Ctrl-C interrupts it. If the worker is told to end (``SystemExit``),
+    because the command has ended, the process ends at once.
     """
     signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
@@ -355,7 +359,9 @@ def _run_trial(work: _Work) -> Failure | None:
 
 @contextlib.contextmanager
 def run_and_forget(settings: RunSettings) -> Iterator[FinishedRun]:
-    """Run settings with the inline engine, without output; yield the run, then remove its folder.
+    """Run the settings in this process without output, and yield the finished run.
+
+    The run directory is a temporary folder, which is removed after the block.
 
     Raises:
         FedsiloError: the run failed.

@@ -90,10 +90,10 @@ def path_of(path: AnyPath | None) -> Path | None:
 
 
 def several(argument: Any) -> list[Any]:
-    """Convert an argument to a list of its items.
+    """Convert an argument that may be one item, several items or None to a list of its items.
 
-    A single string or path, or an object that is not iterable, becomes the only item of the list.
-    None gives an empty list, and a mapping gives its keys.
+    A string, a path, or an object that is not iterable is one item. None gives an empty list, and a
+    mapping gives its keys.
     """
     if argument is None:
         return []

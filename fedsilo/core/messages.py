@@ -97,9 +97,10 @@ class Instruction:
     notes: Mapping[str, Value] = field(default_factory=dict)
 
     def to_config(self) -> dict[str, Value]:
-        """Convert the instruction to ConfigRecord entries, with '-' in place of '_' in keys.
+        """Convert the instruction to the entries of a ConfigRecord of Flower.
 
-        Each note becomes one entry with the key ``note.<name>``, whose name is not changed.
+        The keys are the attributes with '-' in place of '_'. Each note becomes one entry with the
+        key ``note.<name>``, whose name is not changed.
         """
         config = {name.replace("_", "-"): value for name, value in vars(self).items()}
         del config["notes"]

@@ -319,7 +319,7 @@ def known_defaults() -> dict[str, Value]:
 
 
 def server_class(name: str) -> type[Any]:
-    """Return the class of a method's server side.
+    """Import the class of a method's server side, which combines the sites' replies.
 
     Raises:
         SettingError: no method has that name, the method's class does not exist, or the class lacks
@@ -329,7 +329,7 @@ def server_class(name: str) -> type[Any]:
 
 
 def site_class(name: str) -> type[Any]:
-    """Return the class of a method's site side.
+    """Import the class of a method's site side, which trains at a site and answers the server.
 
     For a built-in method, the server's side is not imported. A plugin without its own site class
     gets the class of the built-in method that it extends.
@@ -342,7 +342,11 @@ def site_class(name: str) -> type[Any]:
 
 
 def _class_of_side(name: str, side: str) -> type[Any]:
-    """Return the class of a method, built-in or a plugin's, for ``side``: "server" or "site".
+    """Import the server class or the site class of a method, which may be built-in or a plugin.
+
+    Args:
+        name: the method, as the setting 'method' names it.
+        side: "server" or "site".
 
     Raises:
         SettingError: no such method exists, its class does not exist, or the class leaves an
@@ -363,7 +367,7 @@ def _class_of_side(name: str, side: str) -> type[Any]:
 
 
 def _import_class(place: str, named_by: str) -> type[Any]:
-    """Import the class at ``place``, which is ``module:Class``.
+    """Import the class that a place such as ``module:Class`` names.
 
     Args:
         place: the module and the class.

@@ -66,9 +66,12 @@ def site_reason(text: object) -> str:
 
 
 def by_reason(reasons: Iterable[tuple[str, str]]) -> dict[str, str]:
-    """Group (name, reason) pairs by reason: reason -> its names, joined with commas.
+    """Group pairs of a name and a reason by reason, so that each reason is shown only once.
 
-    Reasons and names keep the order of their first occurrence; a name may occur twice.
+    Reasons and names keep the order of their first occurrence. A name may occur twice.
+
+    Returns:
+        Reason -> its names, joined with commas.
     """
     who: dict[str, list[str]] = {}
     for name, reason in reasons:
@@ -151,10 +154,10 @@ def reason_of(error: BaseException) -> str:
 
 
 def _convert_to_text(value: object, written: Callable[[object], str] = str) -> str:
-    """Convert a value to a string by ``written``.
+    """Convert a value to a string by ``written``, without failing for values that are too large.
 
-    If that raises ValueError (a number with too many digits) or RecursionError (a list that is
-    nested too deeply), the result names the type, such as "a list that is too large to show".
+    If ``written`` raises ValueError (a number with too many digits) or RecursionError (a list that
+    is nested too deeply), the result names the type, such as "a list that is too large to show".
     """
     try:
         return written(value)

@@ -374,7 +374,7 @@ def import_plugin(module: str) -> None:
 
 
 def is_offered(module: str) -> bool:
-    """Return whether an installed package offers a plugin in the module ``module``.
+    """Return whether an installed package offers a plugin of fedsilo in the module ``module``.
 
     A package offers a plugin by an entry point in one of fedsilo's groups. Only the first part of
     the entry point's module is compared, so ``module`` must be a top-level module. It is not

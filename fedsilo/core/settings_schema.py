@@ -169,10 +169,10 @@ def _key_in_group(group: str, field_name: str) -> str:
 
 @cache
 def _names_by_key(cls: type) -> Mapping[str, str]:
-    """Return run-config key -> name of the field, in declaration order.
+    """Map the key of each setting of a class to the name of its field, in declaration order.
 
     The group in the key is that of the class that declares the field, even if a subclass inherits
-    it.
+    it. The result is computed once per class.
     """
     names = {}
     for field in dataclasses.fields(cls):
@@ -282,7 +282,9 @@ def rules_of(cls: type) -> Mapping[str, SettingRule]:
 
 
 def keys_in(cls: type, *groups: str) -> tuple[str, ...]:
-    """Return the keys of all settings in any of the given groups, in declaration order.
+    """List the keys of all settings of a class in the given groups, in the order of declaration.
+
+    A group is the first part of a key, such as "train".
 
     Raises:
         ValueError: ``cls`` does not have one of the groups.
@@ -298,7 +300,10 @@ def keys_in(cls: type, *groups: str) -> tuple[str, ...]:
 
 
 def keys_with(cls: type, *roles: str) -> tuple[str, ...]:
-    """Return the keys of all settings that have any of ``roles``, in declaration order.
+    """List the keys of all settings of a class that have any of the given roles.
+
+    A role is a label that ``setting`` gives to settings of several groups, such as "own" for those
+    that a site may override. The keys are in the order of declaration.
 
     Raises:
         ValueError: no setting of ``cls`` has one of the roles, which is probably misspelt.

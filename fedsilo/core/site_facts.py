@@ -162,10 +162,12 @@ _AS_JSON = ("label_counts", "fingerprints", "features", "class_names", "measured
 
 
 def _validate_facts(cls: type[SiteFacts], text: str) -> SiteFacts:
-    """Build facts from JSON, without converting values to the wanted types.
+    """Build facts from JSON, without converting values to the types of the fields.
+
+    pydantic checks the types in strict mode.
 
     Raises:
-        ValueError: a value has another type. The error names the first wrong place.
+        ValueError: a value has another type. The error names the first such place.
     """
     try:
         facts: SiteFacts = adapter_of(cls).validate_json(text, strict=True)
@@ -177,12 +179,12 @@ def _validate_facts(cls: type[SiteFacts], text: str) -> SiteFacts:
 
 
 def _find_split_fault(facts: SiteFacts) -> str:
-    """Describe in a clause the first fault in a site's task, label counts or measured splits.
+    """Describe the first fault in a site's task, label counts or measured splits.
 
     The task must be known. The label counts of each split must have one count per stratum of the
     task, such as a class, and no count may be negative. If there are label counts, the split train
-    must have some. The measured splits must be among ``SPLITS``. If there is no fault, the result
-    is an empty string.
+    must have some. The measured splits must be among ``SPLITS``. The description is a clause, and
+    is empty if there is no fault.
     """
     if facts.task not in TASKS:
         return f"'task' is '{one_line(facts.task, 40)}', which is none of {', '.join(TASKS)}"
@@ -201,15 +203,19 @@ def _find_split_fault(facts: SiteFacts) -> str:
 
 
 def _read_sums(config: Mapping[str, Any], features: int) -> Sums | None:
-    """Read the sums over a table's training rows from ConfigRecord entries; None if there are none.
+    """Read the sums over a table's training rows from the entries of a ConfigRecord.
 
     Args:
         config: the entries "sums-count", "sums-total" and "sums-squares", each a list of numbers.
         features: the number of columns: the features and a numeric outcome.
 
+    Returns:
+        The sums; None if the site sent none, so that the entry "sums-count" is missing.
+
     Raises:
         ValueError: an array does not have ``features`` finite numbers, or a count or a sum of
             squares is negative.
+        KeyError: one of the other two entries is missing.
     """
     if "sums-count" not in config:
         return None

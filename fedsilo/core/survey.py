@@ -234,15 +234,15 @@ def _refuse_constant(text: str) -> Any:
 def _find_cell_problems(
     part: str, by_name: Mapping[str, list[Count]], measured: list[MeasuredFeature]
 ) -> Iterator[str]:
-    """Yield a sentence for each feature whose counts do not match the declared number of cells.
+    """Yield a sentence for each feature whose histogram does not have the declared number of cells.
 
-    An undeclared feature gives such a sentence too.
+    A feature that was not declared gives such a sentence too. If two declared features have the
+    same name, one more sentence, the first, says so.
 
     Args:
-        part: the name of the part, for the sentences.
-        by_name: feature -> counts.
-        measured: the declared features. If two of them have the same name, one more sentence says
-            so.
+        part: the name of the part of the answer, for the sentences.
+        by_name: feature -> counts of the cells.
+        measured: the declared features.
     """
     cells = {feature.name: feature.cells for feature in measured}
     if len(cells) != len(measured):

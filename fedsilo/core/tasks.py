@@ -83,10 +83,10 @@ def numeric_columns(task: str, features: Sequence[str], names: Sequence[str]) ->
 
 
 def count_strata(task: str, outputs: int) -> int:
-    """Return the number of groups (strata) in which a site counts its samples.
+    """Return the number of groups (strata) into which a site sorts its samples to count them.
 
     Some tasks have a fixed number: 1 for regression and multi-label, 2 for survival. In the other
-    tasks each of the ``outputs`` classes is a group.
+    tasks, each of the ``outputs`` classes is a group.
 
     Args:
         task: a name in ``TASKS``.

@@ -150,9 +150,9 @@ class InlineGrid(Grid):
             self._said_alone = True
             message, context = batch[0]
             print(
-                f"fedsilo: from round {message.metadata.group_id}, sites train one after another "
-                f"at times, because method '{context.run_config['method']}' has training steps "
-                "that sites cannot take as one"
+                f"fedsilo: sites train one after another in round {message.metadata.group_id} and "
+                f"in rounds like it, because method '{context.run_config['method']}' has training "
+                "steps that sites cannot take as one"
             )
 
     def _go_on_alone(self, error: Exception, batch: list[tuple[Message, Context]]) -> None:
@@ -217,9 +217,10 @@ def partition_configs(nodes: int) -> list[dict[str, Value]]:
 
 @contextmanager
 def flower_identity() -> Iterator[None]:
-    """Set, while the block runs, the process-wide ids that Flower's Message constructor reads.
+    """Let messages be created outside of a Flower process while the block runs.
 
-    The ids of run, node and task before the block are restored after it.
+    Flower's Message constructor reads the ids of the run, the node and the task from variables of
+    the process. These are set here, and their earlier values are restored after the block.
     """
     before = (TaskIdentity._run_id, TaskIdentity._node_id, TaskIdentity._task_id)
     TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, _SERVER_NODE, 1
@@ -256,12 +257,12 @@ def choose_together(common: CommonSettings, sites: int) -> int:
 
 @contextmanager
 def inline_grid(settings: RunSettings, nodes: int, together: int = 1) -> Iterator[InlineGrid]:
-    """Yield a grid of ``nodes`` simulated sites in this process.
+    """Yield a Flower grid whose simulated sites run in this process, while the block runs.
 
     Args:
         settings: the settings of the run.
-        nodes: the number of sites.
-        together: how many sites to train as one batch.
+        nodes: the number of simulated sites.
+        together: the number of sites that are trained as one batch; 1 to train them one by one.
     """
     from fedsilo.client_app.app import app
 

@@ -44,15 +44,19 @@ class Cell:
 
 
 def read_values(content: Any, check: Callable[[Any], Any]) -> dict[Value, Any]:
-    """Read the values of one placeholder: a list, or a mapping from each value to its settings.
+    """Read the values of one placeholder of a matrix, with the settings that each value makes.
+
+    The file gives a list of values, or a mapping from each value to its settings.
 
     Args:
         content: the values, as YAML gives them.
-        check: checks all settings at once, as a mapping from each value's text to its settings.
-            Texts are the keys because pydantic's errors would call a key 3 "item 4".
+        check: checks the settings of all values at once. It takes and returns a mapping from each
+            value's text to its settings. Keys are texts, because pydantic's errors would call a key
+            3 "item 4".
 
     Returns:
-        Value -> checked settings, in the order of the file; for a list the settings are empty.
+        Value -> its checked settings, in the order of the file. For a list, the settings are empty
+        before the check.
 
     Raises:
         PydanticCustomError: ``content`` is not a list or mapping, is empty, or has two values with

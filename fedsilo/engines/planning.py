@@ -243,9 +243,10 @@ def engine_for(
     With "auto", the first rule that applies decides:
     - With a Ray address, the engine is "ray".
     - With 'machine.vectorised' above 1, it is "inline".
-    - It is also "inline" if only one worker process fits, if a run on tables is too short to repay
-      the start of processes (docs/engines.md), or if there is a GPU to use but the sites have no
-      share of it.
+    - It is also "inline" if only one worker process fits.
+    - It is also "inline" if a run on tables is too short to repay the start of processes
+      (docs/engines.md).
+    - It is also "inline" if there is a GPU to use, but the sites have no share of it.
     - Otherwise it is "processes".
 
     If "auto" chooses "inline" or "processes", the choice is printed with its reason.

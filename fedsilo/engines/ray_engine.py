@@ -272,13 +272,14 @@ def _error_in(line: str) -> str:
 
 
 def ray_variables(address: str, variables: Mapping[str, str]) -> dict[str, str]:
-    """Build the environment variables that select the Ray cluster.
+    """Build the environment variables by which Ray finds its cluster.
 
-    For a running cluster they also pass on fedsilo's and Flower's variables to its workers.
+    For a running cluster, they also tell Ray which of fedsilo's and Flower's variables the workers
+    on other machines need.
 
     Args:
-        address: the address of a running cluster. If empty, Ray starts a cluster for the run, even
-            if another one runs on this machine.
+        address: the address of a running cluster. If it is empty, Ray starts a cluster for the run,
+            even if another one runs on this machine.
         variables: the environment of the run.
     """
     if not address:
@@ -344,14 +345,16 @@ _ENDINGS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 def guard(home: Path, command: Sequence[str], pipe: int) -> int:
-    """Run ``command`` until it or ``pipe`` ends, then end all processes of the run at ``home``.
+    """Run a command until it ends or until its owner dies, then end all processes of the run.
 
-    If the pipe ended first, the folder ``home`` is deleted too.
+    The owner holds the other end of ``pipe``, which ends when the owner dies. This process then
+    ends the run in its place, and deletes the folder ``home``. If the command ends first, the
+    folder is kept, because the owner still reads it.
 
     Args:
         home: the run's FLWR_HOME, which identifies the processes of the run.
         command: the command and its arguments.
-        pipe: a file descriptor that nobody writes to; it ends with the process at its other end.
+        pipe: a file descriptor to which nobody writes.
 
     Returns:
         The command's exit code, or 0 if the pipe ended first.

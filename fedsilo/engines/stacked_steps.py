@@ -119,7 +119,10 @@ class StackedSteps:
         self._lengths = self._compute.bring(self._sizes)
 
     def take_all(self) -> Tensor:
-        """Take all steps of all sites; afterwards ``stack`` has each site's trained arrays.
+        """Take all optimiser steps of all sites, step by step, with all sites at once.
+
+        A site with fewer steps drops out when it has taken them. Afterwards, ``stack`` has each
+        site's trained arrays.
 
         Returns:
             The mean loss of each step, (sites, steps) on the CPU; 0 for steps that a site does not

@@ -131,16 +131,22 @@ def _train_start(study: Study, source: Source | None, say: Say) -> StartResult:
 def build_start(
     study: Study, source: Source | None, seed: int
 ) -> tuple[nn.Module, TransferReport | DistilReport | None]:
-    """Build the network for one training, on the study's device, with the weights of its start.
+    """Build the network for one training, with the weights from which the training starts.
 
-    The network is first initialised from ``seed``. Then the arrays of ``source`` that fit replace
-    its own. If ``source`` is a run's ViT whose arrays the network cannot take, the network is
-    trained here to predict that ViT's tokens (distillation, ``study.distil_epochs`` epochs). For
-    the same seed, networks of different starting points differ only in the transferred arrays.
+    The network is first initialised from ``seed``. Then its arrays are replaced by those arrays of
+    ``source`` that fit. So for the same seed, networks of different starting points differ only in
+    the transferred arrays. If ``source`` is a run's ViT whose arrays the network cannot take, the
+    network is instead trained here to predict that ViT's tokens (distillation, for
+    ``study.distil_epochs`` epochs).
+
+    Args:
+        study: the task, the data, the settings and the device.
+        source: the run's model or the pretrained weights; None for random initial weights.
+        seed: the seed of the training.
 
     Returns:
-        The network, and a report on the transferred weights. For a start from scratch (``source``
-        is None), the report is None.
+        The network on the study's device, and a report on the transferred weights, which is None
+        without a ``source``.
 
     Raises:
         SettingError: no array of the weights fits.

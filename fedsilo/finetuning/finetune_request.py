@@ -224,9 +224,9 @@ def _encoder_fault(common: CommonSettings, arrays: Mapping[str, Any]) -> str:
     """Explain in a sentence why a run's model cannot be a starting point; "" if it can.
 
     A model can be a starting point only if it has an encoder that the run trained, and not just a
-    head. Prompts (learned input tokens of a frozen ViT) without the ViT's own arrays count as a
-    trained encoder only if the ViT was pretrained, because the arrays of a randomly initialised ViT
-    are not stored and cannot be loaded again.
+    head. Some models are only prompts, which are learned input tokens of a frozen ViT. They count
+    as a trained encoder if the ViT was pretrained. They do not count if it was initialised at
+    random, because its arrays are not stored and cannot be loaded again.
 
     Args:
         common: the run's settings, with its method and the weights of its ViT.

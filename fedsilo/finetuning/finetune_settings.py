@@ -139,11 +139,12 @@ def build_settings(
     dataset: str | None,
     changes: Mapping[str, Value],
 ) -> CommonSettings:
-    """Build the settings of data, network and training, and check them.
+    """Build the settings of data, network and training for fine-tuning, and check them.
 
-    Later sources override earlier ones: the defaults, the settings inherited from the first run
-    (``_inherited_values``), our recipe, the user's ``changes``. If there would be no validation
-    images, one of 5 folds of the training images is used for validation.
+    Later sources override earlier ones: the defaults; the settings inherited from the first run
+    (``_inherited_values``); the recipe ``_RECIPE`` for fine-tuning; and the user's ``changes``. If
+    there would be no validation images, one of 5 folds of the training images is used for
+    validation.
 
     Args:
         task: 'classification' or 'segmentation'.

@@ -89,11 +89,11 @@ def shortened(text: str) -> Iterator[str]:
 
 
 def _cut(text: str) -> Iterator[str]:
-    """Yield the parts of a sentence, each of at most 25 words.
+    """Cut a sentence into parts of at most 25 words each.
 
-    A longer sentence is cut after the punctuation mark nearest to its middle. Its parts are cut in
-    the same way until they are short enough. Marks within brackets do not count. A sentence without
-    a mark is cut after 25 words.
+    A longer sentence is cut after the punctuation mark nearest to its middle. Marks within brackets
+    do not count. Each part is cut in the same way until it is short enough. A sentence without a
+    mark is cut after 25 words.
     """
     words = text.split()
     if len(words) <= _WORDS:

@@ -65,10 +65,10 @@ def report(
 
 
 def _clinic_page(runs: Sequence[Shown], examine: Examine | None) -> dict[str, Any]:
-    """Build the variables of ``clinic.html``, with a section for each run.
+    """Build the template variables of ``clinic.html``, with a section for each run.
 
-    ``examine`` computes further parts of a run's section from the sites' data. If it is None, the
-    section has only the part from the run's own files.
+    ``examine`` computes further parts of a run's section from the sites' data. If it is None, a
+    section has only what the run's own files give.
     """
     sections = []
     for run in runs:
@@ -82,9 +82,15 @@ def _clinic_page(runs: Sequence[Shown], examine: Examine | None) -> dict[str, An
 def _dpo_page(
     runs: Sequence[Shown], audit_log: Path | None, site_file: Path | None
 ) -> dict[str, Any]:
-    """Build the variables of ``dpo.html``, with a section for each run.
+    """Build the template variables of ``dpo.html``, with a section for each run.
 
-    If a path of the hospital's audit log or site file is given, that file is read.
+    Args:
+        runs: the runs.
+        audit_log: the hospital's audit log, from which each run's section is completed, or None.
+        site_file: the hospital's file of rules, which gets a section of its own, or None.
+
+    Raises:
+        DataError: one of the files cannot be used, or the audit log has no line about a run.
     """
     log = own_file = None
     if audit_log:

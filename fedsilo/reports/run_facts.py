@@ -257,10 +257,10 @@ def facts(run: Shown) -> list[tuple[str, str]]:
 
 
 def _fingerprints(run: Shown) -> str:
-    """Format a short digest of each site's data: 12 digits of a SHA-256 over its splits.
+    """Format a short digest of each site's data, by which equal data can be recognised.
 
-    Two runs with equal digests had the same data. Sites that do not report fingerprints are left
-    out.
+    A digest is 12 digits of a SHA-256 over the site's splits. Sites that do not report fingerprints
+    are left out, so the text may be empty.
     """
     texts = []
     for site, known in run.silos.items():
@@ -349,8 +349,8 @@ def _result_of_counts(run: Shown, tested: Mapping[str, tuple[int, float]], only:
     """Describe the accuracy over the test samples of several sites together, in one sentence.
 
     The sentence has the number of right predictions, which is recovered from the sites' accuracies,
-    the accuracy with its 95 % Wilson interval, and the accuracy of always guessing the most
-    frequent class, if that is known. At trust level ``nobody``, a second sentence says that the
+    and the accuracy with its 95 % Wilson interval. If it is known, the accuracy of always guessing
+    the most frequent class follows. At trust level ``nobody``, a second sentence says that the
     hospitals' noise is part of the number.
 
     Args:

@@ -258,7 +258,9 @@ class FinishedRun(RunFiles):
         best: bool = False,
         split: str = "",
     ) -> Lab:
-        """Open a site as its method's ``Lab``, in the state after the last round.
+        """Open a site with its data and its model, in the state after the last round.
+
+        The result is the ``Lab`` with which the run's method trains and measures at a site.
 
         Args:
             site: the site's name.
@@ -370,11 +372,14 @@ Shown = NewType("Shown", FinishedRun)
 
 
 def load_run(path: AnyRun, *, plugin: Plugins = None) -> FinishedRun:
-    """Open a finished run, given as its directory or as a run object.
+    """Open a finished run, which is given as its directory or as a run object.
 
-    ``plugin`` names the reader's own copies of the run's plugins; None for none.
+    ``plugin`` names the reader's own copies of the run's plugins, which are Python files or modules
+    that the run needs. They are trusted for the rest of this process. None means that no plugin is
+    named.
 
     Raises:
+        SettingError: a file of a plugin does not exist.
         RunDirectoryError: see ``FinishedRun.open``.
     """
     name_plugins(plugin_texts(plugin))

@@ -110,10 +110,10 @@ def _find_families(missing: frozenset[str]) -> tuple[str, ...]:
 
 @cache
 def _letters_of(path: str) -> frozenset[int]:
-    """Return the Unicode numbers of the letters in a font file.
+    """Return the Unicode numbers of the letters that a font file can draw.
 
     The set is empty if the file cannot be read, if the font has no outlines (a bitmap font), or if
-    the font is 'Last Resort', which has a box for every letter.
+    the font is 'Last Resort', which has only a box for every letter. The result is cached per file.
     """
     from matplotlib.ft2font import FT2Font
 

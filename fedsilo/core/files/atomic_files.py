@@ -60,12 +60,11 @@ def read_regular(path: Path) -> bytes:
 
 @contextmanager
 def naming(name: Path | str) -> Iterator[None]:
-    """Add the file name ``name`` to an OSError in the ``with`` block that lacks a file name.
+    """Add a file's name to errors about a full or failing disk in the block, which often lack one.
 
-    The name is added only to errors about the disk: it is full, failing or read-only, a quota is
-    used up, or the file is too large. Python often raises these errors without a file name. Other
-    errors pass unchanged, because an error of a download, for example, does not concern the file.
-    Every error is raised again.
+    An OSError gets ``name`` if it has no file name and is about the disk: the disk is full, failing
+    or read-only, a quota is used up, or the file is too large. Other errors pass unchanged, because
+    an error of a download, for example, does not concern the file. Every error is raised again.
     """
     try:
         yield
@@ -121,12 +120,12 @@ def write_atomically(
 
 
 def _open_part(path: Path) -> tuple[Path, int]:
-    """Open a temporary file next to ``path`` that no other process writes to.
+    """Open the temporary file that later replaces ``path``, and lock it.
 
-    The file is ``.<name>.part``, with permissions 0600. It is created if it is missing. Otherwise
-    its old content stays, so the caller must truncate it. This process waits until it holds the
-    file's lock. If the file system does not support locks, ``.<name>.part`` is removed, and a new
-    file with a random name is opened instead.
+    The file is ``.<name>.part`` in the same folder, with permissions 0600. It is created if it is
+    missing. Otherwise its old content stays, so the caller must truncate it. This process waits
+    until it holds the file's lock, so no other process writes to it. If the file system does not
+    support locks, ``.<name>.part`` is removed, and a new file with a random name is opened instead.
 
     Returns:
         The temporary file's path and its open descriptor.
@@ -236,10 +235,11 @@ def _lock(handle: int, operation: int = fcntl.LOCK_EX) -> bool:
 
 @contextmanager
 def scratch_folder(folder: Path, name: str) -> Iterator[Path]:
-    """Make a new folder ``.<name>.part-...`` in ``folder``, yield it, and remove it afterwards.
+    """Make a temporary folder in ``folder`` for the block, and yield its path.
 
-    Scratch folders with the same ``name`` that killed processes left behind are removed first.
-    Folders that a running process still uses are locked and are not removed. ``folder`` must exist.
+    Its name is ``.<name>.part-`` and a random end. It is locked while it is in use, and removed
+    after the block. Unlocked folders of this form, which killed processes left behind, are removed
+    first. ``folder`` must exist.
     """
     prefix = f".{name}.part-"
     with _open_folder(folder) as parent, ExitStack() as held:

@@ -65,10 +65,11 @@ class FileModel(BaseModel):
 
     @classmethod
     def _find_key_fault(cls, content: Any) -> str | None:
-        """Return the first fault in the content's keys; None if all keys are right.
+        """Describe the first unknown or missing key in a file's content; None without a fault.
 
-        The fault follows the content's name, as in "lacks the key 'mean'". Unknown keys are
-        reported before missing keys. Content that is not a mapping is a fault too.
+        The description continues a sentence about the content, as in "lacks the key 'mean'".
+        Unknown keys come before missing ones, and the most similar known key is suggested. Content
+        that is not a mapping is a fault too.
         """
         is_required = {}
         for field in cls.model_fields.values():
@@ -194,7 +195,10 @@ def place_of(path: tuple[int | str, ...]) -> str:
 
 
 def as_text(value: Any) -> str:
-    """Convert a string, number or date to a string by ``str``, in the Unicode form NFC.
+    """Convert a value from a YAML file to a string, even if YAML read it as a number or date.
+
+    The string is in the Unicode form NFC. pydantic calls this function for fields of the type
+    ``Text``.
 
     Raises:
         PydanticCustomError: the value has another type, such as the bool that YAML makes of 'yes';

@@ -125,9 +125,10 @@ def _ensure_sealed(target: Path, fill: Callable[[Path], None]) -> None:
 
 
 def seal(folder: Path, name: str) -> None:
-    """Write the seal file into ``folder``: the SHA-256 of each file, and the name ``name``.
+    """Seal a folder, so that later changes to its files are noticed.
 
-    The caller renames the folder to ``name`` afterwards. Hidden files are not covered.
+    The seal is a file with the SHA-256 of each other file. It also has ``name``, to which the
+    caller renames the folder afterwards. Hidden files are not covered.
 
     Raises:
         OSError: a file cannot be read, or the seal cannot be written.
@@ -171,7 +172,9 @@ def fault(folder: Path) -> str | None:
 
 
 def _read_seal(folder: Path) -> dict[str, str]:
-    """Read a folder's seal: file name -> SHA-256.
+    """Read the seal of a folder: a mapping from the name of each file to its SHA-256.
+
+    Whether the files match is not checked here.
 
     Raises:
         FileNotFoundError: the seal or the folder is missing.

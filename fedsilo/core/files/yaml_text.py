@@ -145,10 +145,11 @@ def _refuse_deep(text: str) -> None:
 
 
 def _check_node(node: yaml.Node, loader: yaml.SafeLoader, sizes: dict[int, int]) -> int:
-    """Check a node and all nodes below it, and return the number of values in it.
+    """Check a node of parsed YAML and all nodes below it, and return the number of values in it.
 
     A scalar is one value. A mapping or list is one value plus the values of all its keys and items,
-    so an empty mapping is one value. If aliases repeat a node, its values are counted each time.
+    so an empty mapping is one value. If aliases repeat a node, its values are counted each time,
+    because a short text with aliases could otherwise fill the memory.
 
     Args:
         node: the node.

@@ -269,10 +269,10 @@ class CommonSettings(
         return (self.wire_precision, self.wire_down) != ("fp32", "fp32")
 
     def measures_in(self, round_: int) -> bool:
-        """Return whether round ``round_``, from 1, measures the model that the round begins with.
+        """Return whether the model with which a round begins is measured in this round.
 
-        This holds for round 1 and then every 'server.evaluate-every' rounds. If that setting is 0,
-        it holds for no round.
+        Rounds count from 1. The result is True for round 1 and then every 'server.evaluate-every'
+        rounds. If that setting is 0, it is always False.
         """
         # Subtract 1, because rounds count from 1 and the first one is always measured
         return self.evaluate_every > 0 and (round_ - 1) % self.evaluate_every == 0

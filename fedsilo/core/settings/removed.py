@@ -168,9 +168,10 @@ class _Notes:
             self._unsaid[former] = key
 
     def tell(self) -> None:
-        """Log one warning that lists former names of settings, with their new keys.
+        """Log one warning with the former names of settings that were read since the last warning.
 
-        The names are those read since the last warning. Nothing is logged if there are none.
+        Each name is listed with its new key. Nothing is logged if there are no names. A name is
+        listed only once per process.
         """
         if not self._unsaid:
             return

@@ -90,8 +90,8 @@ class Calibration:
         """Describe the calibration in sentences for a terminal.
 
         ``coverage`` is that of the prediction sets. The sentences have the temperature, the loss
-        before and after calibration, the lowest probability of a class in a set, the range in which
-        the true coverage lies, and what the coverage does not promise.
+        before and after calibration, and the lowest probability of a class in a set. They also say
+        in which range the true coverage lies, and what the coverage does not promise.
 
         Raises:
             SettingError: the calibration has too few rows for that coverage.

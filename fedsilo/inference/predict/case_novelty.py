@@ -71,10 +71,11 @@ class Code:
 def find_codes(values: Floats, missing: Booleans) -> dict[int, Code]:
     """Find codes in a table's training values.
 
-    A code is a number that stands for something else, such as "not measured". A number is taken for
-    a code if it is the lowest or the highest value of a feature, at least ten samples share it, and
-    it is much farther from the next value than neighbouring values are from each other. A feature
-    has at most one code. Features with at most ten different values are skipped.
+    A code is a number that stands for something else, such as 0 for "not measured". A number is
+    taken for a code if it is the lowest or the highest value of a feature and at least ten samples
+    share it. It must also be much farther from the next value than neighbouring values are from
+    each other. A feature has at most one code. Features with at most ten different values are
+    skipped.
 
     Args:
         values: (n, f), standardised.

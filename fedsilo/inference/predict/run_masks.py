@@ -141,9 +141,9 @@ def _table(inputs: Inputs, shares: Mapping[str, Sequence[float]], classes: Seque
 def _about(model: TrainedModel, inputs: Inputs) -> dict[str, Any]:
     """Build the content of masks.json, which describes the masks.
 
-    It names the run, its method, data set and site, the model with the digest of its weights, the
-    source of the images, the classes, the meaning of the columns of masks.csv, and the versions of
-    the software.
+    It names the run with its method, data set and site, the model with the digest of its weights,
+    and the source of the images. It also lists the classes, the meaning of the columns of
+    masks.csv, and the versions of the software.
     """
     shares = {}
     for name in model.classes[1:]:

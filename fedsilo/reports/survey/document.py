@@ -77,10 +77,11 @@ class SurveyDocument(BaseModel):
 
 
 def read_survey_document(path: Path) -> SurveyDocument:
-    """Read a ``survey.json``.
+    """Read the answers of the sites to a survey from its ``survey.json``.
 
     Raises:
-        RunDirectoryError: the file does not exist, is damaged, or is of another version.
+        RunDirectoryError: the file does not exist, cannot be read, is damaged, or is of another
+            version.
     """
     fault = file_fault(path)  # reading a pipe would never end
     if fault:
@@ -97,10 +98,10 @@ def read_survey_document(path: Path) -> SurveyDocument:
 
 
 def cell_names(feature: MeasuredFeature) -> list[str]:
-    """Return the names of the cells in a feature's histogram, in order.
+    """Name the cells of a feature's histogram, in order.
 
-    The names are levels or ranges. If values may be missing, the last name is "no value". The list
-    is empty for a feature that declares neither edges nor levels.
+    The names are the feature's levels, or the ranges between its edges. If values may be missing,
+    the last cell is "no value". A feature that declares neither levels nor edges has no cells.
     """
     if not feature.cells:
         return []

@@ -125,9 +125,9 @@ class Watched:
     def line(self) -> str:
         """Summarise the run in one line, with commas between the parts.
 
-        The parts are the run's name with its state, the round, the current phase unless the run is
-        over, the bytes, the spent epsilon if there is differential privacy, the time so far, and
-        the time left if it is known.
+        The parts are the run's name with its state, the round, the current phase, the bytes, the
+        spent epsilon, the time so far, and the time left. The phase is left out when the run is
+        over, the epsilon without differential privacy, and the time left if it is unknown.
         """
         here = self.progress
         parts = [f"{here.run}: {self.state()}", f"round {here.round} of {here.rounds}"]
@@ -205,7 +205,10 @@ def newest_run(runs: Path) -> Path | None:
 
 
 def phase_text(progress: Progress) -> str:
-    """Format the current phase: its name, the answers so far, and sites away or failed."""
+    """Format the current phase of a run in a few words, such as "fit: 3 of 5 answered".
+
+    Sites that are not connected, and sites that failed, are named if there are any.
+    """
     text = f"{progress.phase}: {len(progress.answered)} of {len(progress.asked)} answered"
     if progress.away:
         text += f", away: {' '.join(progress.away)}"

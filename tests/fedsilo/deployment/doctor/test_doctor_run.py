@@ -342,7 +342,7 @@ def test_a_deployment_is_met_once_and_its_answers_are_judged(
 def test_a_site_may_say_nothing_of_its_samples_and_the_plan_names_its_seed(
     deployed: run.RunSetup,
 ) -> None:
-    said = run._content("D1", {**FACTS, "sizes": {}, "dropped": 0, "software": None})
+    said = run._describe_site("D1", {**FACTS, "sizes": {}, "dropped": 0, "software": None})
     assert said == "does not say how many samples it has; labels: train [10, 20]"
     private = ("privacy.sample-clip-norm=1.0", "privacy.noise-multiplier=2.0", "split.silos=3")
     seeded = replace(deployed, sources=RunSources(changes=private), seed=5)
