@@ -37,14 +37,14 @@ _ROOM = 8 * 2**30  # bytes; the whole suite leaves less than two
 
 # The longest files of `make test`, longest first: begun last, one would be all that is left to do
 _LONG = (
-    "tests/reference/test_references.py",
     *("tests/deploy/test_small.py", "tests/test_ray.py", "tests/test_end_to_end.py"),
-    *("attacks/test_trust_levels.py", "docs/test_commands.py", "fuzz/test_replies.py"),
-    *("attacks/test_packed_files.py", "attacks/test_names_that_end_runs.py"),
-    *("packaging/test_wheel.py", "comparison/test_over_seeds.py", "docs/test_site.py"),
-    *("docs/test_notebooks.py", "export/test_export.py", "tests/test_secure_end_to_end.py"),
-    *("engines/test_process_engine.py", "watch/test_serve.py", "records/test_tracking.py"),
-    *("cli/test_main.py", "tests/test_tables_end_to_end.py", "docs/test_architecture.py"),
+    *("tests/reference/test_references.py", "attacks/test_trust_levels.py"),
+    *("docs/test_commands.py", "fuzz/test_replies.py", "packaging/test_wheel.py"),
+    *("attacks/test_names_that_end_runs.py", "export/test_export.py", "docs/test_site.py"),
+    *("attacks/test_packed_files.py", "cli/test_main.py", "records/test_tracking.py"),
+    *("comparison/test_over_seeds.py", "docs/test_notebooks.py", "docs/test_python_snippets.py"),
+    *("tests/test_secure_end_to_end.py", "engines/test_process_engine.py", "api/test_api.py"),
+    *("watch/test_serve.py", "docs/test_architecture.py", "tests/test_tables_end_to_end.py"),
     *("reports/test_report.py", "reports/test_in_a_browser.py", "tests/test_privacy_end_to_end.py"),
 )
 

@@ -86,6 +86,7 @@ class MoonSite(SiteMethod):
         incoming: TokenClassifier,
         previous: TokenClassifier,
     ) -> Tensor:
+        """Compute a batch's loss (eq. 4) with the trained network and the two fixed networks."""
         tokens = network.encode(batch.inputs)
         task = batch.criterion(network.classify(network.features(tokens)), batch.labels)
         # Both anchors are fixed networks, so only the trained one needs gradients

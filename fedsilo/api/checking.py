@@ -173,10 +173,10 @@ def server(
 ) -> Iterator[Finding]:
     """Check the server, by the arguments of flower-superlink.
 
-    The server is described either by a deployment, or by the other parameters, which have the
-    defaults of flower-superlink. In the latter case, the folder of runs and the registry of
-    hospitals are read from the environment. A failed check is a finding, not an error, and later
-    checks still run. A check that needs a failed one is reported as skipped.
+    The server is described either by a deployment, or by the other parameters. In the latter case,
+    the folder of runs and the registry of hospitals are read from the environment. A failed check
+    is a finding, not an error, and later checks still run. A check that needs a failed one is
+    reported as skipped.
 
     Yields:
         The findings of the checks, in a fixed order. Each check runs only when its finding is

@@ -29,8 +29,10 @@ def start(
 ) -> None:
     """Open a kit, confirm its code and the rules, and become the hospital's node.
 
-    The process is replaced by Flower's SuperNode, so this function does not return. Without ``yes``
-    the user must type 'yes'.
+    A kit is what the server's operator hands over to the hospital. Its code is read out by
+    telephone, to see that nobody has altered the kit. The code and the rules are shown by ``tell``,
+    and the user must type 'yes' unless ``yes`` is set. Then the process is replaced by Flower's
+    SuperNode, so this function does not return.
 
     Raises:
         FedsiloError: the user does not confirm, or the kit or an option cannot be used.

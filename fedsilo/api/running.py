@@ -82,7 +82,7 @@ def simulate(
     """Run an experiment of simulation.yaml, or a method.
 
     Args:
-        experiment: the experiment's name, or a method.
+        experiment: the experiment's name, or a method, which then has its default settings.
         silos: the caller's own data: site -> a ``DataFrame``, a pair (X, y), a ``Dataset`` of
             PyTorch or of Hugging Face; or only one of these, which 'split.partition' divides. None
             for the experiment's data.
@@ -91,7 +91,8 @@ def simulate(
         network: the setting 'network.name', or a function or class of a module that builds one.
         engine: 'inline', 'processes', 'ray' or 'auto'.
         ray_address: the address of a running Ray cluster.
-        supernodes: number of simulated sites; None for all silos.
+        supernodes: number of simulated sites; None for the experiment's number or, without one, for
+            all silos.
         seed: the seed; None for the experiment's.
         name: name of the run directory; if it exists, a number is appended.
         track: the tracker that also gets the metrics.

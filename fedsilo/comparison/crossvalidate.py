@@ -76,9 +76,15 @@ class CrossValidation:
 def plan_folds(
     plans: Mapping[str, RunSettings], folds: int, repeats: int
 ) -> Mapping[str, Sequence[Trial]]:
-    """Plan ``folds`` times ``repeats`` trials for each experiment of ``plans``.
+    """Plan the runs of a cross-validation, ``folds`` times ``repeats`` for each experiment.
 
-    Each repetition shuffles the rows anew, and each fold is the test set of one trial.
+    Each repetition shuffles the rows anew, and each fold is the test set of one run. Nothing is
+    run.
+
+    Args:
+        plans: the name of each experiment -> its settings.
+        folds: the number of folds.
+        repeats: the number of repetitions.
 
     Returns:
         Experiment -> its trials, in the same order of repetitions and folds for all experiments.

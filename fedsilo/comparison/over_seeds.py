@@ -213,7 +213,8 @@ def compare_runs(
 ) -> Comparison:
     """Compare finished runs: collect their metrics, test differences, and add remarks.
 
-    The metrics are those that a report may show, so both have the same means.
+    Metrics are those that a report may show, unless ``no_floor`` is set, so the means are those of
+    a report. They cover only sites at which all runs have the metric.
 
     Args:
         jobs: the runs, which have ended.

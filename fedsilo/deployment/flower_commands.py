@@ -1,5 +1,6 @@
 """Calls Flower's ``flwr`` command, asks for the state of sites, and waits for members."""
 
+import http.client
 import json
 import shlex
 import ssl
@@ -126,7 +127,7 @@ def is_healthy(deployment: Deployment) -> bool:
 
     The request is an HTTPS GET of /health on 127.0.0.1, with a time limit of two seconds. It
     bypasses any proxy, and the certificate is checked against the deployment's authority. If the
-    connection fails, or the server answers with an error status, the result is False.
+    connection fails, the answer is not HTTP, or it has an error status, the result is False.
 
     Raises:
         DeploymentError: the server's certificate is not valid, or the authority's file (ca.crt) is
@@ -156,6 +157,8 @@ def is_healthy(deployment: Deployment) -> bool:
                 f"the server's certificate is not valid: {reason.verify_message}; 'fedsilo deploy "
                 "renew server' renews it, then 'fedsilo deploy down' and 'up'"
             ) from None
+        return False
+    except http.client.HTTPException:  # the port is another program's, which speaks no HTTP
         return False
 
 

@@ -150,9 +150,9 @@ class InlineGrid(Grid):
             self._said_alone = True
             message, context = batch[0]
             print(
-                f"fedsilo: from round {message.metadata.group_id}, sites train one after another "
-                f"at times, because method '{context.run_config['method']}' has training steps "
-                "that sites cannot take as one"
+                f"fedsilo: sites train one after another in round {message.metadata.group_id} and "
+                f"in rounds like it, because method '{context.run_config['method']}' has training "
+                "steps that sites cannot take as one"
             )
 
     def _go_on_alone(self, error: Exception, batch: list[tuple[Message, Context]]) -> None:

@@ -86,9 +86,14 @@ def single_classifier(network: SiteNetwork) -> TokenClassifier:
 def _capture_input(
     layer: nn.Linear, classify: Callable[[Tensor], Tensor], inputs: Tensor
 ) -> Tensor:
-    """Call ``classify(inputs)``, and return the input (batch, c) that ``layer`` receives meanwhile.
+    """Return the input (batch, c) that a layer receives while ``classify(inputs)`` runs.
 
     If the layer is called several times, the input of its last call is returned.
+
+    Args:
+        layer: a linear layer of the network.
+        classify: calls the network.
+        inputs: the inputs of the network.
 
     Raises:
         IndexError: the layer is not called.

@@ -218,10 +218,11 @@ def _explain_rows(
 
 
 def draw_sheet(sheet: GradCamSheet) -> Figure:
-    """Draw a row per image: the image itself, then the image with each run's map over it.
+    """Draw a sheet of Grad-CAM maps: a row for each image and a column for each run.
 
-    Each map has its own colour scale, so colours cannot be compared between maps. The caption of a
-    wrong prediction is red.
+    The first column shows the images themselves, with the row, the true class and the scenario.
+    Each other one shows the image with the run's map over it, and the run's prediction, in red if
+    it is wrong. Each map has its own colour scale, so colours cannot be compared between maps.
     """
     columns, rows = sheet.columns, len(sheet.truths)
     head = max(column.title.count("\n") for column in columns)

@@ -78,10 +78,11 @@ class ImageExplanation:
         return "vacuity", self.vacuity
 
     def document(self) -> dict[str, Any]:
-        """Return the explanation as a JSON object, without the image.
+        """Return the explanation as a dictionary for JSON, without the image.
 
-        The key of the map's values is the map's name. The key ``label`` exists only if the map
-        belongs to a class.
+        It has the title, the values of the map under the map's name, the classes, their
+        probabilities and beliefs, and the vacuity. If the map belongs to a class, ``label`` is the
+        number of the class.
         """
         document: dict[str, Any] = {
             "title": self.title,

@@ -175,7 +175,10 @@ def _colour(number: int, style: Line) -> str:
 def _add_legend(figure: Figure, classes: Sequence[str], ends: Mapping[Line, str]) -> None:
     """Add a legend below the panels, with an entry for each class in each line style.
 
-    ``classes`` are those from 1 on, and ``ends`` maps a style to the end of its entries.
+    Args:
+        figure: the figure.
+        classes: the names of the classes without the background.
+        ends: line style -> the end of its entries, such as ", true".
     """
     from matplotlib.lines import Line2D
 

@@ -129,13 +129,15 @@ def _report(
 def _transfer_run(
     trunk: nn.Module, run_model: RunModel, settings: CommonSettings, classes: Classes
 ) -> TransferReport:
-    """Copy the arrays of a run's model that fit into ``trunk``, and return a report.
+    """Copy the arrays of a run's model that fit into ``trunk``, in place, and return a report.
 
-    The head is copied only as a whole, and only if the run had the same ``classes``. If the run
-    trained only prompts, the pretrained backbone that the prompts belong to is loaded first.
+    Arrays that do not fit, such as those for images of another size, keep their initial values. The
+    head is copied only as a whole, and only if the run had the same ``classes``. If the run trained
+    only prompts, the pretrained backbone that the prompts belong to is loaded first.
 
     Raises:
         SettingError: no array of the encoder fits.
+        FedsiloError: the backbone cannot be loaded.
     """
     if not run_model.has_backbone and hasattr(trunk, "vit"):
         # Loading checks that the backbone was not trained on images of these silos, so the data

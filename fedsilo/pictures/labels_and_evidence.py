@@ -25,10 +25,14 @@ _LEGEND = 18  # the most names that fit into a legend beside the picture
 
 
 def draw_evidence(document: Mapping[str, Any]) -> dict[str, Figure]:
-    """Draw ``evidence.png``: a reliability diagram, and accuracy against vacuity, on test samples.
+    """Draw ``evidence.png``: whether the model's certainty on test samples can be trusted.
+
+    The left panel has the accuracy over confidence, a reliability diagram with the diagonal of a
+    perfectly calibrated model. The right panel has the accuracy over vacuity, the lack of evidence.
 
     Args:
-        document: evidence.json: 'reliability' and 'certainty' -> site -> bin -> count, right, mean.
+        document: the content of evidence.json: 'reliability' and 'certainty' -> site -> bin ->
+            count, right, mean.
 
     Returns:
         File name -> figure.

@@ -266,7 +266,10 @@ def _draw_lines(
 
 
 def draw_documents(directory: RunDirectory) -> list[Path]:
-    """Draw each JSON file of a run that has a picture; return the paths of the pictures.
+    """Draw all JSON files of a run that can be drawn, such as routing.json, into its directory.
+
+    Returns:
+        The paths of the pictures.
 
     Raises:
         RunDirectoryError: a file has an unknown structure.

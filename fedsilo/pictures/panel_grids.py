@@ -63,9 +63,10 @@ def over_rounds(axes: Axes) -> None:
 
 
 def run_title(run: FinishedRun) -> str:
-    """Build a run's title: its directory's name, then the method and its non-default settings.
+    """Build the title of a run in a picture of several runs.
 
-    The second part is wrapped to lines of 40 characters.
+    The first line is the name of the run directory. The next ones, of at most 40 characters, have
+    the method and those of its own settings that differ from their defaults.
     """
     own = run.settings.own
     # Groups are left out, because the title already names the method

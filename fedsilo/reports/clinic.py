@@ -44,10 +44,11 @@ class Examination:
 
 
 def clinic_data(run: Shown, examinations: Sequence[Examination] = ()) -> dict[str, Any]:
-    """Build the template variables of ``clinic.html`` for a run.
+    """Build the template variables of a run's section in ``clinic.html``, the page for the clinic.
 
-    The variables are the run's sites, result and limit, and tables and pictures of accuracy by
-    site, by class and by certainty.
+    For classes, they are the run's sites, its result and limit, and tables and pictures of the
+    accuracy by site, by class and by certainty. A run of another task gets the sections of its task
+    (``task_parts``) in place of these tables and pictures.
 
     Args:
         run: the run, without what its pages must not show.
@@ -160,9 +161,10 @@ def _overall(run: Shown, metrics: SiteMetrics) -> dict[str, Any]:
 
 
 def _accuracy(metrics: Mapping[str, float], samples: int) -> Estimate | None:
-    """Return a site's accuracy, with its 95 % interval if the number of samples is known.
+    """Return a site's accuracy with its 95 % Wilson interval; None if it has no accuracy.
 
-    ``samples`` is 0 if the page must not show the number. Without an accuracy, the result is None.
+    ``samples`` is the number of test samples. If it is 0, because the page must not show it, there
+    is no interval.
     """
     accuracy = metrics.get("accuracy")
     if accuracy is None:
@@ -223,11 +225,15 @@ def _class_table(run: Shown, site: str, by_class: Sequence[ClassOutcome]) -> dic
 
 
 def _class_pictures(run: str, outcomes: Outcomes) -> Iterator[Picture]:
-    """Yield a picture of sensitivity and specificity by site for each of the first six classes.
+    """Draw how well each class is recognised at each site, a picture for each class.
 
-    If there are exactly two classes, only the second one is drawn, because the sensitivity of one
-    class is the specificity of the other. A class without any values is skipped. ``run`` is the
-    run's name, with which the names of the pictures begin.
+    A picture has the sensitivity and the specificity with their intervals. Only the first six
+    classes are drawn. If there are exactly two classes, only the second one is drawn, because the
+    sensitivity of one class is the specificity of the other. A class without any values is skipped.
+
+    Args:
+        run: the run's name, with which the names of the pictures begin.
+        outcomes: site -> the outcomes of its classes.
     """
     names: dict[str, None] = {}
     for by_class in outcomes.values():
@@ -422,11 +428,11 @@ def final_metrics(run: Shown) -> dict[str, dict[str, float]]:
 def class_outcomes(
     metrics: Mapping[str, float], names: Sequence[str], counts: Sequence[int | None], total: int
 ) -> list[ClassOutcome]:
-    """Build the outcomes of a site's classes: samples, right and false predictions, and AUC.
+    """Collect for each class of a site how many test samples it has and how well it is recognised.
 
-    A class without samples, or with a hidden number of samples, is left out. A metric that the site
-    does not have is None. The result is empty if the numbers of names and counts differ. This is so
-    for tasks that count other groups than classes, such as censored patients.
+    A class without samples, or with a hidden number of samples, is left out. A count or an AUC that
+    the site does not have is None. If the numbers of names and counts differ, the result is empty.
+    This is so for tasks that count other groups than classes, such as censored patients.
 
     Args:
         metrics: the site's metrics from ``final_metrics``.

@@ -110,10 +110,15 @@ def _epsilon(privacy: Mapping[str, Any]) -> str:
 
 
 def _bound(run: Shown, most: str) -> str:
-    """Format the bytes of a site with hidden counts as "up to" and ``most``.
+    """Format the bytes that a site with hidden counts has sent, as an upper bound.
 
-    ``most`` is the largest number of any site, as text. In a run with a single site, that would be
-    the site's own number, so the text is "not shown".
+    Args:
+        run: the run.
+        most: the largest number of any site, as text.
+
+    Returns:
+        "up to" and ``most``. If the run has a single site, "not shown", because the bound would be
+        the site's own number.
     """
     if len(run.silos) > 1:
         return f"up to {most}"
@@ -121,11 +126,11 @@ def _bound(run: Shown, most: str) -> str:
 
 
 def _sent_bytes(run: Shown) -> dict[str, dict[str, int]]:
-    """Return site -> phase -> bytes sent, sorted by site.
+    """Add up the bytes that each site has sent in each phase: site -> phase -> bytes.
 
-    A reply has metrics only for classes with enough samples, so its size would reveal how many
-    classes have too few. For a site with hidden counts, each number is therefore replaced by the
-    largest number that any site sent in that phase.
+    Sites are sorted. A reply has metrics only for classes with enough samples, so its size would
+    reveal how many classes have too few. Therefore, for a site with hidden counts, each number is
+    replaced by the largest number that any site sent in that phase.
     """
     sent: dict[str, Counter[str]] = {}
     for row in run.traffic_rows:
@@ -218,10 +223,11 @@ def _measurements(run: Shown) -> dict[str, Any]:
 
 
 def _arrays(run: Shown) -> list[list[str]] | None:
-    """Build a row per kind of array in the final model: number of arrays, values, and bytes.
+    """Describe the arrays of the final model, which the server has, in rows of cells.
 
-    Each value counts as four bytes. The result is None if the run directory has no model of the
-    server.
+    There is a row for each kind of array, with the number of arrays, the number of values, and the
+    bytes at four bytes per value. If the run directory has no model of the server, the result is
+    None.
     """
     path = run.path / "model.safetensors"
     if not path.is_file():
@@ -261,9 +267,10 @@ def _guarantee(guarantee: Any) -> Mapping[str, Any] | None:
 
 
 def site_file_data(file: SiteFile) -> dict[str, Any]:
-    """Build the template variables of ``dpo.html`` for a hospital's own site file.
+    """Build the template variables of the section about a hospital's own site file, its rules.
 
-    The variables list what the hospital allows, and each limit with its value, origin and meaning.
+    ``lists`` has what the hospital allows. ``limits`` has a row for each limit, with its value, its
+    origin (the site file or the default) and its meaning.
     """
     lists = []
     for name in _LISTS:

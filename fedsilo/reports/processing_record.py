@@ -25,9 +25,11 @@ _BLANK = {
 
 
 def processing_rows(run: Shown) -> list[list[str]]:
-    """Build a row per point of Articles 30(1) and 35(7): article, content, the run's answer.
+    """Build the rows of the table for the record of processing (GDPR Articles 30(1) and 35(7)).
 
-    The answer of a point that the run knows nothing about is "to be written by a person".
+    Each row is a point of these articles: the article, what it asks for, and what the run can
+    answer. If the run knows nothing about the point, the answer is "to be written by a person".
+    Rows are sorted by article.
     """
     answers = {
         "30(1)(c)": ("categories of data subjects and of personal data", _categories(run)),

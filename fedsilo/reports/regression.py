@@ -146,9 +146,14 @@ class Regression:
             yield [*cells, f"{100 * row['i-squared']:.0f} %", format_p(row["p"])]
 
     def effect(self, estimate: float, error: float) -> tuple[float, float, float]:
-        """Return an estimate and the ends of its 95 % interval, (estimate, low, high).
+        """Return a coefficient as an effect with its 95 % interval: (estimate, low, high).
 
-        If the family has ratios, such as odds ratios, all three values are exponentiated.
+        If the family has ratios, such as odds ratios, the three values are exponentiated. The
+        interval is that of the normal distribution.
+
+        Args:
+            estimate: the coefficient.
+            error: its standard error.
         """
         from scipy.stats import norm
 

@@ -93,7 +93,7 @@ def _methods(run: Shown) -> list[Item]:
 
 
 def _data(run: Shown) -> list[Item]:
-    """Return items 5 to 7: the sources of the data and their preparation."""
+    """Build items 5 to 7 of the guideline, on the sources of the data and their preparation."""
     return [
         Item(
             "5a, 6a",
@@ -115,7 +115,7 @@ def _data(run: Shown) -> list[Item]:
 
 
 def _variables(run: Shown) -> list[Item]:
-    """Return items 8 to 11: outcome, predictors, sample size and missing data."""
+    """Build items 8 to 11 of the guideline: outcome, predictors, sample size and missing data."""
     outcome, predictors = describe_columns(run)
     return [
         Item("8a", "outcome: definition, horizon", outcome, "", "how and when it was assessed"),
@@ -134,7 +134,7 @@ def _variables(run: Shown) -> list[Item]:
 
 
 def _analysis(run: Shown) -> list[Item]:
-    """Return items 12 and 13: the model, its measures, and class imbalance."""
+    """Build items 12 and 13 of the guideline: the model, its measures, and class imbalance."""
     summary = run.summary
     return [
         Item(
@@ -172,7 +172,11 @@ def _analysis(run: Shown) -> list[Item]:
 
 
 def _outputs(run: Shown) -> list[Item]:
-    """Return items 14 to 19: fairness, output, evaluation data, and the openness of the study."""
+    """Build items 14 to 19 of the guideline, the last ones.
+
+    They are about fairness, the model's output, the data it was evaluated on, and the openness of
+    the study.
+    """
     revision = run.config.environment.get("fedsilo-revision", "unknown")
     return [
         _fairness(run),

@@ -37,11 +37,11 @@ Line = dict[int, float]  # round -> value
 
 
 def research_data(runs: Runs) -> dict[str, Any]:
-    """Build the template variables of ``research.html`` for one run, or several to compare.
+    """Build the template variables of ``research.html``, the page on one run or on several.
 
-    The variables are the settings, curves, final metrics, costs, failures, and a comparison if the
-    runs are of several experiments. The metrics are on test samples. If no run has such metrics,
-    they are on validation samples.
+    They are the settings, the curves, the final metrics, the costs, irregular runs, and a
+    comparison if the runs are of several experiments. The metrics are those on test samples or, if
+    no run has any, on validation samples.
     """
     first = runs[0]
     several = len(runs) > 1

@@ -106,9 +106,9 @@ def _compare_runs(metrics: Sequence[str], summaries: Summaries, split: str) -> l
 
 
 def _known_values(summaries: Summaries, metric: str) -> dict[str, dict[int, float]]:
-    """Return experiment -> seed -> mean of ``metric`` over sites.
+    """Collect the mean of a metric over sites: experiment -> seed -> mean.
 
-    Experiments without a value are left out.
+    Experiments for which no seed has a value are left out.
     """
     known = {}
     for name, by_seed in values_by_seed(summaries, metric).items():
@@ -190,9 +190,11 @@ def _mean(metric: str, values: Sequence[float], *, difference: bool = False) -> 
 
 
 def _draw_differences(metric: str, samples: Mapping[str, BySeed], split: str) -> list[Picture]:
-    """Draw the differences by seed for each pair of experiments with two or more common seeds.
+    """Draw the differences between experiments, seed by seed, for each pair of experiments.
 
-    At most 15 pairs are drawn. If there is no such pair, the list is empty.
+    A pair needs at least two common seeds, and the earlier experiment is subtracted from the later
+    one. Each pair has its mean with a 95 % interval, and a point for each seed. At most 15 pairs
+    are drawn. The result is a list with one picture; if there is no such pair, it is empty.
     """
     points: dict[str, list[float]] = {}
     for earlier, later in itertools.combinations(samples, 2):
@@ -241,10 +243,10 @@ def _draw_cost(metric: str, summaries: Summaries, split: str) -> list[Picture]:
 
 
 def comparison_head(runs: Runs, summaries: Summaries, split: str) -> dict[str, Any]:
-    """Build the facts, the result and the limit of several runs for ``head.html``.
+    """Build the template variables for the head of a page on several runs: facts, result and limit.
 
-    The facts are those of the first run without method and training, then all methods and the
-    numbers of experiments and runs.
+    The facts are those of the first run, except the method and the time of training. All methods
+    and the numbers of experiments and runs follow.
     """
     methods: dict[str, None] = {}
     for run in runs:

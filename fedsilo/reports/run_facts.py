@@ -257,10 +257,10 @@ def facts(run: Shown) -> list[tuple[str, str]]:
 
 
 def _fingerprints(run: Shown) -> str:
-    """Format a short digest of each site's data: 12 digits of a SHA-256 over its splits.
+    """Format a short digest of each site's data, by which equal data can be recognised.
 
-    Two runs with equal digests had the same data. Sites that do not report fingerprints are left
-    out.
+    A digest is 12 digits of a SHA-256 over the site's splits. Sites that do not report fingerprints
+    are left out, so the text may be empty.
     """
     texts = []
     for site, known in run.silos.items():

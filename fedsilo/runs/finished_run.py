@@ -258,7 +258,9 @@ class FinishedRun(RunFiles):
         best: bool = False,
         split: str = "",
     ) -> Lab:
-        """Open a site as its method's ``Lab``, in the state after the last round.
+        """Open a site with its data and its model, in the state after the last round.
+
+        The result is the ``Lab`` with which the run's method trains and measures at a site.
 
         Args:
             site: the site's name.

@@ -412,7 +412,7 @@ def _check_table(content: Any, name: str, config: Path) -> dict[str, Any]:
     """Check that a part of config.toml is a table of single values or tables, and return a copy.
 
     The values in inner tables are not checked. If several values are wrong, the error names the
-    last one.
+    first one.
 
     Args:
         content: the part, as parsed.
@@ -422,16 +422,20 @@ def _check_table(content: Any, name: str, config: Path) -> dict[str, Any]:
     Raises:
         RunDirectoryError: the part is not a table, or has a value of another kind, such as a list.
     """
-    fault = ""
-    if isinstance(content, dict):
-        for key, value in content.items():
-            if not isinstance(value, bool | int | float | str | dict):
-                fault = f"'{name}.{one_line(key, 80)}' must be a single value"
-    else:
-        fault = f"'{name}' must be a table"
+    fault = _find_table_fault(content, name)
     if fault:
         raise RunDirectoryError(f"{config} does not have the expected form: {fault}")
     return dict(content)
+
+
+def _find_table_fault(content: Any, name: str) -> str | None:
+    """Describe the first fault of what should be the table ``name``; None if there is none."""
+    if not isinstance(content, dict):
+        return f"'{name}' must be a table"
+    for key, value in content.items():
+        if not isinstance(value, bool | int | float | str | dict):
+            return f"'{name}.{one_line(key, 80)}' must be a single value"
+    return None
 
 
 def parse_assignment(text: str) -> tuple[str, Value]:

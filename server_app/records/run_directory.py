@@ -156,19 +156,17 @@ def refuse_outside(run_dir: Path, path: Path) -> None:
 
 
 def refuse_links(run_dir: Path) -> None:
-    """Check that a run directory has no symbolic links that lead out of it.
+    """Check that a run directory has no symbolic links that lead out of it, in any folder.
 
     A directory from somebody else could have such links, to make fedsilo read or overwrite other
-    files of the user. The entries of the directory itself and of its folders "checkpoints" and
-    "sites" are checked. Deeper folders are not searched.
+    files of the user. Links to folders are checked but not followed.
 
     Raises:
-        RunDirectoryError: an entry is such a link. The error names the first one.
+        RunDirectoryError: an entry is such a link. The error names one of them.
     """
-    for folder in (run_dir, run_dir / "checkpoints", run_dir / "sites"):
-        if folder.is_dir():
-            for path in folder.iterdir():
-                refuse_outside(run_dir, path)
+    for folder, folders, files in os.walk(run_dir):
+        for name in (*folders, *files):
+            refuse_outside(run_dir, Path(folder, name))
 
 
 def runs_folder(out: str) -> Path:

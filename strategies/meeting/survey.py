@@ -90,27 +90,32 @@ def _answers_by_site(
     """Return the usable answers by site, sorted, and note why other answers are unusable.
 
     With a registry, a node may answer only for the site under whose name it is registered. The
-    registry is ignored if all sites are simulated, because these have no keys. If two nodes claim
-    the same name, neither answer is used, even if only one of the two is registered.
+    registry is ignored if all sites are simulated, because these have no keys. If two nodes that
+    are not refused by it claim the same name, neither answer is used.
 
     Args:
         received: the readable answers with their nodes.
         registry: binds names to nodes; None if any node may take any name.
         refused: the reasons against unusable answers are appended to it.
     """
-    names = [answer.content.about.site for answer in received]
     if all(answer.content.about.simulated for answer in received):
         registry = None  # simulated sites have no keys
-    answers = {}
+    admitted = []
     for answer in sorted(received, key=lambda answer: answer.content.about.site):
-        node, site = answer.node, answer.content.about.site
         fault = None
         if registry:
-            fault = registry.fault(node, site)
+            fault = registry.fault(answer.node, answer.content.about.site)
         if fault:
             refused.append(site_reason(fault))
-        elif names.count(site) > 1:
-            refused.append(f"node {node} says that it is site '{site}', but so does another")
+        else:
+            admitted.append(answer)
+    # Only now, so that a node that the registry refuses cannot block the site whose name it takes
+    names = [answer.content.about.site for answer in admitted]
+    answers = {}
+    for answer in admitted:
+        site = answer.content.about.site
+        if names.count(site) > 1:
+            refused.append(f"node {answer.node} says that it is site '{site}', but so does another")
         else:
             answers[site] = answer.content
     return answers

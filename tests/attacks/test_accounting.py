@@ -25,6 +25,7 @@ from tests.support.crafted import METHODS_HERE, honest_arrays
 from tests.support.hospital import Hospital
 from tests.support.neighbours import Patient, Question, asked
 from tests.support.private_run import CHECKED, UEFL
+from tests.support.same_sites import one_of_each_site
 
 DELTA = 1e-5
 PATIENT = Patient("train", 3, [0.5] * 13, 1)
@@ -38,7 +39,7 @@ def by_loss_distributions(releases: tuple[tuple[float, float, int], ...]) -> flo
     return float(accountant.get_epsilon(DELTA))
 
 
-@pytest.mark.parametrize("method", METHODS_HERE)
+@pytest.mark.parametrize("method", one_of_each_site(METHODS_HERE))
 def test_a_hospital_counts_no_less_than_another_library(method: str, tmp_path: Path) -> None:
     own: dict[str, Any] = {
         "network.width": 4,

@@ -11,6 +11,7 @@ from fedsilo.models.privacy import rounded_gaussian
 from tests.support.attackers.asked import Asked
 from tests.support.attackers.attacks import ATTACKS, PLANES, attacked
 from tests.support.attackers.planes import FEATURES, NO_WEIGHTS, WAYS, planes
+from tests.support.same_sites import one_of_each_site
 
 HONEST = "inversion of honest weights, fedavg"
 MEAN_IMAGES = "images by class means, fedproto"
@@ -51,7 +52,7 @@ def test_every_method_is_attacked_or_there_is_a_reason_why_not() -> None:
     assert not WAYS.keys() & NO_WEIGHTS.keys()
 
 
-@pytest.mark.parametrize("attack", sorted(PLANES))
+@pytest.mark.parametrize("attack", one_of_each_site(sorted(PLANES)))
 def test_a_trusted_server_reads_rows_by_every_method_that_sends_weights(
     attack: str, tmp_path: Path
 ) -> None:
@@ -74,7 +75,7 @@ def test_a_trusted_server_that_breaks_the_trust_reads_rows(attack: str, tmp_path
     pytest.fail(f"an attacker recovered {found} rows, in no attempt {rows}")
 
 
-@pytest.mark.parametrize("attack", sorted(PLANES))
+@pytest.mark.parametrize("attack", one_of_each_site(sorted(PLANES)))
 def test_where_nobody_is_trusted_no_method_gives_a_row_away(attack: str, tmp_path: Path) -> None:
     """At a budget of 64, which promises little."""
     site = attacked(attack, 64.0, tmp_path, 1)

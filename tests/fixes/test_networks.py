@@ -147,6 +147,7 @@ def test_run_with_fitting_network_ends(case: Case, tmp_path: Path) -> None:
             "run.out": str(tmp_path),
             "data.dir": str(tmp_path),
             "run.name": f"run{next(names)}",
+            "rounds": 1,
         }
         settings = resolve(changed(values, named))
         run_inline(settings, len(silo_names(settings.common)))

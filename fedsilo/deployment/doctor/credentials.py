@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedsilo.core.files.text_files import file_fault
-from fedsilo.core.one_line import one_line
+from fedsilo.core.one_line import one_line, reason_of
 from fedsilo.deployment.doctor.findings import Refused, Skipped
 
 if TYPE_CHECKING:
@@ -196,11 +196,15 @@ def check_handshake(address: str, authority: Path) -> None:
 
     Raises:
         Refused: the address is malformed, the server does not answer or does not use TLS, or its
-            certificate has expired or belongs to another host or authority.
-        OSError: the authority's file cannot be read, or is not a certificate.
+            certificate has expired or belongs to another host or authority; or the authority's
+            file cannot be read, or is not a certificate.
     """
     host, port = split_address(address)
-    context = ssl.create_default_context(cafile=str(authority))
+    try:
+        context = ssl.create_default_context(cafile=str(authority))
+    except OSError as error:  # also ssl.SSLError, for a file that holds no certificate
+        fault = f"the authority's certificate {authority} cannot be used ({reason_of(error)})"
+        raise Refused(fault, "copy the deployment's ca.crt there again") from None
     context.set_alpn_protocols(["h2"])  # gRPC's HTTP/2; without it the server may refuse the call
     is_connected = False
     try:

@@ -95,7 +95,10 @@ def _column(name: str) -> str:
 
 
 def _cells(old: Array, now: Array, floor: int) -> tuple[list[int], list[int]] | None:
-    """Divide the values of one column into cells, and count training and new samples in each.
+    """Divide the values of a column into cells, and count the training and the new samples in each.
+
+    The cells of a category are its levels, and those of a number are ranges (``_edges``). Missing
+    values are a cell of their own. Neighbouring cells with too few training samples are merged.
 
     Args:
         old: training samples (n, features of the column).
@@ -155,9 +158,10 @@ def _count_between(edges: Array, values: Array) -> list[int]:
 
 
 def _levels(rows: Array) -> Array:
-    """Convert columns of 0 and 1, one per level except the first, to level numbers (n,).
+    """Convert the features of a category to the numbers of its levels.
 
-    A row of zeros has the first level, number 0.
+    There is a feature of 0 or 1 for each level except the first. ``rows`` is (n, levels - 1), and
+    the result is (n,). A row of zeros has the first level, number 0.
     """
     lifted: Array = np.where(rows.max(axis=1) > 0, rows.argmax(axis=1) + 1, 0).astype(float)
     return lifted

@@ -79,7 +79,10 @@ class Monitored:
         return {"verdict": self.verdict(), "checks": checks, "missing": list(self.missing)}
 
     def page(self) -> str:
-        """Build the HTML page: the verdict, the checks, and the checks that were not possible."""
+        """Build the HTML page on the checks: the verdict, a table, and what could not be checked.
+
+        The table has each check with its value, its limit, and "ok" or "ALARM".
+        """
         rows = []
         for check in self.checks:
             status = "ok"

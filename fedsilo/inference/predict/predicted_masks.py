@@ -94,7 +94,11 @@ def refuse_options(folder: Path, options: Mapping[str, object]) -> None:
 def predict_masks(
     folder: Path, source: CaseSource, out: Path | None, data_dir: Path | None, watch: Watch
 ) -> MaskPredictions:
-    """Predict a mask for each image of a source, and write masks and a table to a new folder.
+    """Predict a mask for each image of a source, and write the masks and a table to a new folder.
+
+    The folder has a PNG file for each mask, masks.csv with a row for each image, and masks.json,
+    which describes them. It appears only when it is complete. An image that cannot be read has a
+    row with the reason, but no mask.
 
     Args:
         folder: the folder that ``fedsilo finetune`` wrote.
@@ -104,7 +108,8 @@ def predict_masks(
         watch: takes the number of images read so far, and the number of all images.
 
     Raises:
-        FedsiloError: the model or the images cannot be opened, or ``out`` exists or is None.
+        FedsiloError: the model or the images cannot be opened, two images would have the same mask
+            file, or ``out`` exists or is None.
     """
     if out is None:
         raise SettingError("masks are written to a folder: name one by --out")
@@ -151,7 +156,10 @@ def refuse_equal_masks(names: Sequence[str]) -> None:
 
 
 def _open_folder(folder: Path) -> tuple[Mapping[str, Any], Mapping[str, Tensor], str]:
-    """Read a fine-tuned model: finetune.json, name -> array, and the digest of the arrays.
+    """Read a segmentation network from the folder that ``fedsilo finetune`` wrote.
+
+    Returns:
+        The content of finetune.json; name -> array; and the digest of the arrays.
 
     Raises:
         RunDirectoryError: finetune.json is missing or damaged.

@@ -78,9 +78,10 @@ def meaning(run: Shown) -> str:
 
 
 def _area(outcome: FindingOutcome, total: int) -> Estimate | None:
-    """Return a finding's AUC, with its 95 % interval if the number of test samples is known.
+    """Return the AUC of a finding with its 95 % interval.
 
-    If the AUC or the number of samples with the finding is hidden, the result is None.
+    If the AUC, or the number of samples with the finding, is hidden, the result is None. If
+    ``total``, the number of test samples, is unknown (0), there is no interval.
     """
     if outcome.auc is None or outcome.count is None:
         return None
@@ -90,10 +91,9 @@ def _area(outcome: FindingOutcome, total: int) -> Estimate | None:
 
 
 def _picture(run: Shown, drawn: Mapping[str, Mapping[str, Estimate]]) -> Picture:
-    """Draw each finding's AUC with its interval at each site, as a picture with text for readers.
+    """Draw the AUC of each finding at each site, with its interval, as a picture for a page.
 
-    The picture's alternative text lists each finding and site with its AUC and interval. Its
-    caption is "AUC by finding and site.".
+    The alternative text lists all AUCs.
 
     Args:
         run: the run, whose name begins the ids in the SVG.

@@ -40,10 +40,9 @@ def follow(look: Look, console: Console, every: float = _EVERY) -> None:
 
 
 def render_view(view: View, width: int) -> Group:
-    """Build the output for a terminal of ``width`` characters: a line, then a table.
+    """Build what a terminal of ``width`` characters shows: a line, and below it a table.
 
-    The table has the sites of a run, or the runs of a folder. If it would have no rows, it is left
-    out.
+    The table has the sites of a run or, for a folder, its runs. If it has no rows, it is left out.
     """
     parts: list[Text | Table] = [Text(view.line())]
     columns, rows = SITE_COLUMNS, view.site_rows()

@@ -51,7 +51,10 @@ def draw_pictures(
 
 
 def mean_by_round(rows: Sequence[Row], split: str, metric: str) -> Line:
-    """Return round -> mean of a metric over the sites that have it in the round."""
+    """Average a metric over the sites, round by round: round -> mean.
+
+    In each round, the mean is over the sites that have the metric in it.
+    """
     chosen = [row for row in rows if row["split"] == split and row["metric"] == metric]
     means = {}
     for at, values in _group_values(chosen, "round", "value").items():
@@ -104,9 +107,10 @@ def draw_curve(
 
 
 def _slowest(answers: Sequence[Row]) -> Picture | None:
-    """Draw the mean seconds per answer of the ten slowest sites, the slowest first.
+    """Draw how long the ten slowest sites take for an answer on average, the slowest first.
 
-    Sites that do not report seconds are left out. The result is None if all are left out.
+    Sites that do not report seconds are left out. If no site reports them, the result is None.
+    Quicker sites are counted in the caption.
     """
     # A site that does not report its seconds sends 0
     worked = [row for row in answers if float(row["seconds"])]

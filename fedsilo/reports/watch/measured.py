@@ -67,7 +67,10 @@ class Measured:
         return mean_by_round(self.rows, self.split, metric)
 
     def last_of_sites(self, metric: str) -> dict[str, float]:
-        """Return site -> the metric's value in the last round; only sites that have one."""
+        """Return the values of a metric in the last round: site -> value.
+
+        Sites without the metric in that round are left out.
+        """
         values = {}
         for row in self.rows:
             is_last = int(row["round"]) == self.last_round
@@ -102,11 +105,11 @@ class MeasuredRuns:
         return known is not None and known[0] == _times_written(run_dir)
 
     def read(self, run_dir: Path) -> Measured | None:
-        """Return the metrics and messages of a run so far.
+        """Return the metrics and messages of a run so far, cached while its files are unchanged.
 
-        If a file is missing, damaged or is just being written, ``fault`` has the reason, and the
-        result is that of the last successful call. If no call has succeeded, the result is None.
-        This is also so before the first round is over, when the files are not written yet.
+        If a file is missing, damaged or is just being written, the result is that of the last
+        successful call, and ``fault`` has the reason. If no call has succeeded yet, the result is
+        None. This is also so before the first round is over, when the files are not written yet.
         """
         known = self._known.get(run_dir)
         written = _times_written(run_dir)

@@ -155,7 +155,11 @@ def _name_of(run_dir: Path, runs: RunFolder) -> str:
 
 
 def _facts(run: Watched) -> list[tuple[str, str]]:
-    """Return the settings, rounds, costs and times of a run as pairs (name, text)."""
+    """List the facts about a run for its live page, as pairs (name, text).
+
+    They are its settings, start, rounds, current phase (unless it is over), time, time left (if
+    known), bytes, spent epsilon, memory of the server, and the number of messages left out.
+    """
     progress = run.progress
     facts = [
         ("method", progress.method),
@@ -202,10 +206,10 @@ def _metric_table(measured: Measured) -> Table | None:
 
 
 def _failures(run_dir: Path) -> Sequence[Sequence[str]]:
-    """List the last messages without a usable answer, the newest first, as rows of cells.
+    """List the last messages to which a site gave no usable answer, the newest first.
 
-    The cells are the round, the phase, the site and the reason. If the file is damaged, one row
-    says so.
+    A row has the round, the phase, the site and the cause. If the file of failures is damaged, one
+    row says so.
     """
     try:
         failures = read_failures(RunDirectory(run_dir))

@@ -205,7 +205,10 @@ def newest_run(runs: Path) -> Path | None:
 
 
 def phase_text(progress: Progress) -> str:
-    """Format the current phase: its name, the answers so far, and sites away or failed."""
+    """Format the current phase of a run in a few words, such as "fit: 3 of 5 answered".
+
+    Sites that are not connected, and sites that failed, are named if there are any.
+    """
     text = f"{progress.phase}: {len(progress.answered)} of {len(progress.asked)} answered"
     if progress.away:
         text += f", away: {' '.join(progress.away)}"

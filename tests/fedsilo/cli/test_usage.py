@@ -93,11 +93,17 @@ def help_of(command: str) -> str:
     return printed.getvalue()
 
 
+@functools.cache
+def parser() -> click.Command:
+    """Return the real parser; to make it for each command takes seconds."""
+    return typer.main.get_command(make_app())
+
+
 @pytest.mark.parametrize("command", [*COMMANDS, *NESTED])
 def test_each_command_shows_an_example_that_it_takes(command: str) -> None:
     (shown,) = EXAMPLE.findall(help_of(command))
     words = shlex.split(shown)
-    found: click.Command = typer.main.get_command(make_app())
+    found = parser()
     while isinstance(found, click.Group):
         name = words.pop(0)
         found = found.commands[name]

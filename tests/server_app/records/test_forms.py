@@ -9,7 +9,7 @@ import pytest
 
 from fedsilo.core.errors import RunDirectoryError
 from fedsilo.server_app.records.forms import StateFacts, Summary, check
-from fedsilo.server_app.records.run_directory import RunDirectory
+from fedsilo.server_app.records.run_directory import RunDirectory, refuse_links
 from tests.support.errors import refuses
 from tests.support.run_files import SILO, SUMMARY
 
@@ -140,6 +140,20 @@ def test_a_file_that_leads_out_of_the_directory_is_not_read(tmp_path: Path) -> N
     (run / "summary.json").symlink_to(tmp_path / "secret")
     with pytest.raises(RunDirectoryError, match="is a link out of the run directory"):
         RunDirectory(run).read_json("summary.json")
+
+
+@pytest.mark.parametrize("folder", ["", "sites/north", "checkpoints/3/sites"])
+def test_a_link_out_of_the_directory_is_refused_however_deep_it_is(
+    folder: str, tmp_path: Path
+) -> None:
+    deep = tmp_path / "run" / folder
+    deep.mkdir(parents=True)
+    (deep / "inside.json").write_text("{}")
+    (deep / "again.json").symlink_to(deep / "inside.json")
+    refuse_links(tmp_path / "run")
+    (deep / "model.safetensors").symlink_to(tmp_path / "secret")
+    with pytest.raises(RunDirectoryError, match="is a link out of the run directory"):
+        refuse_links(tmp_path / "run")
 
 
 def test_a_pipe_in_place_of_a_file_is_not_waited_for(tmp_path: Path) -> None:

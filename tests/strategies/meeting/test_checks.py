@@ -1,10 +1,13 @@
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 
 from fedsilo.core.site_facts import SiteFacts, Sums
+from fedsilo.core.tasks import REGRESSION
+from fedsilo.strategies.meeting import checks
 from fedsilo.strategies.meeting.checks import (
     find_odd_sums,
     find_other_tasks,
@@ -100,3 +103,41 @@ def test_what_the_run_asks_for_says_whether_sums_or_silence_are_odd(
     said = facts(a={"sums": sums(1.0, 1.0)}, b={}, c={"sums": sums(1.0, 1.0)})
     assert find_unwanted_sums(said, pooled).keys() == left_out
     assert find_unwanted_sums(facts(a={}, b={}), pooled) == {}
+
+
+@pytest.mark.parametrize(
+    ("check", "change"),
+    [
+        (checks.check_texts, {"software": {str(number): "1" for number in range(11)}}),
+        (checks.check_texts, {"schema": "a\nb"}),
+        (checks.check_texts, {"features": ("a" * 201,)}),
+        (checks.check_fingerprints, {"fingerprints": {"holdout": "a" * 64}}),
+        (checks.check_fingerprints, {"fingerprints": {"train": "a"}}),
+        (checks.check_inputs, {"input_shape": (2, 3)}),
+        (checks.check_inputs, {"input_shape": (0,)}),
+        (checks.check_inputs, {"input_shape": (2**20, 2**20, 3)}),
+        (checks.check_inputs, {"input_shape": (3,)}),
+        (checks.check_classes, {"classes": 1}),
+        (checks.check_classes, {"classes": 10_001}),
+        (checks.check_classes, {"class_names": ("a", "b", "c")}),
+        (checks.check_counts, {"label_counts": {"holdout": [1, 1]}}),
+        (checks.check_counts, {"label_counts": {"train": [10**12, 1]}}),
+        (checks.check_counts, {"dropped": -1}),
+        (checks.check_counts, {"floor": 0}),
+    ],
+)
+def test_a_hello_with_an_impossible_fact_is_refused_by_its_check(
+    check: Callable[[SiteFacts], str | None], change: dict[str, Any]
+) -> None:
+    assert check(PLAIN) is None
+    fault = check(dataclasses.replace(PLAIN, **change))
+    assert fault
+    assert fault.isprintable()
+
+
+def test_sites_of_another_task_are_left_out_and_many_sites_are_counted() -> None:
+    said = facts(a={"task": REGRESSION}, b={}, c={})
+    assert find_other_tasks(said, False).keys() == {"a"}
+    many = {f"site{number}": {"fingerprints": {"train": "x"}} for number in range(6)}
+    shared = find_shared_data(facts(**many), pooled=False)
+    assert "site0, site1, site2 and 3 more hold" in shared["site0"]

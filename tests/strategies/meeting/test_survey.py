@@ -100,6 +100,13 @@ def test_a_name_is_bound_to_its_key() -> None:
     assert "its line in" in surveyed.refused[0]
 
 
+def test_a_node_that_the_registry_refuses_does_not_block_the_site_whose_name_it_takes() -> None:
+    grid = _grid({1001: _content(), 1002: _content()})
+    surveyed = survey_sites(grid, SETTINGS, registry=Registry("r.json", {"north": 1001}))
+    assert list(surveyed.answers) == ["north"]
+    assert len(surveyed.refused) == 1
+
+
 def test_an_error_without_a_reason_is_still_a_refusal_in_words() -> None:
     surveyed = survey_sites(_grid({1001: _content(), 1002: Error(0, "")}), SETTINGS)
     assert surveyed.refused == ("an error",)

@@ -66,15 +66,15 @@ class WatchPages:
             self.runs = RunFolder(folder)
 
     def render(self, path: str, query: Query) -> Rendered:
-        """Render a page, or a notice why it cannot be shown.
+        """Render the page at an address, or a notice that says why it cannot be shown.
 
         Args:
             path: ``/``, ``/runs``, ``/run``, ``/compare`` or ``/report``.
             query: the names of runs and of a report's reader.
 
         Returns:
-            The page. Its status is 503 if what is watched has disappeared, and 404 if the address
-            names no page or run.
+            The page with its HTTP status. The status of a notice is 503 for ``/`` and ``/runs``,
+            because what is watched has disappeared, and 404 for any other address.
         """
         pages: Mapping[str, Callable[[Query], str]] = {
             "/": self._first_page,
@@ -180,7 +180,10 @@ class WatchPages:
 def make_app(
     pages: WatchPages, names: Collection[str] | None, is_over: Callable[[], bool]
 ) -> Starlette:
-    """Build the web application.
+    """Build the web application, which answers requests for pages, files, metrics and events.
+
+    Pages are rendered on a daemon thread, so a slow one does not delay other requests. Events tell
+    an open page which of its sections have changed.
 
     Args:
         pages: renders the pages.

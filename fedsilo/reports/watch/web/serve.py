@@ -75,11 +75,14 @@ class WatchServer:
 
 
 def _open_socket(host: str, port: int) -> socket.socket:
-    """Open the socket at which requests arrive.
+    """Open the socket at which the server of the pages listens for requests.
+
+    Port 0 stands for any free port. A port is free again as soon as an earlier server on it has
+    ended.
 
     Raises:
-        SettingError: the port is in use or not allowed, or ``host`` is not an address of this
-            machine.
+        SettingError: the port is out of range, in use or not allowed, or ``host`` is not an address
+            of this machine.
     """
     if not 0 <= port <= _LAST_PORT:
         raise SettingError(f"--port is {port}; it must be from 0 to {_LAST_PORT}")
@@ -116,7 +119,12 @@ def _describe_fault(host: str, port: int, error: OSError | UnicodeError) -> str:
 
 
 def _known_names(host: str, bound: str) -> Collection[str] | None:
-    """Return the host names under which the pages may be requested; None for any address.
+    """Choose the host names under which the pages may be requested.
+
+    Requests under other names are refused, because another web page could have sent them. If the
+    user gave an IP address that other machines can reach, the result is None, which allows any
+    address of this machine. Otherwise the names are those of the loopback, the bound address, and
+    the name that the user gave.
 
     Args:
         host: the address or name that the user gave.

@@ -1,10 +1,12 @@
 """A backup holds a whole deployment, opens only with its passphrase, and is restored or refused."""
 
+import getpass
 import json
 import sqlite3
 import zipfile
 from contextlib import closing
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -306,6 +308,29 @@ def test_a_passphrase_comes_from_a_private_file(
         read_passphrase(None, is_new=True)
     file.write_text("long enough indeed\nsecond")
     assert read_passphrase(file, is_new=True) == "long enough indeed"
+
+
+@pytest.mark.parametrize(
+    ("answers", "is_new", "accepted"),
+    [
+        (["long enough indeed"] * 2, True, True),
+        (["long enough indeed", "long enough inded"], True, False),
+        (["long enough indeed"], False, True),
+        (["short", "short"], True, False),
+    ],
+)
+def test_a_passphrase_is_asked_for_twice_only_for_a_new_backup(
+    answers: list[str], is_new: bool, accepted: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = list(answers)
+    monkeypatch.setattr("sys.stdin", SimpleNamespace(isatty=lambda: True))
+    monkeypatch.setattr(getpass, "getpass", lambda prompt: given.pop(0))
+    if accepted:
+        assert read_passphrase(None, is_new=is_new) == answers[0]
+    else:
+        with pytest.raises(SettingError):
+            read_passphrase(None, is_new=is_new)
+    assert not given
 
 
 def test_the_commands_say_what_is_next(

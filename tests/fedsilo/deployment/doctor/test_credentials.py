@@ -138,3 +138,12 @@ def test_the_causes_in_a_network_are_told_apart(
         check_handshake(address, secrets / "ca.crt")
     fixes.add(told.value.fix)
     assert len(fixes) == 5, "DNS, MTU, no TLS, no answer and an inspecting firewall"
+
+
+@pytest.mark.parametrize("text", [None, "no certificate"])
+def test_an_authority_s_file_that_is_none_is_refused(text: str | None, tmp_path: Path) -> None:
+    authority = tmp_path / "ca.crt"
+    if text is not None:
+        authority.write_text(text)
+    with pytest.raises(Refused, match="cannot be used"):
+        check_handshake("127.0.0.1:9", authority)

@@ -15,7 +15,9 @@ from fedsilo.reports.watch.live_page import split_sections
 from fedsilo.reports.watch.run_folder import look_for
 from fedsilo.reports.watch.view import View, look_at
 from fedsilo.reports.watch.web.app import WatchPages, make_app
+from fedsilo.server_app.config.settings import resolve
 from fedsilo.server_app.records.progress import FILE, SiteProgress
+from fedsilo.server_app.records.run_directory import config_document
 from tests.fedsilo.reports.watch.made_runs import add_rows, measured_run
 from tests.fedsilo.reports.watch.test_view import written
 
@@ -118,6 +120,32 @@ def test_two_runs_are_compared_site_by_site(folder: Path) -> None:
     assert client.get("/compare", params={"a": "live"}).status_code == 404
     (folder / "live" / "config.toml").write_text("format = 99\n")
     assert client.get("/compare", params={"a": "live", "b": "done/first"}).status_code == 200
+
+
+def test_runs_without_the_same_measurements_are_compared_by_their_facts(folder: Path) -> None:
+    client = client_of(folder)
+
+    def compare(one: str, other: str) -> dict[str, str]:
+        answer = client.get("/compare", params={"a": one, "b": other})
+        assert answer.status_code == 200
+        return split_sections(answer.text)
+
+    again = compare("live", "live")
+    assert "live again" in again["learning-curves"]
+    (folder / "killed" / "metrics.csv").unlink()
+    without = compare("live", "killed")
+    assert "interrupted" in "".join(without.values())
+    for sections in (without, compare("killed", "live")):
+        assert "<svg" not in sections["learning-curves"]
+        assert '<th scope="row">north' not in sections["sites"]
+    # The other run has measured validation samples only, and another method's settings
+    rows = "round,site,split,metric,value\n0,north,val,accuracy,0.5\n"
+    (folder / "live" / "metrics.csv").write_text(rows)
+    other = resolve({"method": "fedprox", "dataset": "digits", "seed": 3})
+    (folder / "live" / "config.toml").write_text(config_document(other, {}))
+    sections = compare("live", "done/first")
+    assert "<svg" not in sections["learning-curves"]
+    assert "fedprox.proximal-mu" in sections["settings"]
 
 
 def test_only_pictures_and_reports_of_a_listed_run_are_served(folder: Path) -> None:
