@@ -111,7 +111,7 @@ def write_atomically(
                 file.flush()
                 if lasting:
                     os.fsync(handle)
-                # Before the renaming, so that nobody can open a secret under its name meanwhile
+                # Before the renaming, so that no reader is refused by the part's mode, 0600
                 os.fchmod(handle, mode)
                 os.replace(temporary, path)
             except BaseException:
