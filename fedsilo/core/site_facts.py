@@ -169,8 +169,9 @@ def _validate_facts(cls: type[SiteFacts], text: str) -> SiteFacts:
     Raises:
         ValueError: a value has another type. The error names the first such place.
     """
+    kind: type = cls  # mypy does not take the class of a dataclass for hashable, as a cache needs
     try:
-        facts: SiteFacts = adapter_of(cls).validate_json(text, strict=True)
+        facts: SiteFacts = adapter_of(kind).validate_json(text, strict=True)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         place = ", ".join(f"'{key_of(str(step))}'" for step in first["loc"])
