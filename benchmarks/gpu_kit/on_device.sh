@@ -43,7 +43,8 @@ limit() {
         return 124
     fi
     echo "== $name (at most $most s): $*" | tee -a "$log" | cut -c1-250
-    timeout --signal INT --kill-after 15 "$most" "$@" >>"$log" 2>&1 </dev/null
+    # A command in the background of a script ignores the interrupt unless it is told not to
+    timeout --signal INT --kill-after 10 "$most" env --default-signal=INT "$@" >>"$log" 2>&1 </dev/null
     code=$?
     echo "== $name: exit code $code after $((SECONDS - began)) s" | tee -a "$log"
     [ "$code" -eq 0 ] || grep -av "^== " "$log" | tail -n 3 | cut -c1-250

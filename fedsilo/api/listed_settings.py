@@ -146,9 +146,12 @@ def _group_names(groups: list[ListedGroup]) -> list[str]:
 
 
 def read_groups() -> list[ListedGroup]:
-    """Read all groups of settings from pyproject.toml, in the order of the file.
+    """Read all groups of settings from pyproject.toml, where Flower reads the defaults.
 
-    Internal settings, which only fedsilo sets and no user should, are left out.
+    A group is a table of Flower's section in this file. The comment above its heading is the
+    sentence that describes it, and each of its lines is a setting with its default and help. Groups
+    and settings keep the order of the file. Internal settings, which only fedsilo sets and no user
+    should, are left out.
     """
     internal = {key for key, rule in rules_of(CommonSettings).items() if rule.is_internal}
     groups: list[ListedGroup] = []

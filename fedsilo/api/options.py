@@ -68,7 +68,20 @@ Reader = Literal["research", "clinic", "dpo"]
 Split = Literal["train", "val", "test"]
 MeasuredSplit = Literal["test", "val"]
 Sampler = Literal["grid", "tpe"]
-TunedMetric = Literal["accuracy", "balanced-accuracy", "pooled-balanced-accuracy", "auc"]
+TunedMetric = Literal[
+    "accuracy",
+    "balanced-accuracy",
+    "pooled-balanced-accuracy",
+    "auc",
+    "average-precision",
+    "mae",
+    "rmse",
+    "r2",
+    "c-index",
+    "brier",
+    "dice",
+    "iou",
+]
 RunState = Literal["finished", "running", "interrupted", "failed", "unreadable"]
 Track = Literal["none", "tensorboard", "mlflow", "wandb"]
 
@@ -77,7 +90,7 @@ RunDir = Annotated[AnyRun, "the run directory"]
 RunDirs = Annotated[Sequence[AnyRun], "run directories"]
 ExperimentName = Annotated[str, "an experiment ('fedsilo experiments' lists them), or a method"]
 ExperimentNames = Annotated[Sequence[str], "experiments, or methods"]
-Supernodes = Annotated[int | None, "number of simulated sites (default: all silos)"]
+Supernodes = Annotated[int | None, "number of simulated sites (default: the experiment's, or all)"]
 Seed = Annotated[int | None, "a seed that replaces the experiment's"]
 RunName = Annotated[str | None, "name of the run directory; a number is added if it exists"]
 RayAddress = Annotated[

@@ -25,6 +25,7 @@ from fedsilo.comparison.tables import csv_text, json_records, markdown_table, p_
 from fedsilo.comparison.trials import Trial, run_groups, trial_settings
 from fedsilo.core.errors import SettingError
 from fedsilo.core.files.atomic_files import write_atomically
+from fedsilo.core.metric_names import metric_range
 from fedsilo.datasets.registry import data_fingerprint, data_set
 from fedsilo.server_app.config.settings import RunSettings
 
@@ -196,9 +197,9 @@ def metric_intervals(
 ) -> pd.DataFrame:
     """Compute the interval of each experiment's metrics, for each site and for the mean over sites.
 
-    The intervals are 95 % corrected resampled t intervals over the runs, clipped to [0, 1]. A
-    metric may be undefined at a site in some runs, such as AUC with one class. The site's interval
-    is then over the other runs, and the mean over sites leaves the site out.
+    The intervals are 95 % corrected resampled t intervals over the runs, clipped to the range of
+    the metric. A metric may be undefined at a site in some runs, such as AUC with one class. The
+    site's interval is then over the other runs, and the mean over sites leaves the site out.
 
     Args:
         summaries: experiment -> the summaries of its runs.
@@ -211,9 +212,16 @@ def metric_intervals(
     records = []
     for name, metric in product(summaries, metrics):
         for group, interval in _intervals(_by_group(summaries[name], metric), folds):
-            # A t interval may exceed [0, 1], the range of all these metrics
-            records.append((name, "", group, metric, interval.within(0.0, 1.0)))
+            # A t interval may exceed the range of its metric
+            records.append((name, "", group, metric, interval.within(*_range_of(metric))))
     return interval_frame(records)
+
+
+def _range_of(metric: str) -> tuple[float, float]:
+    """Return the smallest and largest possible value of a metric."""
+    if metric == POOLED:  # a share, which is computed here and which no site measures
+        return 0.0, 1.0
+    return metric_range(metric)
 
 
 def difference_intervals(

@@ -97,9 +97,12 @@ class Tested:
         return lines
 
     def records(self) -> list[dict[str, Any]]:
-        """Return a record per test, the ANOVA first: title of a CSV column -> value.
+        """List the tests as records, the ANOVA first, then the t-test of each pair.
 
-        ``p corrected`` equals ``p`` for the ANOVA. A missing statistic or p value is None.
+        A record maps the titles of CSV columns to values: the metric, the kind of the test ("ANOVA"
+        or "t"), the two experiments ("all" for the ANOVA), the statistic, and the p value before
+        and after Bonferroni's correction. For the ANOVA both p values are the same. A missing
+        statistic or p value is None.
         """
         named = [("ANOVA", "all", "all", self.anova)]
         for (later, earlier), outcome in self.pairs.items():

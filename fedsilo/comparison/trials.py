@@ -212,10 +212,11 @@ def run_trials(
 
 
 def _read_summary(path: Path) -> dict[str, Any]:
-    """Read a trial's summary from its file.
+    """Read the summary of a finished trial from its JSON file.
 
     Raises:
-        RunDirectoryError: the file is damaged, or its content is not a summary.
+        RunDirectoryError: the file cannot be read, is damaged, or its content is not a summary. The
+            message advises to remove the file, so that the trial is run again.
     """
     fault = file_fault(path)  # reading a pipe would never end
     if fault:

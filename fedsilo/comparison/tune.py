@@ -28,6 +28,7 @@ from fedsilo.comparison.trials import FAILED, Trial, run_groups, trial_settings
 from fedsilo.core.arguments import RunSources
 from fedsilo.core.errors import RunFailedError, SettingError
 from fedsilo.core.files.atomic_files import write_atomically
+from fedsilo.core.metric_names import best_direction
 from fedsilo.core.one_line import format_count
 from fedsilo.core.settings.removed import RENAMED
 from fedsilo.core.settings_schema import SettingRule, Value, as_mapping, rule_of, setting
@@ -255,7 +256,7 @@ def _run_search(
             shown_metrics(base.common.dataset, base.common.task), summaries
         )
         _refuse_unmeasured(decides, summaries)
-        search.tell([point.score for point in _score_points(batch, found, decides)])
+        search.tell(_as_gains(_score_points(batch, found, decides), decides))
         write_atomically(plan.folder / "trials.csv", _csv(groups, summaries, decides))
     return ranking(points, summaries, decides), decides
 
@@ -349,12 +350,39 @@ def ranking(
 ) -> list[Point]:
     """Score the points by the mean of ``metric`` over their runs, and sort them, the best first.
 
-    A higher score is better. Scores are compared with six decimals. If scores are equal, the point
-    with the lower validation loss comes first, then the one that was tried first. Points with a
-    failed run come last.
+    A higher score is better, except of a metric such as "mae", of which a lower one is. Scores are
+    compared with six decimals. If scores are equal, the point with the lower validation loss comes
+    first, then the one that was tried first. Points with a failed run come last.
     """
     scored = _score_points(points, summaries, metric)
-    return sorted(scored, key=lambda p: (bool(p.failed), -round(p.score, 6), p.loss))
+    sign = _sign_of(metric)
+    return sorted(scored, key=lambda p: (bool(p.failed), -sign * round(p.score, 6), p.loss))
+
+
+def _sign_of(metric: str) -> int:
+    """Return -1 for a metric of which a lower value is better, and otherwise 1."""
+    if best_direction(metric) < 0:
+        return -1
+    return 1
+
+
+def _as_gains(points: Sequence[Point], metric: str) -> list[float]:
+    """Return a number per point that is higher for a better point, as a sampler expects.
+
+    A failed point gets the lowest number of all, and at most 0.
+    """
+    sign = _sign_of(metric)
+    worst = 0.0
+    for point in points:
+        if not point.failed:
+            worst = min(worst, sign * point.score)
+    gains = []
+    for point in points:
+        gain = sign * point.score
+        if point.failed:
+            gain = worst
+        gains.append(gain)
+    return gains
 
 
 def _score_points(

@@ -336,7 +336,7 @@ def site_class(name: str) -> type[Any]:
 
     Raises:
         SettingError: no method has that name, the method's class does not exist, or the class lacks
-            a function that every site's side must have.
+            a function that every site's side must have. Or a plugin's site class cannot be used.
     """
     return _class_of_side(name, "site")
 

@@ -97,9 +97,9 @@ def _load_file(path: Path, taken: Collection[str], pins: Mapping[str, str]) -> N
     """Execute a plugin file, and make it a module with the file's name without '.py'.
 
     If the file is already loaded and its bytes have not changed, nothing is executed. A changed
-    file is executed again and replaces its module in ``sys.modules``. Exactly the bytes whose
-    digest was compared with the pin are executed, never a cached .pyc file. If the execution fails,
-    the module is removed.
+    file is executed again and replaces its module in ``sys.modules``. It also replaces the module
+    of another plugin file with the same name. Exactly the bytes whose digest was compared with the
+    pin are executed, never a cached .pyc file. If the execution fails, the module is removed.
 
     Args:
         path: the file FILE.py, as an absolute path.
@@ -109,8 +109,8 @@ def _load_file(path: Path, taken: Collection[str], pins: Mapping[str, str]) -> N
 
     Raises:
         SettingError: the file cannot be read, its digest differs from its pin, its name is not a
-            Python identifier, is in ``taken`` or belongs to another module, or its execution raises
-            any exception, including SystemExit.
+            Python identifier, is in ``taken`` or belongs to a module that is no plugin file, or its
+            execution raises any exception, including SystemExit.
     """
     name = path.stem
     content = read_plugin(path)

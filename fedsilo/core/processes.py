@@ -77,6 +77,7 @@ def end_trees(roots: Iterable[psutil.Process]) -> None:
     Raises:
         psutil.AccessDenied: a process belongs to another user.
     """
+    # All are listed before the first signal: once a parent has ended, its children are not found.
     # A mapping serves as a set that keeps its order
     members: dict[psutil.Process, None] = {}
     for root in roots:

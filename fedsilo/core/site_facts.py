@@ -169,8 +169,9 @@ def _validate_facts(cls: type, text: str) -> SiteFacts:
     Raises:
         ValueError: a value has another type. The error names the first such place.
     """
+    kind: type = cls  # mypy does not take the class of a dataclass for hashable, as a cache needs
     try:
-        facts: SiteFacts = adapter_of(cls).validate_json(text, strict=True)
+        facts: SiteFacts = adapter_of(kind).validate_json(text, strict=True)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         place = ", ".join(f"'{key_of(str(step))}'" for step in first["loc"])
@@ -182,9 +183,9 @@ def _find_split_fault(facts: SiteFacts) -> str:
     """Describe the first fault in a site's task, label counts or measured splits.
 
     The task must be known. The label counts of each split must have one count per stratum of the
-    task, such as a class, and no count may be negative. If there are label counts, the split train
-    must have some. The measured splits must be among ``SPLITS``. The description is a clause, and
-    is empty if there is no fault.
+    task, such as a class, and no count may be negative. If there are label counts, those of the
+    split train must be among them, but may be 0. The measured splits must be among ``SPLITS``. The
+    description is a clause, and is empty if there is no fault.
     """
     if facts.task not in TASKS:
         return f"'task' is '{one_line(facts.task, 40)}', which is none of {', '.join(TASKS)}"

@@ -237,7 +237,7 @@ def _find_cell_problems(
     """Yield a sentence for each feature whose histogram does not have the declared number of cells.
 
     A feature that was not declared gives such a sentence too. If two declared features have the
-    same name, one more sentence, the first, says so.
+    same name, the first sentence says so.
 
     Args:
         part: the name of the part of the answer, for the sentences.

@@ -192,9 +192,9 @@ def plan_deployment(folder: Path, experiment: str, options: DeploymentOptions) -
 def prepare(planned: Deployment) -> None:
     """Create the folders of a new deployment, and write its deployment.json.
 
-    The folders are the deployment's own, one for each member, and ``flwr`` in each of these. If
-    they are new, only their owner can open them. Missing folders above them get the usual mode, and
-    existing folders keep theirs. An existing deployment.json is replaced.
+    The folders are the deployment's own, one for each member, and ``flwr`` in each member's folder.
+    If they are new, only their owner can open them. Missing folders above them get the usual mode,
+    and existing folders keep theirs. An existing deployment.json is replaced.
     """
     planned.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     for member in planned.members:
@@ -252,6 +252,7 @@ def share_signing_keys(deployment: Deployment) -> None:
         assert folder is not None
         folders[site] = folder
     with owner_only():
+        # All keys are made before the first mark, because each site marks those of all others
         codes = {}
         for site, folder in folders.items():
             codes[site] = key_code(public_text(signing_key(folder)))

@@ -77,6 +77,7 @@ def run(
     log = [tool("flwr"), "log", number, FEDERATION, "--stream"]
     print_command(log, say)
     error, _ = stream(log, deployment.environment(SERVER), make_console())
+    # The log can break off while the run goes on, so the server's status decides
     status = _wait_for_end(deployment, number)
     if status != _COMPLETED:
         fault = f"ended as {status}: read {_logs_command(deployment)}"
@@ -249,11 +250,11 @@ def _wait_for_end(deployment: Deployment, number: str) -> str:
 def resume_command(
     experiment: str, folder: Path, sources: RunSources, seed: int | None, name: str
 ) -> str:
-    """Build the shell command that resumes the run ``name`` of a deployment with the same options.
+    """Build the shell command that resumes the run ``name`` of a deployment.
 
     The command is ``fedsilo deploy run`` with ``--name`` and ``--set run.resume=true``. It repeats
-    the configuration file, the seed and each ``--set`` of the first call, if they were given, but
-    no former value of 'run.resume'. Words are quoted for a shell.
+    ``--config``, ``--seed`` and each ``--set`` of the first call, if they were given, but no former
+    value of 'run.resume'. It does not repeat ``--file``. Words are quoted for a shell.
     """
     words = ["fedsilo", "deploy", "run", experiment, "--deployment", str(folder)]
     if sources.config:

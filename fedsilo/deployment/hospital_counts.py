@@ -25,10 +25,11 @@ class HospitalCounts:
     counts_noise: float  # 'counts-noise' of the rules, in patients; 0 for the default noise
 
     def describe(self) -> Iterator[str]:
-        """Yield a line about each data set whose noisy sample counts this hospital has sent.
+        """Yield a line about each state of the data whose noisy counts this hospital has reported.
 
-        A line begins with the site's name, and has the total of each split and the amount of noise.
-        If no counts were sent, the only line says so. Nothing is charged to the ledger.
+        Changed data are another state. A line begins with the site's name, and has the total of
+        each split and the amount of noise. If no counts were reported, the only line says so.
+        Nothing is charged to the ledger.
         """
         kept = kept_counts(self.ledger)
         if not kept:
@@ -46,6 +47,7 @@ class HospitalCounts:
 
         Raises:
             EpsilonSpentError: epsilon would rise above the hospital's cap. Nothing changes then.
+            CheckpointError: the ledger or the stored counts are damaged, or cannot be written.
         """
         kept = kept_counts(self.ledger)
         if not kept:
@@ -90,7 +92,8 @@ def open_counts(kit: Path | None, node_config: Sequence[str]) -> HospitalCounts:
     Raises:
         SettingError: the hospital's name, its 'state-dir' or a cap on epsilon is missing, or the
             node config cannot be read.
-        RefusedError: the site file cannot be used.
+        RefusedError: the site file cannot be used, or the level of trust is ``nobody`` but there is
+            no cap on epsilon.
         KitError: the folder does not contain a kit, or the kit was altered.
     """
     if kit is None:

@@ -93,8 +93,9 @@ def renew(folder: Path, name: str, say: Say) -> MadeKit | str:
     Raises:
         FedsiloError: ``name`` is not in the deployment, the server does not answer, another command
             changes the deployment, or the new key cannot be registered. In these cases nothing was
-            written. If the old key cannot be removed, the hospital still has it; the command can be
-            repeated.
+            written. Also raised if the old key cannot be removed, which the hospital then still
+            uses. Repeating the command makes another key, but does not remove the old one.
+            ``fedsilo doctor server`` names the node of a key that was left behind.
     """
     with open_locked(folder) as deployment:
         if name == SERVER:
@@ -116,6 +117,7 @@ def renew(folder: Path, name: str, say: Say) -> MadeKit | str:
             return made
         write_atomically(deployment.private_key(name), private, mode=0o600)
         deployment.write_registry()
+        # The process still signs with the old key; 'deploy up' starts it with the new one
         _end_process(deployment, name)
         return f"{name} has a new key: to start it again, run 'fedsilo deploy up'"
 
@@ -136,6 +138,7 @@ def revoke(folder: Path, name: str, say: Say) -> None:
         _refuse_silent_server(deployment)
         # The SuperLink comes first, because it stops the hospital's messages at once
         _unregister(deployment, node, say)
+        # Ended before deployment.json forgets the process, because nobody could find it later
         _end_process(deployment, name)
         deployment.without(name).write_registry()
         keys = deployment.public_key(name), deployment.private_key(name)

@@ -77,6 +77,7 @@ def read_node_times(deployment: Deployment) -> dict[str, NodeTimes]:
     if not database.is_file():
         return {}
     try:
+        # Read-only, because the database belongs to the server, which may be writing to it
         with closing(sqlite3.connect(f"{database.as_uri()}?mode=ro", uri=True)) as opened:
             rows = opened.execute(f"SELECT {_COLUMNS} FROM node").fetchall()
     except sqlite3.Error:

@@ -60,7 +60,10 @@ class ColumnExplanation:
         return lines
 
     def figure(self) -> Figure:
-        """Draw a horizontal bar per column, in the table's order: blue, or orange if negative."""
+        """Draw the contribution of each column as a horizontal bar, in the order of the table.
+
+        A bar is blue, or orange if the column lowers the probability.
+        """
         from matplotlib.figure import Figure
 
         figure = Figure(figsize=(6, 1.4 + 0.3 * len(self.columns)), layout="constrained")

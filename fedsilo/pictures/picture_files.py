@@ -82,7 +82,11 @@ def write_for_screen_and_paper(path: Path, figure: Figure) -> list[Path]:
 
 
 def _make_canvas(kind: str, figure: Figure) -> Any:
-    """Build matplotlib's canvas for 'png', 'svg' or 'pdf'. Only the canvas's module is imported."""
+    """Build the canvas by which matplotlib renders a figure as 'png', 'svg' or 'pdf'.
+
+    Only the module of this canvas is imported, because each takes time. Any other ``kind`` counts
+    as 'png'.
+    """
     if kind == "svg":
         from matplotlib.backends.backend_svg import FigureCanvasSVG
 

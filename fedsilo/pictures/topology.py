@@ -189,9 +189,15 @@ def _merge_edges(edges: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _draw_line(axes: Axes, start: Point, end: Point, directed: bool, share: float) -> None:
-    """Draw a line from ``start`` to ``end``, with an arrowhead if ``directed``.
+    """Draw the line of an edge between two silos, with an arrowhead at its end if it is directed.
 
-    ``share``, the weight as a share of the largest weight, decides its width and darkness.
+    Args:
+        axes: the panel of the graph.
+        start: the position of the silo where it begins.
+        end: the position of the silo where it ends.
+        directed: whether the line has an arrowhead.
+        share: the edge's weight as a share of the largest weight. A larger share makes the line
+            wider and darker.
     """
     from matplotlib.patches import FancyArrowPatch
 
@@ -275,9 +281,11 @@ def _title(document: Mapping[str, Any], weights: Sequence[float]) -> str:
 
 
 def _draw_times(axes: Axes, document: Mapping[str, Any]) -> None:
-    """Draw a bar of seconds per round for each topology. The run's own topology is orange.
+    """Draw how long a round takes with each kind of topology, as horizontal bars of seconds.
 
-    If no cycle times were measured, only a text that says so is drawn.
+    The bar of the run's own topology is orange. The title has the size of the model and whether it
+    travels one way or back as well. If no cycle times were measured, only a text that says so is
+    drawn.
     """
     times = document["cycle-times"]
     if not times:

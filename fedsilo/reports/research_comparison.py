@@ -1,7 +1,6 @@
 """The comparison in the research report: means over seeds, paired differences, tests, cost."""
 
 import itertools
-import math
 from collections.abc import Mapping, Sequence
 from itertools import chain
 from typing import Any
@@ -11,6 +10,7 @@ from fedsilo.comparison.results import values_by_seed
 from fedsilo.comparison.significance import Outcome, Tested, significance
 from fedsilo.comparison.tables import mean, p_equation
 from fedsilo.core.drawing.palette import line_styles
+from fedsilo.core.metric_names import best_direction, metric_range
 from fedsilo.core.one_line import format_count
 from fedsilo.datasets.registry import shown_of
 from fedsilo.models.measures.intervals import Estimate, of_mean
@@ -22,7 +22,6 @@ from fedsilo.server_app.records.partial_means import over_sites
 
 _PAIRS = 15  # largest number of pairs of experiments whose differences are drawn
 _CHANCE = 0.05  # a difference with this p value or a larger one may be chance
-_UNBOUNDED = ("loss", "entropy", "perplexity")  # all other metrics are at most 1
 
 # The template variables of a page with one experiment
 NO_COMPARISON: Mapping[str, Any] = {
@@ -177,15 +176,12 @@ def _reason_for_no_test(tested: Tested) -> str:
 def _mean(metric: str, values: Sequence[float], *, difference: bool = False) -> Estimate:
     """Return the mean over seeds with its 95 % t interval, clipped to the range of the metric.
 
-    The range is from 0 to 1, or from 0 without an upper limit for losses. For a ``difference`` of
-    two values, it extends as far below 0.
+    For a ``difference`` of two values, the interval is clipped to the range's width, on both sides
+    of 0.
     """
-    most = 1.0
-    if metric in _UNBOUNDED:
-        most = math.inf
-    least = 0.0
-    if difference:  # the difference of two values in a range
-        least = -most
+    least, most = metric_range(metric)
+    if difference:
+        least, most = least - most, most - least
     return Estimate(mean(values), of_mean(values, least, most))
 
 
@@ -265,15 +261,15 @@ def comparison_head(runs: Runs, summaries: Summaries, split: str) -> dict[str, A
 
 
 def _best_experiment(runs: Runs, summaries: Summaries, split: str) -> str:
-    """Write a sentence on which experiment has the highest mean of the first headline metric.
+    """Write a sentence on which experiment has the best mean of the first headline metric.
 
-    The sentence has that mean over seeds with its 95 % interval, and the next experiment with its
-    mean. It also has the p value of the t-test between the two, and says that no experiment is
-    clearly best if the p value is 0.05 or more. It has no p value if there is only one experiment,
-    or if no test was possible.
+    The best is the lowest if a lower value is better, as of errors, and otherwise the highest. The
+    sentence has that mean over seeds with its 95 % interval, and the next experiment with its mean.
+    It also has the p value of the t-test between the two, and says that no experiment is clearly
+    best if the p value is 0.05 or more. It has no p value if there is only one experiment, or if no
+    test was possible.
 
     If the runs are on several data sets, or if no run has the metric, the sentence says only that.
-    Whether a higher value is better is not checked.
 
     Args:
         runs: all runs of the page.
@@ -291,8 +287,11 @@ def _best_experiment(runs: Runs, summaries: Summaries, split: str) -> str:
         means[name] = _mean(metric, list(by_seed.values()))
     if not means:
         return f"No run has a {split} {metric} that may be shown."
+    order, direction = "Highest", 1
+    if best_direction(metric) < 0:
+        order, direction = "Lowest", -1
     # Equal means stay in the order of the runs
-    best, *others = sorted(means, key=lambda name: -means[name].value)
+    best, *others = sorted(means, key=lambda name: -direction * means[name].value)
     seeds = format_count(len(samples[best]), "seed")
     label = f"{split} {metric}, mean {_over_sites(summaries, metric)}"
     said = f"{best}, {with_interval(means[best])} over {seeds}"
@@ -304,10 +303,10 @@ def _best_experiment(runs: Runs, summaries: Summaries, split: str) -> str:
     # A pair is named in the order of the runs, the later one first
     tested = pairs.get((best, following), pairs.get((following, best), Outcome(None)))
     if tested.p is None:
-        return f"Highest {label}: {said}. No test can tell whether this is more than chance."
+        return f"{order} {label}: {said}. No test can tell whether this is more than chance."
     if tested.p >= _CHANCE:
         return f"No clear best {label}: {said}, which may be chance ({p_equation(tested.p)})."
-    return f"Highest {label}: {said} ({p_equation(tested.p)})."
+    return f"{order} {label}: {said} ({p_equation(tested.p)})."
 
 
 def _unequal_budgets(experiments: Mapping[str, Mapping[int, Shown]]) -> list[str]:

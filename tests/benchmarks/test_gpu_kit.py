@@ -132,8 +132,7 @@ def test_the_stages_give_scripts_arguments_that_they_take(
     found = recorded(tmp_path, list(STAGES))
     monkeypatch.setattr(argparse.ArgumentParser, "parse_args", stop)
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
-    scripts = [words for words in found if words[0].startswith("benchmarks/gpu_")]
-    scripts += [words for words in found if words[0].startswith(("benchmarks/a", "benchmarks/r"))]
+    scripts = [words for words in found if words[0].startswith("benchmarks/")]
     measuring = [words for words in scripts if "gpu_kit" not in words[0]]
     assert len(measuring) == 5
     for words in measuring:

@@ -29,10 +29,10 @@ _NO_LETTERS = "Last"
 def fonts_for(figure: Figure) -> Iterator[None]:
     """Give a figure's texts fonts that have all their letters, while the caller draws the figure.
 
-    Texts with letters that the usual font (DejaVu Sans) lacks get further fonts of this machine,
-    and keep them after the block. If no font has a letter, the picture shows a box in its place,
-    and one warning in the log says what to install. Matplotlib's own warnings about missing letters
-    are hidden within the block.
+    If the usual font (DejaVu Sans) lacks letters, all texts that are not ASCII get further fonts of
+    this machine, and keep them after the block. If no font has a letter, the picture shows a box in
+    its place, and one warning in the log says what to install. Matplotlib's own warnings about
+    missing letters are hidden within the block.
     """
     texts = [text for text in _list_texts(figure) if not text.get_text().isascii()]
     missing = _find_missing("".join(text.get_text() for text in texts))

@@ -98,8 +98,8 @@ def _read_array(path: Path, archive: zipfile.ZipFile, entry: zipfile.ZipInfo) ->
         ValueError: the header is malformed or does not match the member's size, the member is
             longer than its header says, or the array holds Python objects.
         EOFError: the member ends before the array's last value.
+        Exception: another error of ``DAMAGES``, for damaged compression or a malformed header.
     """
-    # Memory is reserved only after this check, so a false header cannot exhaust it
     with archive.open(entry) as member:
         start = member.read(npy.MAGIC_LEN)
         # The last two bytes are the version, which the header's reader checks

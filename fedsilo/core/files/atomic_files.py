@@ -43,6 +43,7 @@ def open_regular(path: Path, flags: int, mode: int = 0o600) -> int:
         raise OSError(
             error.errno, faults.get(error.errno or 0, error.strerror), str(path)
         ) from None
+    # The open file is examined: by its path, another file could take its place after the check
     found = os.fstat(handle).st_mode
     if stat.S_ISREG(found):
         return handle
@@ -92,7 +93,8 @@ def write_atomically(
         path: the file. Missing parent folders are made.
         content: bytes, or a string, which is written as UTF-8.
         mode: the permissions that the file gets, even if an earlier file had others.
-        lasting: whether to synchronise the file to the disk, so that it survives a power cut.
+        lasting: whether to synchronise the content to the disk before the file gets its name, so
+            that a power cut does not leave an empty or incomplete file.
 
     Raises:
         OSError: the file cannot be written. The content of an earlier file is then unchanged, and
@@ -103,11 +105,13 @@ def write_atomically(
     try:
         with os.fdopen(handle, "wb") as file:
             try:
+                # A killed process may have left a part that is longer than the new content
                 file.truncate()
                 file.write(content.encode() if isinstance(content, str) else content)
                 file.flush()
                 if lasting:
                     os.fsync(handle)
+                # Before the renaming, so that no reader is refused by the part's mode, 0600
                 os.fchmod(handle, mode)
                 os.replace(temporary, path)
             except BaseException:
@@ -249,6 +253,7 @@ def scratch_folder(folder: Path, name: str) -> Iterator[Path]:
             _remove_left(left)
         made = held.enter_context(tempfile.TemporaryDirectory(dir=folder, prefix=prefix))
         _lock(held.enter_context(_open_folder(Path(made))))
+        # The lock of ``folder`` ends here, but the new folder keeps its own until the block ends
         later = held.pop_all()
     with later:
         yield Path(made)

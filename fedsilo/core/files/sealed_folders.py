@@ -40,8 +40,8 @@ def open_sealed(target: Path, fill: Callable[[Path], None], read: Callable[[Path
 
     A seal, a file with the SHA-256 of every other file, shows whether the folder was altered. The
     folder's time is set to now, because the cache removes the folders that were unused for longest.
-    If another process removes the folder during ``read``, the folder is made and read again, up to
-    ten times.
+    If another process removes the folder during ``read``, the folder is made and read again. At
+    most ten attempts are made.
 
     Args:
         target: the folder.
@@ -151,6 +151,7 @@ def fault(folder: Path) -> str | None:
         sealed = _read_seal(folder)
         if sealed.keys() != _list_files(folder):
             return "lack files of their seal, or hold others"
+        # Read before the contents, so that a change during the hashing shows at the next check
         stamps = _read_stamps(folder, [*sealed, SEAL])
         if _load_last_stamps(folder) == stamps:
             return None

@@ -55,7 +55,7 @@ def back_up(folder: Path, target: Path, passphrase: str, say: Say) -> MadeBackup
         folder: the deployment's folder.
         target: the backup's file, which must not exist. It appears only when it is complete.
         passphrase: encrypts the copy. Without it nobody can restore the backup.
-        say: prints one line for each symbolic link, because links are left out.
+        say: prints one line for a symbolic link that is left out (see ``BackupCopy.copy_all``).
 
     Raises:
         BackupError: the target exists, cannot be made or is in a subfolder of the deployment's, the
@@ -74,6 +74,7 @@ def back_up(folder: Path, target: Path, passphrase: str, say: Say) -> MadeBackup
         ):
             part = sealed / "backup"
             manifest = _write_consistent(deployment, part, unsealed, passphrase, say)
+            # Until it has its own mode, the scratch folder, mode 0700, hides it from other users
             part.chmod(0o600)
             part.rename(target)
     return MadeBackup(target, target.stat().st_size, manifest)
@@ -136,6 +137,7 @@ def _write_consistent(
                     _copy_plan(deployment, writer, unsealed)
                     made = datetime.now(UTC).isoformat(timespec="seconds")
                     manifest = writer.finish(made, _versions(), _describe(deployment))
+            # On the disk before it gets its name, so that a power cut leaves no half of a backup
             file.flush()
             os.fsync(file.fileno())
         if manifest:
@@ -236,9 +238,10 @@ class Restored:
 def restore(source: Path, folder: Path, passphrase: Callable[[], str]) -> Restored:
     """Restore a deployment from a backup into a new or empty folder, without starting anything.
 
-    All files are checked and decrypted before the folder appears, so an error leaves nothing
-    behind. Only the owner can read the files. Paths in deployment.json that lead into the old
-    folder are changed to the new one.
+    All files are checked and decrypted before the folder appears, so a damaged backup or a wrong
+    passphrase leaves nothing behind. If the restored deployment.json cannot be used, the folder
+    stays. Only the owner can read the files. Paths in deployment.json that lead into the old folder
+    are changed to the new one.
 
     Args:
         source: the backup.
@@ -279,7 +282,7 @@ def _refuse_used_folder(folder: Path, manifest: Manifest) -> None:
     Raises:
         BackupError: the folder is in use. The message says whether it contains the deployment of
             this backup, another deployment or other files. Two deployments are the same if they
-            have the same authority.
+            have the same authority. Or the authority's certificate there cannot be read.
         DeploymentError: the folder contains a damaged deployment.
     """
     fault = ""

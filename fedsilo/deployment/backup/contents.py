@@ -34,9 +34,10 @@ class BackupCopy:
         """Copy the deployment's files into the backup, and return whether the copy is consistent.
 
         The order is: secrets and kits, run directories, other files of the server, sites on this
-        machine. The database, deployment.json, logs, locks and temporary files are left out; the
-        caller copies the first two. ``say`` gets a line for each symbolic link, which is not
-        copied.
+        machine. The database, deployment.json, logs, locks, temporary files, Flower's own folders
+        and the sites' caches are left out; the caller copies the first two. Symbolic links are not
+        copied either. ``say`` gets a line for each link, except for links directly in the folder of
+        runs.
 
         Returns:
             False if the copy must be made again: a site's files changed meanwhile, or a run
@@ -64,7 +65,8 @@ class BackupCopy:
     def _runs(self) -> list[RunDirectory]:
         """List the run directories at the server, sorted by path.
 
-        Symbolic links are left out. If the folder of runs does not exist, the list is empty.
+        Symbolic links and files directly in the folder of runs are left out. If that folder does
+        not exist, the list is empty.
         """
         if not self.deployment.runs.is_dir():
             return []
@@ -78,6 +80,7 @@ class BackupCopy:
             The file name of the newest checkpoint that was copied. It is empty if the run had none,
             and None if the run deleted all of them before they were copied.
         """
+        # The newest first, because a run that goes on deletes its oldest
         present = sorted(run.checkpoints.glob("round-*.safetensors"), reverse=True)
         copied = [path.name for path in present if self._copy_file(path)]
         self._copy_folder(run.path, (run.checkpoints,))

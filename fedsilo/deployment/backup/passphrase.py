@@ -48,6 +48,7 @@ def _read_file(file: Path) -> tuple[str, str]:
         OSError: the file cannot be read, or is not a regular file.
     """
     with os.fdopen(open_regular(file, os.O_RDONLY), encoding="utf-8", errors="replace") as opened:
+        # The mode of the open file, because another file could get this path after a check
         mode = os.fstat(opened.fileno()).st_mode & 0o777
         if mode & 0o077:
             return "", f"{file} has mode {mode:o}, so other users may read it: chmod 600 the file"

@@ -109,6 +109,9 @@ def derive_keys(passphrase: str, salt: str, cost: int) -> Keys:
 
     Returns:
         Two keys of 32 bytes: one for the files, one for the manifest's seal.
+
+    Raises:
+        ValueError: ``cost`` is not a power of 2.
     """
     from cryptography.hazmat.primitives.kdf.scrypt import Scrypt
 
@@ -185,6 +188,7 @@ class SealedWriter:
         ):
             for chunk, (piece, is_last) in enumerate(_chunks(source, _CHUNK)):
                 nonce = _nonce(number, chunk, is_last)
+                # The name is authenticated too, so no file can take the name of another unnoticed
                 sealed = self._cipher.encrypt(nonce, piece, name.encode())
                 digest.update(sealed)
                 entry.write(sealed)
@@ -232,6 +236,7 @@ class SealedReader:
         try:
             self._zip = zipfile.ZipFile(source)
             entry = self._zip.getinfo(MANIFEST)
+            # Before it is read, because a few kB of a zip can unpack to gigabytes
             if entry.file_size > _LARGEST_MANIFEST:
                 raise BackupError(f"{path} was altered: its {MANIFEST} is too large; {_ANOTHER}")
             self.manifest = Manifest.model_validate_json(self._zip.read(entry))

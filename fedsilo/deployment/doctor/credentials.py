@@ -186,8 +186,8 @@ def check_handshake(address: str, authority: Path) -> None:
     """Check that a server answers a TLS connection with a trusted certificate.
 
     The authority must have signed the certificate. Nothing is sent after the handshake, and the
-    connection is closed. The server has 3 seconds to answer. The check is made before Flower
-    connects, because Flower would try again for ever without an error.
+    connection is closed. Each wait for an answer takes at most 3 seconds. The check is made before
+    Flower connects, because Flower would try again for ever without an error.
 
     Args:
         address: the address of the Fleet API, host:port. The server's certificate must be valid for

@@ -110,9 +110,10 @@ def prepare_node(
     """Prepare the start of a hospital's node from its kit, and return the node's setup.
 
     The kit, the hospital's rules and everything that the node needs are checked. Then the operator
-    confirms the kit, and it is written into the hospital's folder. Nothing is written there before.
-    An older kit in the folder is replaced, but its rules, state and signing key are kept. If the
-    folder exists, it is locked meanwhile. The node is not started.
+    confirms the kit, and it is written into the hospital's folder. No file there changes before. An
+    older kit in the folder is replaced, but its state and signing key are kept, and so are its
+    rules, unless the request has a site file. If the folder already has files, it is locked during
+    the checks too. The node is not started.
 
     Args:
         request: the kit and the operator's options.
@@ -134,6 +135,7 @@ def prepare_node(
     if not home.is_dir() or not any(home.iterdir()):
         rules = _confirm_rules(request, kit, None, home, confirm, check_setup)
         build_folder(home, lambda folder: _write(kit, rules, folder))
+        # A faster start may have made the folder: ``build_folder`` then keeps it without an error
         with _lock_during(home, kit.card.site):
             _refuse_other_start(kit, rules, home)
             return _finish(request, kit, home)
@@ -201,7 +203,7 @@ def _write(kit: Kit, rules: str, folder: Path) -> None:
 def _refuse_other_start(kit: Kit, rules: str, home: Path) -> None:
     """Check that the folder has the kit and the rules that the operator has confirmed.
 
-    Otherwise an error is raised. Another start could have opened the same folder at the same time,
+    The check is needed because another start could have opened the same folder at the same time,
     with another kit or other rules.
 
     Args:
@@ -258,7 +260,7 @@ def _check_in_scratch(
         request: the kit and the operator's options.
         kit: the kit.
         rules: the text of the site file.
-        home: the hospital's folder, in which nothing is written.
+        home: the hospital's folder, in which no file is changed.
         check_setup: raises an error for a setup that cannot start.
 
     Returns:
@@ -298,6 +300,7 @@ def _read_or_make_rules(request: HospitalRequest, kit: Kit, home: Path) -> str:
     if request.site_file is None and not os.path.lexists(path):
         return write_rules(kit.card.site, request.options)
     try:
+        # The file may be a link, which ``read_regular`` refuses, but not a pipe
         text = read_regular(Path(os.path.realpath(path))).decode("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         reason = "it is not UTF-8 text"
@@ -492,6 +495,7 @@ def lock_kit_folder(home: Path, site: str) -> int:
         raise KitError(
             f"{site} already runs from {home}: end that process before another start"
         ) from None
+    # Otherwise Python would close the descriptor at ``exec``, and the node would run unlocked
     os.set_inheritable(handle, True)
     return handle
 

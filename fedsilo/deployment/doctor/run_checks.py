@@ -43,7 +43,7 @@ class RunSetup:
     experiment: str
     sources: RunSources  # the sources of its settings
     seed: int | None = None  # None for the experiment's seed
-    supernodes: int | None = None  # number of simulated sites; None for all silos
+    supernodes: int | None = None  # number of simulated sites; None for the experiment's
     deployment: Deployment | None = None  # the deployment with the sites; None to simulate them
 
     @cached_property

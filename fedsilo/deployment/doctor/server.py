@@ -184,6 +184,7 @@ def commit_seconds(folder: Path) -> list[float]:
         scratch_folder(folder, "doctor") as scratch,
         closing(sqlite3.connect(scratch / "scratch.db")) as connection,
     ):
+        # This commit makes the file, so its time would say nothing about later ones
         connection.execute("create table rows (content text)")
         connection.commit()
         for _ in range(_COMMITS):
@@ -214,7 +215,7 @@ def _registry(setup: ServerSetup) -> Verdict:
     listed as a detail.
 
     Raises:
-        Skipped: there is no registry.
+        Skipped: no registry is named.
         FedsiloError: the registry or a public key cannot be read.
     """
     registry = require(setup.registry, f"${REGISTRY} names no registry: a node may use any name")

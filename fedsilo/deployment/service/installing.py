@@ -19,7 +19,8 @@ _NAME = re.compile(r"[A-Za-z0-9:_.-]{1,200}")
 def install(unit: Unit) -> str:
     """Install a systemd service: write its unit file, and start it now and at each boot.
 
-    An older unit file of the same name is replaced if fedsilo wrote it. The text depends on the
+    An older unit file of the same name is replaced if fedsilo wrote it. A service that already runs
+    is not restarted, so it takes the new unit only at its next start. The text depends on the
     version of systemd.
 
     Returns:
@@ -53,6 +54,7 @@ def uninstall(name: str) -> str:
     if not path.exists():
         raise ServiceError(f"there is no {path}: nothing was changed")
     _refuse_foreign(path)
+    # While the file is still there, because systemd disables a unit by what its file says
     _systemctl("disable", "--now", path.name)
     try:
         path.unlink()

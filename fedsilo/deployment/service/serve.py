@@ -43,6 +43,7 @@ def serve(folder: Path) -> int:
         deployment.write_registry()
         # This process counts as the server's: it passes signals on and ends with the server
         deployment.with_started(SERVER, os.getpid())
+    # Outside the lock, which 'deploy add' needs while the server runs
     return run_logged(
         deployment.superlink_command(),
         LogLines(RunningRuns(deployment.runs)),

@@ -114,6 +114,7 @@ class Unit:
             f"ExecStart={' '.join(_quote(word) for word in self.command)}",
             "Environment=NO_COLOR=1 PYTHONUNBUFFERED=1 PYTHONSAFEPATH=1",
             *restart,
+            # SIGTERM only to the main process, which ends the others in order; SIGKILL to the rest
             "KillMode=mixed",
             "TimeoutStopSec=30",
             f"SyslogIdentifier={self.name}",
@@ -263,8 +264,8 @@ def _escape(text: str) -> str:
 def _quote(word: str) -> str:
     """Write a word or a path so that systemd reads it unchanged in a list of a unit file.
 
-    "%" and "$" are doubled. The word gets double quotes only if it needs them, for example because
-    it has a space.
+    "%" and "$" are doubled. A word gets double quotes only if it has one of these two characters, a
+    space, a tab, a quote, a backslash or a semicolon.
     """
     # systemd's quotes and backslashes are JSON's; % and $ have a meaning of their own
     text = json.dumps(word, ensure_ascii=False)

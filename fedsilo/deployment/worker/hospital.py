@@ -72,6 +72,7 @@ def build_commands(arguments: Sequence[str], secret: Path, pid: int) -> tuple[li
     host = given.host
     if ":" in host:  # an IPv6 address
         host = f"[{host}]"
+    # These come last, so that they win over an abbreviation such as --isol, which only Flower reads
     own = ("--isolation", "process", "--superexec-auth-secret-file", str(secret))
     supernode = [sys.executable, "-m", "fedsilo.deployment.worker.supernode", *arguments, *own]
     worker = [sys.executable, "-m", "fedsilo.deployment.worker.parent"]
@@ -87,9 +88,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     The node has two processes: Flower's SuperNode, which receives messages, and fedsilo's worker,
     which answers them. The secret that both share is written to a temporary folder. Calls to this
-    machine bypass any proxy. The call returns when the SuperNode ends. The code is then the
-    SuperNode's. It is 0 after SIGTERM or SIGINT, 3 if the worker ended because it would fail again,
-    and 2 after an error at the start, which is printed to stderr.
+    machine bypass any proxy. The call returns when the SuperNode ends, with the SuperNode's code.
+    It also returns after SIGTERM or SIGINT, with 0, and when the worker ends because it would fail
+    again, with 3. After an error at the start, which is printed to stderr, the code is 2.
 
     Args:
         arguments: the arguments of ``flower-supernode``; None for those of this process.

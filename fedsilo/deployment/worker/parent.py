@@ -111,7 +111,7 @@ class HospitalWorker:
     def reap(self) -> None:
         """Remove the processes that have ended from ``running``, without waiting for the others.
 
-        If a signal ended a process, an error is logged, because the process sent no reply.
+        If a signal ended a process, an error is logged, because the reply may not have been sent.
         """
         while self.running:
             process, status = os.waitpid(-1, os.WNOHANG)
@@ -188,6 +188,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     by_installed = answer_by(installed)
 
     def answer(token: str) -> int:
+        # Only in the fork, because a thread in the worker itself would make each fork unsafe
         end_with(given.hospital)
         if given.site_file and runs_any_app(given.site_file):
             _run_flower_client_app(given.runtime, token, given.hospital)
@@ -215,9 +216,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def serve(worker: HospitalWorker, client: RuntimeHttpClient, hospital: int) -> None:
     """Take tasks from the SuperNode, and start a process for each, until the parent process ends.
 
-    The SuperNode is asked more often for ten seconds after each task. If it does not answer, a
-    warning is logged once, and the worker waits for it. If the worker is worn (see ``is_worn``) and
-    no task is running, it replaces itself by a new process with the same id.
+    The SuperNode is asked more often for ten seconds after each task. If it stops answering, one
+    warning is logged, and the worker waits for it. If the worker is worn (see ``is_worn``) and no
+    task is running or waiting, it executes itself anew under the same process id.
 
     Args:
         worker: starts and reaps the processes that answer.
@@ -289,6 +290,7 @@ def _become_task(answer: Callable[[str], int], token: str) -> None:
     logged. The exit skips the cleanup of Python, which belongs to the parent. SIGTERM, blocked
     during the fork, has its default effect here.
     """
+    # In this order, or a waiting SIGTERM would run the worker's handler in the fork
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
     code = 1
@@ -381,6 +383,7 @@ def answer_task(address: str, token: str, answer: Answer) -> bool:
     except Exception:  # no error may pass here: the SuperNode must hear that the task has ended
         _log.exception("fedsilo: a task could not be answered")
     finally:
+        # The heartbeat outlasts this call, or the SuperNode could give the task up meanwhile
         push_task_output(client=client, context=context, sub_status=status, details=details)
         heartbeat.stop()
         client.close()

@@ -73,7 +73,7 @@ class ShortWaits:
         self._looked = 0.0
 
     def sleep(self, seconds: float) -> None:
-        """Sleep for less than ``seconds``, the time for which Flower's loop wants to sleep.
+        """Sleep in place of Flower's loop, which wants to sleep for ``seconds``, but usually less.
 
         The time tells what the loop waits for. From 3 seconds on, it waits for a message: the sleep
         takes at most 0.25 seconds for ten seconds after an arrival, and at most 1 second later.
@@ -194,6 +194,7 @@ def main() -> None:
     from flwr.supercore.version import package_version
     from flwr.supernode.cli.flower_supernode import flower_supernode
 
+    # A parent that is killed cannot end this process, so this process watches the parent
     end_with(os.getppid())
     retry_soon()
     why = shorten_waits(package_version, importlib.import_module(_WAITS))

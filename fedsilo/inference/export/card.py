@@ -202,11 +202,11 @@ def _plain(name: str) -> str:
 
 
 def _front_matter(run: Shown, sites: Sequence[str]) -> str:
-    """Build the card's metadata for Hugging Face, as YAML without the enclosing lines '---'.
+    """Build the model card's metadata for Hugging Face, as YAML without the enclosing lines '---'.
 
-    The metadata are the library, the task, three tags, the model's name (that of the run
-    directory), and the test metrics of each of ``sites``. The licence is left out, because a person
-    must choose it.
+    They are the library, the task, three tags, the name of the run directory as the model's name,
+    and the test metrics of each of ``sites``. The licence is left out, because a person must choose
+    it.
     """
     from huggingface_hub import EvalResult, ModelCardData
 

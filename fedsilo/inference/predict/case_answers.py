@@ -181,9 +181,13 @@ class ClassAnswers(CaseAnswers):
         return nearest
 
     def notes(self, index: int) -> list[str]:
-        """Return sentences about similar test samples, the prediction set and the router's weights.
+        """List sentences about the answer to a case.
 
-        Each sentence is left out if its numbers are not available.
+        The first one says how many of the run's test samples with about the same probability were
+        right, with a 95 % interval. The second one has the classes in the prediction set. For a
+        mixture of experts, the third one has each site's share in the answer. A sentence is left
+        out if its numbers are not available. ``index`` is the case's index among the readable
+        inputs.
         """
         predictions, notes = self.predictions, []
         similar = self._similar(index)

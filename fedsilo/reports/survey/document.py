@@ -77,10 +77,11 @@ class SurveyDocument(BaseModel):
 
 
 def read_survey_document(path: Path) -> SurveyDocument:
-    """Read a ``survey.json``.
+    """Read the answers of the sites to a survey from its ``survey.json``.
 
     Raises:
-        RunDirectoryError: the file does not exist, is damaged, or is of another version.
+        RunDirectoryError: the file does not exist, cannot be read, is damaged, or is of another
+            version.
     """
     fault = file_fault(path)  # reading a pipe would never end
     if fault:

@@ -56,7 +56,13 @@ def write_survey_page(folder: Path) -> Path:
 
 
 def survey_page(document: SurveyDocument) -> str:
-    """Build the HTML page of a survey: samples, labels, distances, features and files by site."""
+    """Build the HTML page of a survey from the answers of the sites.
+
+    It lists the reasons of sites without an answer, and the sites whose data have changed since
+    their answer. Then it has pictures and tables: the samples at each site, the labels, the
+    distances between sites, the features, and the files of image data sets. Suppressed counts are
+    marked.
+    """
     answers = document.sites
     training = document.distances.get("train", Distances())
     label_pictures = []

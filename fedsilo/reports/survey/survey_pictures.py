@@ -137,10 +137,17 @@ def _bars(
     counts: Mapping[str, Sequence[Count]],
     answers: Answers,
 ) -> Figure:
-    """Draw a group of bars for each cell of a variable, with a bar for each site.
+    """Draw the distribution of a variable over the sites: a group of bars for each cell.
 
-    A bar's height is the cell's share of the site's training samples. A count of 0 is marked "0". A
-    suppressed count (None) is drawn by ``_draw_hidden``. The legend names the sites.
+    Each site has a bar in each group. Its height is the cell's share of the site's training
+    samples. A count of 0 is marked "0", and a suppressed count (None) is drawn by ``_draw_hidden``.
+    The legend names the sites.
+
+    Args:
+        title: the title of the variable.
+        cells: the names of the cells, which are shortened on the axis.
+        counts: site -> its count in each cell.
+        answers: site -> its answer to the survey, with its number of training samples.
     """
     figure = new_figure(5.0, 3.3)
     axes = figure.subplots()

@@ -65,7 +65,11 @@ class ListedRun:
                 ) from None
 
     def document(self) -> dict[str, Any]:
-        """Return the run as plain values for JSON."""
+        """Return the run as a dictionary for JSON.
+
+        It has the path, the state, the method, the data set, the seed, the rounds, the start, the
+        size in bytes, and a note.
+        """
         return {
             "path": str(self.path),
             "state": self.state,

@@ -9,6 +9,7 @@ import sys
 import types
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -257,13 +258,17 @@ def test_a_process_collects_at_its_end_what_triton_would_print_as_leaks(
     assert frozen == [True] * (not imported)
 
 
-def _open_output(kind: str) -> io.BufferedWriter:
-    """Open an output that takes nothing: a full disk, or a pipe whose reader has left."""
+def _open_output(kind: str, at_once: bool) -> Any:
+    """Open an output that takes nothing: a full disk, or a pipe whose reader has left.
+
+    At once, as by ``python -u``, each text is written without a buffer.
+    """
+    buffering = 0 if at_once else -1
     if kind == "full":
-        return Path("/dev/full").open("wb")
+        return Path("/dev/full").open("wb", buffering)
     reader, writer = os.pipe()
     os.close(reader)
-    return os.fdopen(writer, "wb")
+    return os.fdopen(writer, "wb", buffering)
 
 
 @pytest.mark.parametrize(("kind", "told"), [("full", 1), ("pipe", 0)])
@@ -285,7 +290,7 @@ def test_a_command_goes_on_without_its_output_and_ends_with_code_1(
     monkeypatch.setattr(gc, "freeze", lambda: None)
     monkeypatch.setattr(gc, "set_threshold", lambda _: None)
     with monkeypatch.context() as patch:
-        usual = io.TextIOWrapper(_open_output(kind), write_through=at_once)
+        usual = io.TextIOWrapper(_open_output(kind, at_once), write_through=at_once)
         patch.setattr(sys, "stdout", usual)
         with pytest.raises(SystemExit) as ended:
             process.run()

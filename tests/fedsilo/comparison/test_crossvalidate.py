@@ -154,6 +154,15 @@ def test_figures_stay_between_0_and_1_and_differences_may_go_beyond() -> None:
     assert high.p == pytest.approx(difference.p), "cutting changes no p value"
 
 
+def test_errors_and_negative_shares_are_not_cut_to_between_0_and_1() -> None:
+    runs = [_run(x={"mae": 3.0, "r2": -0.4}), _run(x={"mae": 5.0, "r2": -0.2})]
+    rows = metric_intervals({"a": runs}, ("mae", "r2"), 2)
+    found = {row.metric: (row.mean, row.low, row.high) for row in rows.itertuples()}
+    half = math.tan(0.475 * math.pi) * math.sqrt(0.75)  # of values that are 1 apart, as above
+    assert found["mae"] == pytest.approx((4.0, 0.0, 4.0 + 2 * half))
+    assert found["r2"] == pytest.approx((-0.3, -0.3 - 0.2 * half, 1.0))
+
+
 def test_a_cell_of_fewer_runs_than_others_says_of_how_many() -> None:
     runs = [_run(x={"accuracy": value, "auc": value}) for value in (0.5, 0.7)]
     runs.append(_run(x={"accuracy": 0.6}))

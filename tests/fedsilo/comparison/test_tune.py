@@ -10,9 +10,11 @@ from typing import Any
 import pytest
 
 from fedsilo.cli.main import main
+from fedsilo.comparison.trials import FAILED
 from fedsilo.comparison.tune import (
     Plan,
     Tuning,
+    _as_gains,
     chosen_document,
     deciding_metric,
     ranking,
@@ -92,6 +94,19 @@ def test_another_metric_ranks_otherwise() -> None:
     assert ranking(points, found, "accuracy")[0].settings == {"seed": 1}
     best = ranking(points, found, "balanced-accuracy")[0]
     assert (best.settings, best.score, best.sites) == ({"seed": 2}, 0.7, {"a": 0.7})
+
+
+def test_of_errors_the_least_is_the_best_for_the_ranking_and_for_a_sampler() -> None:
+    points = [{"seed": seed} for seed in (1, 2, 3)]
+    found: list[list[dict[str, Any]]] = []
+    for error in (5.0, 3.0):
+        measured = {"mae": error, "loss": error}
+        validation = {"mean": measured, "distributions": {"a": measured}}
+        found.append([{"validation": validation, "digest": f"{error}"}])
+    found.append([{FAILED: "diverged"}])
+    ranked = ranking(points, found, "mae")
+    assert [point.settings["seed"] for point in ranked] == [2, 1, 3]
+    assert _as_gains(ranked, "mae") == [-3.0, -5.0, -5.0]
 
 
 def test_a_failed_run_puts_its_point_last_and_is_told() -> None:

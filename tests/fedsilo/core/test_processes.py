@@ -125,7 +125,7 @@ def test_this_process_ends_after_the_one_that_it_is_bound_to(
             end_with(other.pid, by)
             assert not ended.wait(0.05), "it is there"
             other.kill()
-        assert ended.wait(5)
+        assert ended.wait(60)
     finally:
         signal.signal(signal.SIGUSR1, before)
     assert sorted(done) == (["exit 1", "signal"] if by else ["exit 1"])

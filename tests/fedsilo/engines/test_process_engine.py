@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import nullcontext
 from multiprocessing import forkserver
 from pathlib import Path
@@ -307,3 +308,24 @@ def test_a_machine_that_starts_no_process_is_told_after_three_tries(
     with refuses(ProcessError, "--engine"):
         process_engine.SiteProcess(({}, {}, []))
     assert len(tried) == 3
+
+
+def test_a_worker_that_was_killed_while_idle_is_started_again_for_the_next_message(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pools: list[object] = []
+
+    class Pool:
+        def __init__(self, *_: object) -> None:
+            pools.append(self)
+
+        def submit(self, work: object, *given: object) -> object:
+            if given and len(pools) == 1:
+                raise BrokenProcessPool
+            return given
+
+    monkeypatch.setattr(process_engine, "ProcessPoolExecutor", Pool)
+    worker = process_engine.SiteProcess(({}, {}, []))
+    parcel = b"message", None
+    assert worker.submit(parcel) == (parcel,)
+    assert len(pools) == 2

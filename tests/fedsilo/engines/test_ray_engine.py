@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -353,12 +352,10 @@ def test_a_guard_gives_the_commands_code_or_removes_the_folder_when_its_starter_
 
 def test_a_guard_ends_the_run_when_it_is_told_to_end(home: Path, handlers: None) -> None:
     read, write = os.pipe()
-    timer = threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGHUP))
-    timer.start()
-    command = ["env", f"{RUN_MARK}={home}", "sleep", "60"]
+    # The command itself sends the signal, when the guard's handlers are set
+    script = "kill -HUP $PPID; exec sleep 60"
     with pytest.raises(SystemExit) as ended:
-        ray_engine.guard(home, command, read)
-    timer.join()
+        ray_engine.guard(home, ["env", f"{RUN_MARK}={home}", "sh", "-c", script], read)
     assert ended.value.code == 128 + signal.SIGHUP
     os.close(read)
     os.close(write)

@@ -14,13 +14,14 @@ from fedsilo.api.options import Reader
 from fedsilo.cli.main import main
 from fedsilo.comparison.results import summaries_by_seed
 from fedsilo.core.errors import DataError, FedsiloError, RunDirectoryError, SettingError
+from fedsilo.reports import research_comparison
 from fedsilo.reports.dpo import dpo_data
 from fedsilo.reports.report import (
     READERS,
     report,
 )
 from fedsilo.reports.research import _lines, research_data
-from fedsilo.reports.research_comparison import _best_experiment
+from fedsilo.reports.research_comparison import _best_experiment, _mean
 from fedsilo.reports.run_facts import reported_runs, result
 from fedsilo.reports.watch.run_folder import look_for
 from fedsilo.reports.watch.web.app import WatchPages
@@ -348,6 +349,32 @@ def test_an_experiment_is_the_best_only_if_a_test_tells_it_from_the_next(
             summaries[name][seed] = {"mean": {"accuracy": value}, "lacking": {}, "site_count": 4}
     runs = reported_runs([hearts])
     assert re.fullmatch(f"{said}.*", _best_experiment(runs, summaries, "test"))
+
+
+def test_the_least_error_is_the_best_and_its_interval_may_pass_1(
+    hearts: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(research_comparison, "_headline", lambda runs: ["mae"])
+    summaries: dict[str, dict[int, dict[str, Any]]] = {}
+    for name, errors in {"a": (5.0, 5.2), "b": (3.1, 3.0)}.items():
+        summaries[name] = {}
+        for seed, value in enumerate(errors):
+            summaries[name][seed] = {"mean": {"mae": value}, "lacking": {}, "site_count": 4}
+    said = _best_experiment(reported_runs([hearts]), summaries, "test")
+    # The half width of an interval of two values is 12.71 times half of their distance
+    assert said.startswith("Lowest test mae, mean over sites: b, 3.050 (2.415 to 3.685) over 2")
+
+
+@pytest.mark.parametrize(
+    ("metric", "low", "high"),
+    [("accuracy", -1.0, 1.0), ("mae", -1.0706, 1.4706), ("r2", -1.0706, 1.4706)],
+)
+def test_the_interval_of_a_difference_is_within_the_range_of_its_metric(
+    metric: str, low: float, high: float
+) -> None:
+    found = _mean(metric, (0.1, 0.3), difference=True).interval
+    assert found
+    assert (found.low, found.high) == pytest.approx((low, high), abs=1e-4)
 
 
 def test_the_row_all_names_the_sites_that_it_leaves_out(hearts: Path) -> None:

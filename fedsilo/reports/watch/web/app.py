@@ -180,7 +180,10 @@ class WatchPages:
 def make_app(
     pages: WatchPages, names: Collection[str] | None, is_over: Callable[[], bool]
 ) -> Starlette:
-    """Build the web application.
+    """Build the web application, which answers requests for pages, files, metrics and events.
+
+    Pages are rendered on a daemon thread, so a slow one does not delay other requests. Events tell
+    an open page which of its sections have changed.
 
     Args:
         pages: renders the pages.

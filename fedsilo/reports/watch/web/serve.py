@@ -75,11 +75,14 @@ class WatchServer:
 
 
 def _open_socket(host: str, port: int) -> socket.socket:
-    """Open the socket at which requests arrive.
+    """Open the socket at which the server of the pages listens for requests.
+
+    Port 0 stands for any free port. A port is free again as soon as an earlier server on it has
+    ended.
 
     Raises:
-        SettingError: the port is in use or not allowed, or ``host`` is not an address of this
-            machine.
+        SettingError: the port is out of range, in use or not allowed, or ``host`` is not an address
+            of this machine.
     """
     if not 0 <= port <= _LAST_PORT:
         raise SettingError(f"--port is {port}; it must be from 0 to {_LAST_PORT}")
