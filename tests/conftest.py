@@ -1,6 +1,7 @@
 """Fixtures shared by all tests: a cache per session, small settings, and inline runs."""
 
 import gc
+import logging
 import os
 import sys
 from collections.abc import Callable, Generator, Iterator, Mapping
@@ -60,8 +61,21 @@ def pytest_collection() -> Generator[None, object, object]:
     try:
         return (yield)
     finally:
+        _join_loggers("torch")
         gc.enable()
         gc.freeze()
+
+
+def _join_loggers(name: str) -> None:
+    """Let all loggers below ``name`` pass their lines to that one, and drop their own handlers.
+
+    For each test pytest puts its handlers into every logger that keeps its lines to itself, six
+    times. PyTorch has fifty of these, which took half a millisecond of each test.
+    """
+    for below, logger in logging.root.manager.loggerDict.items():
+        if isinstance(logger, logging.Logger) and below.startswith(f"{name}."):
+            logger.propagate = True
+            logger.handlers.clear()
 
 
 def pytest_configure(config: pytest.Config) -> None:

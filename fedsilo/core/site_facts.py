@@ -161,7 +161,7 @@ _PLAIN = (
 _AS_JSON = ("label_counts", "fingerprints", "features", "class_names", "measured", "software")
 
 
-def _validate_facts(cls: type[SiteFacts], text: str) -> SiteFacts:
+def _validate_facts(cls: type, text: str) -> SiteFacts:
     """Build facts from JSON, without converting values to the types of the fields.
 
     pydantic checks the types in strict mode.

@@ -128,6 +128,7 @@ FEWER = {
     "fedsilo compare": ["--seeds", "1"],
     "fedsilo tune": ["--trials", "2", "--folds", "2", "--seeds", "1"],
     "fedsilo embeddings": ["--limit", "20"],
+    "fedsilo attention": ["--images", "1"],
 }
 
 

@@ -165,8 +165,8 @@ def test_run_with_refused_weights_and_fix_ends(case: Case, tmp_path: Path) -> No
     names = iter(range(10))
 
     def attempt(values: Values) -> None:
-        name = f"run{next(names)}"
-        named: dict[str, Any] = {"run.out": str(tmp_path), "run.name": name, "rounds": 1}
+        run_name = f"run{next(names)}"
+        named: dict[str, Any] = {"run.out": str(tmp_path), "run.name": run_name, "rounds": 1}
         for key in ("vit.backbone-weights", "train.initial-weights"):
             if (name := values.get(key)) in FILES:
                 path = tmp_path / f"{name}.safetensors"
