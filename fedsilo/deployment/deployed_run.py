@@ -253,10 +253,12 @@ def resume_command(
     """Build the shell command that resumes the run ``name`` of a deployment.
 
     The command is ``fedsilo deploy run`` with ``--name`` and ``--set run.resume=true``. It repeats
-    ``--config``, ``--seed`` and each ``--set`` of the first call, if they were given, but no former
-    value of 'run.resume'. It does not repeat ``--file``. Words are quoted for a shell.
+    ``--file``, ``--config``, ``--seed`` and each ``--set`` of the first call, if they were given,
+    but no former value of 'run.resume'. Words are quoted for a shell.
     """
     words = ["fedsilo", "deploy", "run", experiment, "--deployment", str(folder)]
+    if sources.file:
+        words += ["--file", str(sources.file)]
     if sources.config:
         words += ["--config", str(sources.config)]
     if seed is not None:

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import IO, Annotated, Literal, Self
 
-from pydantic import Field, ValidationError
+from pydantic import AfterValidator, Field, ValidationError
 
 from fedsilo.core.errors import FedsiloError
 from fedsilo.core.files.atomic_files import open_regular
@@ -69,6 +69,13 @@ class Origin(FileModel):
     hospitals: list[str]  # the sites on other machines
 
 
+def _check_power_of_two(cost: int) -> int:
+    """Return scrypt's cost, and raise ValueError if scrypt could not use it."""
+    if cost.bit_count() != 1:
+        raise ValueError("must be a power of 2")
+    return cost
+
+
 class Manifest(FileModel):
     """The content of ``manifest.json``."""
 
@@ -78,7 +85,7 @@ class Manifest(FileModel):
     deployment: Origin
     salt: _Salt
     # The cost of scrypt; a forged manifest must not ask for gigabytes of memory
-    cost: Annotated[int, Field(ge=2**12, le=2**20)]
+    cost: Annotated[int, Field(ge=2**12, le=2**20), AfterValidator(_check_power_of_two)]
     files: dict[str, SealedFile]
     seal: str = ""
 

@@ -235,10 +235,11 @@ def test_a_run_of_hospitals_own_files_needs_none_at_the_server(
 
 
 def test_the_command_that_resumes_a_run_has_the_options_it_was_started_with() -> None:
-    sources = RunSources(changes=("split.silos=6", "run.resume=true", "resume=true"))
+    changes = ("split.silos=6", "run.resume=true", "resume=true")
+    sources = RunSources(file=Path("mine.yaml"), config=Path("more.toml"), changes=changes)
     assert resume_command("uefl-digits", Path("here"), sources, 3, "x") == (
-        "fedsilo deploy run uefl-digits --deployment here --seed 3 --set split.silos=6 --name x "
-        "--set run.resume=true"
+        "fedsilo deploy run uefl-digits --deployment here --file mine.yaml --config more.toml "
+        "--seed 3 --set split.silos=6 --name x --set run.resume=true"
     )
 
 

@@ -192,6 +192,21 @@ def test_who_replaces_a_file_and_its_digest_needs_the_passphrase(
     assert not (tmp_path / "new").exists()
 
 
+@pytest.mark.parametrize("cost", [2**12 + 1, 2**30, -1, "x"])
+def test_a_manifest_whose_cost_scrypt_cannot_use_is_refused(
+    cost: object, small: Path, tmp_path: Path
+) -> None:
+    with zipfile.ZipFile(small) as before, zipfile.ZipFile(tmp_path / "b", "w") as after:
+        for entry in before.namelist():
+            content = before.read(entry)
+            if entry == "manifest.json":
+                content = json.dumps(json.loads(content) | {"cost": cost}).encode()
+            after.writestr(entry, content)
+    with pytest.raises(BackupError):
+        _restore(tmp_path / "b", tmp_path / "new")
+    assert not (tmp_path / "new").exists()
+
+
 def test_a_file_cannot_be_moved_even_under_a_valid_seal(tmp_path: Path) -> None:
     (tmp_path / "x").write_bytes(b"content")
     with (tmp_path / "b").open("wb") as file, SealedWriter(file, PASSPHRASE) as writer:
