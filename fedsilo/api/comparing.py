@@ -235,9 +235,9 @@ def crossvalidate(
     """Repeat cross-validation within each site.
 
     Each repetition cuts every site's data into new folds, the same for all experiments. The other
-    experiments are compared with the first. All budgets must have equal settings and equal numbers
-    of finished rounds. Optimiser steps are not compared, because these runs do not record them. A
-    finished run is not repeated.
+    experiments are compared with the first. Unless ``unequal`` is set, all budgets must have equal
+    settings and equal numbers of finished rounds. Optimiser steps are not compared, because these
+    runs do not record them. A finished run is not repeated.
 
     Returns:
         The confidence intervals of each metric and of its difference from the first experiment, and

@@ -82,8 +82,8 @@ def explain(
         picture.
 
     Raises:
-        FedsiloError: ``table`` and ``image`` are both given, the row does not exist, or the run or
-            the new case cannot be opened.
+        FedsiloError: ``table`` and ``image`` are both given, the row does not exist, the run does
+            not predict classes, or the run or the new case cannot be opened.
     """
     from fedsilo.core.files.atomic_files import write_atomically
     from fedsilo.explanations.sample import explain_sample

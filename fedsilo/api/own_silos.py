@@ -50,6 +50,7 @@ def write_to_cache(silos: object, label: str, missing: str, cache: Path) -> tupl
             the data cannot be used.
     """
     folder = cache / _FOLDER
+    # Only for the owner, because these are patients' data
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     with scratch_folder(folder, "written") as scratch:
         work = scratch / "files"
@@ -141,8 +142,8 @@ def _name_silos(silos: object) -> dict[str, Any]:
 def _write_pictures(folder: Path, silos: Mapping[str, Any]) -> None:
     """Write the pictures of each silo as PNG files, and the manifests by which 'images' reads them.
 
-    The data set 'images' reads them as ``<site>/<class>/<number>.png``. If the only site is 'data',
-    which stands for data without sites, the files are ``<class>/<number>.png``. A number is the
+    The data set 'images' reads them as ``<site>/<class>/<number>.png``. For the site 'data', which
+    stands for data without sites, the files are ``<class>/<number>.png``. A number is the
     position of the picture in its silo, with six digits.
 
     Args:
@@ -349,9 +350,9 @@ def _convert_pair(site: str, x: Any, y: Any, label: str) -> tuple[str, Any]:
         images and labels; labels of any objects become strings.
 
     Raises:
-        SettingError: the samples are neither rows nor images or differ in shape, the numbers of
-            samples and labels differ, or a label of an image is missing. The labels of rows are not
-            checked here.
+        SettingError: the samples are neither rows nor images or differ in shape, or the numbers of
+            samples and labels differ.
+        DataError: a label of an image is missing. The labels of rows are not checked here.
     """
     import pandas as pd
 

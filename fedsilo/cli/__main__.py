@@ -22,7 +22,8 @@ class StandardOutput(io.TextIOWrapper):
         """Write ``text``, and return its length.
 
         If standard output can no longer be written, the text is dropped without an error, so that
-        the command continues. The first time, the reason is printed on standard error.
+        the command continues. The first time, the reason is printed on standard error, except for a
+        closed pipe.
         """
         try:
             return super().write(text)
@@ -57,7 +58,7 @@ class StandardOutput(io.TextIOWrapper):
 def run() -> None:
     """Run the command line as a process of its own, and end with its exit code.
 
-    The exit code is 1 if standard output could not be written.
+    If standard output could not be written, an exit code of 0 becomes 1.
 
     The garbage collector runs less often, and not at the end, because it took a third of the time
     of PyTorch's import and found nothing. If Triton was imported (by timm), it also runs at the
@@ -69,6 +70,7 @@ def run() -> None:
         usual = sys.stdout
         encoding, errors = usual.encoding, usual.errors
         by_line, at_once = usual.line_buffering, usual.write_through
+        # Detached, because the old wrapper would otherwise close the descriptor when it is deleted
         output = StandardOutput(usual.detach(), encoding, errors, None, by_line, at_once)
         sys.stdout = output
     try:

@@ -47,7 +47,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             standard error; a closed output pipe (also 1) prints nothing.
 
     Raises:
-        SystemExit: the arguments cannot be used (2), or help was printed (0).
+        SystemExit: the arguments cannot be used (2), help was printed (0), or the command ended
+            with a code of its own, such as 3 for a failed check.
     """
     if arguments is None:
         arguments = sys.argv[1:]

@@ -226,8 +226,8 @@ def compare_runs(
         no_floor: whether to compare all metrics, also those that no page may show.
 
     Raises:
-        SettingError: no site has samples in the split, a name matches no metric, or paired tests
-            lack a seed.
+        SettingError: no site has enough samples in the split to show a metric, a name matches no
+            metric, or paired tests lack a seed.
     """
     whole = [job.directory for job in jobs]
     runs: Sequence[FinishedRun] = whole
@@ -382,8 +382,9 @@ def refuse_without(split: str, jobs: Sequence[Job], no_floor: bool = False) -> N
     Args:
         split: the split to compare.
         jobs: the planned runs.
-        no_floor: whether to compare all metrics. If False, some site must have as many samples as
-            'privacy.sums-min-count', since nothing is shown of fewer.
+        no_floor: whether to compare all metrics. If False, and the level of trust is ``server``,
+            some site must have as many samples as 'privacy.sums-min-count', because no metric over
+            fewer samples is shown.
 
     Raises:
         SettingError: no site of any job has (enough) samples in the split.

@@ -90,8 +90,8 @@ class Search:
 def refuse_small(grid: Grid, sampler: str, points: int, experiment: str) -> None:
     """Check that a grid has enough points to try the same number of points for every experiment.
 
-    With the sampler ``tpe``, a grid with one setting whose values are different numbers is always
-    large enough, because the whole range of the numbers is searched.
+    With the sampler ``tpe``, a grid is always large enough if some setting has only numbers as
+    values, and not all are equal, because the whole range of the numbers is searched.
 
     Args:
         grid: the grid: key -> values.

@@ -301,6 +301,7 @@ def csv_text(frame: pd.DataFrame) -> str:
 
 def json_records(frame: pd.DataFrame) -> list[dict[str, Any]]:
     """Convert a table to a record per row for JSON; a missing value is None."""
+    # pandas rounds to ten decimals by default; 15 is the most that it allows
     records: list[dict[str, Any]] = json.loads(frame.to_json(orient="records", double_precision=15))
     return records
 

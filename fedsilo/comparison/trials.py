@@ -117,8 +117,8 @@ def run_missing(
 
     Raises:
         RunFailedError: a worker process died.
-        Exception: whatever ``work`` or ``ended`` raises. Items that have started finish, but no
-            other begins.
+        Exception: whatever ``work`` or ``ended`` raises. Waiting items are cancelled. Items that
+            have started in a worker process finish, but running Slurm jobs are cancelled.
     """
     run_of = {}
     for run in missing:
@@ -255,6 +255,7 @@ class WorkerPool(ProcessPoolExecutor):
 
     def __enter__(self) -> Self:
         """Start the pool. Until its end, new processes do not import the caller's script."""
+        # A spawned process would import the script, which could start the command again
         self._hiding = without_main()
         self._hiding.__enter__()
         return super().__enter__()

@@ -107,14 +107,15 @@ def search(
 ) -> Tuned:
     """Try the points of a plan, choose the best, and write ``chosen.json`` and ``trials.csv``.
 
-    If training fails at a point, for example because it diverges, the sampler gets score 0 for the
-    point. Such a point is never chosen, and the warnings in ``chosen.json`` name it.
+    If training fails at a point, for example because it diverges, the sampler treats the point as
+    no better than the worst other point of its batch. A failed point is never chosen, and the
+    warnings in ``chosen.json`` name it.
 
     Args:
         plan: the settings, the grid and the budget.
         sampler: ``grid`` or ``tpe``.
-        metric: the deciding metric; a higher value must be better. It is a mean over the sites that
-            have it, or ``POOLED`` over all samples. None for the data set's default.
+        metric: the deciding metric. It is a mean over the sites that have it, or ``POOLED`` over
+            all samples. None for the data set's default.
         jobs: the number of runs at once, 0 for one per core, or Slurm's parameters.
         tell: takes a line about the progress.
 
@@ -267,8 +268,9 @@ def _trials(
     """Build the trials of one point, that is, one choice of values for the settings to tune.
 
     There is a trial for each seed and each validation fold, seed by seed. The seed also shuffles
-    the rows into folds. Test rows are never used. With a single fold, no folds are cut, and the
-    data set's own validation part is used.
+    the rows into folds, and test rows are not read. With a single fold, no folds are cut, and the
+    data set's own validation part is used. Then test rows may be measured too, but no choice
+    depends on them.
 
     Args:
         base: the settings of the experiment.
@@ -287,8 +289,8 @@ def _trials(
             "split.fold-seed": seed,
             "split.use-test": False,
         }
-        # Test rows are never read, because the choice must not depend on them
         values: dict[str, Value] = {**base, **point, "seed": seed}
+        # With folds, test rows are not even read, because the choice must not depend on them
         if budget.folds > 1:
             values |= folds
         try:
@@ -350,9 +352,9 @@ def ranking(
 ) -> list[Point]:
     """Score the points by the mean of ``metric`` over their runs, and sort them, the best first.
 
-    A higher score is better, except of a metric such as "mae", of which a lower one is. Scores are
-    compared with six decimals. If scores are equal, the point with the lower validation loss comes
-    first, then the one that was tried first. Points with a failed run come last.
+    A higher score is better, except for a metric such as "mae", for which a lower score is better.
+    Scores are compared with six decimals. If scores are equal, the point with the lower validation
+    loss comes first, then the one that was tried first. Points with a failed run come last.
     """
     scored = _score_points(points, summaries, metric)
     sign = _sign_of(metric)
@@ -360,7 +362,7 @@ def ranking(
 
 
 def _sign_of(metric: str) -> int:
-    """Return -1 for a metric of which a lower value is better, and otherwise 1."""
+    """Return -1 for a metric for which a lower value is better, and otherwise 1."""
     if best_direction(metric) < 0:
         return -1
     return 1
@@ -369,7 +371,7 @@ def _sign_of(metric: str) -> int:
 def _as_gains(points: Sequence[Point], metric: str) -> list[float]:
     """Return a number per point that is higher for a better point, as a sampler expects.
 
-    A failed point gets the lowest number of all, and at most 0.
+    A failed point gets the lowest number of the other points or 0, whichever is lower.
     """
     sign = _sign_of(metric)
     worst = 0.0

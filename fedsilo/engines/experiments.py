@@ -144,8 +144,8 @@ class SimulationFile:
         experiment has.
 
         Raises:
-            SettingError: there are no experiments, two have the same name, or a matrix or a name is
-                invalid.
+            SettingError: the file has no mapping 'experiments', two experiments have the same name,
+                or a matrix or a name is invalid.
         """
         cells: dict[str, Cell] = {}
         for entry in self._raw_entries():
@@ -184,7 +184,7 @@ class SimulationFile:
     def has(self, name: str) -> bool:
         """Tell whether the file has an experiment of this name.
 
-        Matrices are expanded only if no entry has exactly this name.
+        Matrices are expanded only if the name is not that of an entry without a matrix.
         """
         return self._is_one_entry(name) or name in self.cells
 

@@ -222,6 +222,7 @@ def flower_identity() -> Iterator[None]:
     Flower's Message constructor reads the ids of the run, the node and the task from variables of
     the process. These are set here, and their earlier values are restored after the block.
     """
+    # The private attributes, because the public ones raise an error while they are not set
     before = (TaskIdentity._run_id, TaskIdentity._node_id, TaskIdentity._task_id)
     TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, _SERVER_NODE, 1
     try:

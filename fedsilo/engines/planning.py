@@ -119,6 +119,7 @@ def _read_settings(path: Path, named_here: Mapping[str, Value]) -> dict[str, Val
         SettingError: the file cannot be read, or a plugin may not be executed.
     """
     values = run_settings.read_toml(path)
+    # Before the check, because a plugin that the command replaces needs no approval
     for key in values.keys() & named_here.keys():
         del values[key]
     # A plugin that the user names in this command is trusted, also if the file names it too

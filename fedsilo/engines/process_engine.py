@@ -93,6 +93,7 @@ class SiteProcess:
 
     def end(self) -> None:
         """Kill the process at once, even in the middle of a computation."""
+        # Killed first, because ``shutdown`` would wait for the end of a computation
         with suppress(BrokenProcessPool, ProcessLookupError):
             os.kill(self.process.result(), signal.SIGKILL)
         self.pool.shutdown(cancel_futures=True)
@@ -137,10 +138,11 @@ class ProcessGrid(InlineGrid):
         """Wait for a reply to any of the messages, and return all replies that have arrived.
 
         The replies are in the order of ``message_ids``, and are returned only once. The result is
-        empty if no running message is answered within 30 seconds.
+        empty if no message runs, or if no running message is answered within 30 seconds.
 
         Raises:
-            ProcessError: shared memory has no room for a message.
+            ProcessError: shared memory has no room for a message, or a worker that has died cannot
+                be started again.
         """
         wanted = list(message_ids)
         while self._replies.keys().isdisjoint(wanted):

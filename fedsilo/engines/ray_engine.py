@@ -175,6 +175,7 @@ def _superlink(
         yield environment
     finally:
         assert guard.stdin is not None  # PIPE was asked for
+        # The guard takes the end of this pipe for our end, and ends the SuperLink
         guard.stdin.close()
         with suppress(subprocess.TimeoutExpired):
             guard.wait(_END_LIMIT)
@@ -367,6 +368,7 @@ def guard(home: Path, command: Sequence[str], pipe: int) -> int:
         pipe_ended = _pipe_ended_before(process, pipe)
         return 0 if pipe_ended else process.returncode
     finally:
+        # A second signal must not interrupt the end of the run, or processes would be left behind
         for number in _ENDINGS:
             signal.signal(number, signal.SIG_IGN)
         processes.end_run(home)

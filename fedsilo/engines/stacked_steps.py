@@ -53,9 +53,8 @@ class HeldSamples:
     def pick(self, inputs: Sequence[Tensor], compute: Compute) -> Pick:
         """Return a function that picks samples of several sites on the device.
 
-        The function takes the numbers (n,) of the samples. The joined samples stay on the device. A
-        later call with the same tensors returns the same function. Only the four most recently used
-        groups of sites are kept.
+        The function takes the numbers (n,) of the samples. A later call with the same tensors
+        returns the same function. Only the four most recently used groups of sites are kept.
 
         Args:
             inputs: the samples of each site. Numbers count through all sites, one site after
@@ -65,6 +64,8 @@ class HeldSamples:
         # Sessions keep a site's samples as the same tensors. They are kept here as well, so their
         # ids cannot become those of other tensors
         key = tuple(id(own) for own in inputs)
+        # Removed here and added again below, so that the dictionary's first group is the one that
+        # was not used for the longest time
         kept = self._picks.pop(key, None)
         if kept is None:
             kept = inputs, compute.hold(torch.cat(list(inputs)))
@@ -91,6 +92,7 @@ class StackedSteps:
     def __init__(self, sites: Sequence[Planned], held: HeldSamples) -> None:
         first = sites[0].training
         self._compute, settings = first.compute, first.settings
+        # The thread count changes the summation order, so it must be that of the usual training
         torch.set_num_threads(settings.threads)
         self._rows = Rows(states=[_dropout_state(site.training) for site in sites])
         for site in sites:

@@ -203,8 +203,9 @@ def _has_run_optimisers(training: LocalTraining) -> bool:
 def _group_of(training: LocalTraining) -> Hashable:
     """Build the key of the batch that a training belongs to.
 
-    Trainings with equal keys share a batch. Equal keys mean the same round, settings (except
-    'local-steps'), shape and type of inputs, and names, shapes and types of the trained arrays.
+    Trainings with equal keys share a batch. Equal keys mean the same round, further training (such
+    as that of a head), settings (except 'local-steps'), shape and type of inputs, and names, shapes
+    and types of the arrays.
     Either all trainings of a batch have a penalty or none has one, and the same holds for gradient
     sums. If the learning rate changes over the run, the steps so far and in all rounds are also
     equal. Weights and numbers of samples and steps may differ.
@@ -251,6 +252,7 @@ def _train(sites: list[_Site], held: HeldSamples) -> None:
         count = len(site.planned.batches)
         sizes = torch.tensor([len(batch) for batch in site.planned.batches])
         last = slice(count - site.planned.last, count)
+        # A step's loss is a mean over its batch, so a short last batch must count less
         mean = float((losses[number, last] * sizes[last]).sum() / sizes[last].sum())
         site.session.trainers[site.training.key] = TrainedTogether(
             {name: array[number] for name, array in steps.stack.arrays.items()},

@@ -80,8 +80,8 @@ class ColumnExplanation:
 def columns_of(features: Sequence[str]) -> list[str]:
     """Return the names of the table's columns, each once, in the order of the features.
 
-    A categorical column has one feature per level, named ``column=level``. A numeric column has one
-    feature with the column's name.
+    A categorical column has a feature ``column=level`` for each level except the first. A numeric
+    column has one feature with the column's name.
     """
     return list(dict.fromkeys(name.partition("=")[0] for name in features))
 

@@ -309,8 +309,9 @@ def _cross_validate(values: Array, targets: Array, scoring: str, seed: int) -> f
 def document(panel: Panel, selection: Selection) -> dict[str, Any]:
     """Build the content of embeddings.json, without the embeddings themselves.
 
-    It has the split, the layer and the seed, the two numbers on separability, the names of the
-    classes, and each sample's site, row, label and point in the plane, rounded to 4 decimals.
+    It has the split, the layer and the seed, whether sites have their own models, the number of
+    dimensions, the result of ``measure_separability``, and the names of the classes. It also has
+    each sample's site, row, label and point in the plane, rounded to 4 decimals.
     """
     cloud = panel.cloud
     points = []

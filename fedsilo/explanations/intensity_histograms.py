@@ -194,6 +194,7 @@ def _edges(splits: Mapping[str, Split], form: Form, step: float) -> Tensor:
         per_bin = max(1, math.ceil(levels / _BINS))
         bins = math.ceil(levels / per_bin)
         return low + step * (per_bin * torch.arange(bins + 1, dtype=torch.float64) - 0.5)
+    # histc ignores pixels outside the edges, and rounding must not move the darkest one there
     margin = max((high - low) * 1e-6, 1e-6)
     return torch.linspace(low - margin, high + margin, _BINS + 1, dtype=torch.float64)
 

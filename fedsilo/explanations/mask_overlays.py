@@ -92,8 +92,9 @@ def overlay_sheet(lab: Lab, split: str) -> Figure | None:
 def choose_cases(scores: Tensor) -> list[_Case]:
     """Choose the images with the best, the median and the worst score, each image once.
 
-    The median is the lower one of two. The lower row decides a tie. Images without a score (NaN) do
-    not count, so there are fewer cases if fewer than three images have one.
+    The median is the lower one of two. Among images with equal scores, the one with the lower row
+    ranks as better. Images without a score (NaN) do not count, so there are fewer cases if fewer
+    than three images have a score.
 
     ``scores`` are (n,).
     """

@@ -262,6 +262,7 @@ class _Trainer:
             )
         scaled = self.scaler.scale(loss)
         scaled.backward()  # type: ignore[no-untyped-call]  # torch's own is untyped
+        # Unscaled before the clipping, because the norm must be that of the true gradients
         self.scaler.unscale_(self.optimiser)
         nn.utils.clip_grad_norm_(self.network.parameters(), 1.0)
         self.scaler.step(self.optimiser)

@@ -355,6 +355,7 @@ def cosine_epochs(
         epochs: the number of epochs.
         purpose: a name that decides the random numbers, together with the seed and the epoch.
     """
+    # One optimiser for all epochs, because each LocalTraining would otherwise restart the moments
     optimiser = open_optimiser(network, settings)
     cosine = torch.optim.lr_scheduler.LambdaLR(
         optimiser, lambda epoch: 0.5 * (1 + math.cos(math.pi / epochs * epoch))

@@ -76,6 +76,7 @@ def transfer(
     """
     if isinstance(source, RunModel):
         return _transfer_run(trunk, source, settings, classes)
+    # Clones, because the arrays share memory with the network, which the loader changes
     before = {name: tensor.clone() for name, tensor in _encoder_arrays(trunk).items()}
     load_initial_weights(trunk, dataclasses.replace(settings, initial_weights=source.named))
     # The loader does not say which arrays it set, so arrays are compared before and after

@@ -307,6 +307,8 @@ def _reach(estimates: Sequence[Estimate]) -> list[list[float]]:
     """
     down, up = [], []
     for estimate in estimates:
+        # A hospital's noise may move a value out of its interval, and matplotlib refuses lengths
+        # below 0
         interval = estimate.interval or Interval(estimate.value, estimate.value)
         down.append(max(0.0, estimate.value - interval.low))
         up.append(max(0.0, interval.high - estimate.value))

@@ -227,8 +227,8 @@ def _write_weight(axes: Axes, start: Point, end: Point, weight: float) -> None:
 def _draw_sites(axes: Axes, points: Mapping[str, Point]) -> None:
     """Draw each silo as a dot with its name.
 
-    The name is outside the circle, on which the silos are. For the hub of a star, in the centre, it
-    is below the dot.
+    Silos are on a circle, and their names are outside it. The hub of a star is in the centre, and
+    its name is below the dot.
     """
     for site, (x, y) in points.items():
         axes.plot([x], [y], "o", markersize=11, color=ORANGE, zorder=2)

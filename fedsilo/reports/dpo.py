@@ -110,11 +110,11 @@ def _epsilon(privacy: Mapping[str, Any]) -> str:
 
 
 def _bound(run: Shown, most: str) -> str:
-    """Format the bytes that a site with hidden counts has sent, as an upper bound.
+    """Format a number of sent bytes as an upper bound, because a site has hidden counts.
 
     Args:
         run: the run.
-        most: the largest number of any site, as text.
+        most: the bound as text, such as the largest number of any site.
 
     Returns:
         "up to" and ``most``. If the run has a single site, "not shown", because the bound would be

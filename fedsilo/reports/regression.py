@@ -163,6 +163,7 @@ class Regression:
             return effect
         import numpy as np
 
+        # Beyond 709 the exponential overflows to infinity, which JSON and axes cannot show
         middle, low, high = np.exp(np.clip(effect, -700, 700)).tolist()
         return middle, low, high
 

@@ -172,10 +172,10 @@ def _analysis(run: Shown) -> list[Item]:
 
 
 def _outputs(run: Shown) -> list[Item]:
-    """Build items 14 to 19 of the guideline, the last ones.
+    """Build items 14 to 19 of the guideline.
 
-    They are about fairness, the model's output, the data it was evaluated on, and the openness of
-    the study.
+    They are about fairness, the model's output, the data it was evaluated on, ethical approval, the
+    openness of the study, and the involvement of patients.
     """
     revision = run.config.environment.get("fedsilo-revision", "unknown")
     return [
@@ -290,8 +290,9 @@ def _discussion() -> list[Item]:
 def describe_columns(run: Shown) -> tuple[str, str]:
     """Describe a run's outcome and its predictors in two texts.
 
-    For a table whose schema is on this machine, they have the titles of its columns. If the schema
-    is not here, the second text says so. For images, it is "images".
+    For a table whose schema is on this machine, the first text names the columns of the label, and
+    the second one has the titles of the input columns. If the schema is not here, the second text
+    says so. For images, the second text is "images".
     """
     outcome = task_named(run.task).describe(run.class_names())
     if run.task == CLASSIFICATION:

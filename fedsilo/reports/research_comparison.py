@@ -263,7 +263,7 @@ def comparison_head(runs: Runs, summaries: Summaries, split: str) -> dict[str, A
 def _best_experiment(runs: Runs, summaries: Summaries, split: str) -> str:
     """Write a sentence on which experiment has the best mean of the first headline metric.
 
-    The best is the lowest if a lower value is better, as of errors, and otherwise the highest. The
+    The best is the lowest if a lower value is better, as for errors, and otherwise the highest. The
     sentence has that mean over seeds with its 95 % interval, and the next experiment with its mean.
     It also has the p value of the t-test between the two, and says that no experiment is clearly
     best if the p value is 0.05 or more. It has no p value if there is only one experiment, or if no

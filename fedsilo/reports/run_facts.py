@@ -137,9 +137,9 @@ def taking_part(run: Shown) -> dict[str, Any]:
     """Build the template variables of ``sites.html``: the sites, their data and their failures.
 
     There is a table with a row per site and its number of samples in each split, and one with its
-    test samples in each class. Counts below the run's floor are hidden. The table of classes is
-    left out for a site without counts, and if there are too many classes. Failed messages are
-    listed with their reasons.
+    test samples in each class. Counts below the run's floor are hidden. A site without counts by
+    class has no row in the second table, which is empty if there are more than eight classes.
+    Failed messages are listed with their reasons.
     """
     splits, columns = [], []
     for split in _SPLIT_NAMES:

@@ -42,8 +42,9 @@ def drift_checks(
     """Yield a check per column that compares the distributions of its new and training values.
 
     The measure is the population stability index (PSI) over cells. The limit is the larger of
-    ``LARGE`` and the PSI that chance exceeds in 5 % of such checks. A column that does not give two
-    cells of ``floor`` training samples is skipped.
+    ``LARGE`` and the PSI that chance alone exceeds with a probability of 5 %, divided by the number
+    of columns (Bonferroni). A column that does not give two cells of ``floor`` training samples is
+    skipped.
 
     Args:
         names: names of the features; a level of a category is called ``column=level``.

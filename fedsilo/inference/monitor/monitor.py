@@ -201,7 +201,7 @@ def _number_checks(
 def _drift(model: TrainedModel, now: Tensor, floor: int) -> Iterator[CaseCheck]:
     """Check whether the features of new cases are distributed as in the site's training data.
 
-    A check is yielded per feature. ``now`` has the new cases' features. Images are compared only by
+    A check is yielded per column. ``now`` has the new cases' features. Images are compared only by
     the brightness and contrast of each image. At trust level ``nobody``, where no distribution of
     training data may be used, nothing is yielded. ``floor`` is the smallest number of training
     samples in a cell of a histogram.

@@ -116,6 +116,7 @@ class Inputs(ABC):
         """
         done, total = 0, len(self.names)
         for batch in self.batches():
+            # Inputs that could not be read are in no batch, but they have been tried
             done += len(batch)
             watch(done + len(self.faults), total)
             yield batch

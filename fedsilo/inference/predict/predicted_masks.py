@@ -178,6 +178,7 @@ def _open_folder(folder: Path) -> tuple[Mapping[str, Any], Mapping[str, Tensor],
 
 
 def _settings(document: Mapping[str, Any], data_dir: Path | None) -> CommonSettings:
+    # A folder of somebody else must not choose where decoded data are written
     values = current_settings(document["settings"], quietly=True) | {"data.cache-dir": ""}
     if data_dir is not None:
         values |= {"data.dir": str(data_dir)}
@@ -194,7 +195,7 @@ def _network(
     arrays: Mapping[str, Tensor],
     batch: Tensor,
 ) -> nn.Module:
-    """Build the fine-tuned network for images of the shape of ``batch``, on the run's device.
+    """Build the fine-tuned network for images of the shape of ``batch``, on the settings' device.
 
     Args:
         document: the content of finetune.json, with the network's name and its classes.

@@ -52,8 +52,7 @@ def predict_run_masks(
         watch: takes the number of images read so far, and the number of all images.
 
     Raises:
-        FedsiloError: the images cannot be read, ``out`` exists or is None, or ``html`` exists or is
-            in ``out``.
+        FedsiloError: the images cannot be read, ``out`` exists or is None, or ``html`` exists.
     """
     if out is None:
         raise SettingError("masks are written to a folder: name one by --out")

@@ -16,7 +16,7 @@ _EVERY = 1.0  # seconds between two states on the terminal
 def follow(look: Look, console: Console, every: float = _EVERY) -> None:
     """Show the state in a terminal until the run is over.
 
-    A deployment or a folder of runs is shown until Ctrl-C.
+    A deployment, a hospital's node or a folder of runs is shown until Ctrl-C.
 
     Args:
         look: reads the state.

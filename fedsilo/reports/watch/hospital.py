@@ -126,6 +126,7 @@ class HospitalReader:
         Only complete lines are counted. If the log has become shorter, a new log was begun, and
         counting starts again from zero.
         """
+        # Bytes, because the offset from which the next call continues is a number of bytes
         with os.fdopen(open_regular(self._log, os.O_RDONLY), "rb") as log:
             # Somebody began a new log under the same name
             if os.fstat(log.fileno()).st_size < self._offset:

@@ -112,6 +112,7 @@ class MeasuredRuns:
         None. This is also so before the first round is over, when the files are not written yet.
         """
         known = self._known.get(run_dir)
+        # Taken before the files are read, so a file that changes meanwhile is read again next time
         written = _times_written(run_dir)
         if known is not None and known[0] == written:
             return known[1]

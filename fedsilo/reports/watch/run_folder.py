@@ -117,6 +117,7 @@ class RunFolder:
         try:
             # Between the list and here, the file may have become a link or a pipe
             with os.fdopen(open_regular(path / file, os.O_RDONLY), "rb") as opened:
+                # One byte more than allowed is enough to see that the file is too large
                 content = opened.read(_MOST_BYTES + 1)
         except OSError as error:
             raise RunDirectoryError(f"{path / file} cannot be read: {error.strerror}") from None

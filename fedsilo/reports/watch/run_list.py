@@ -55,6 +55,7 @@ class ListedRun:
         """
         if self.path.is_symlink() or not _is_run(self.path):
             raise RunDirectoryError(f"{self.path} is not a run directory, so it is not deleted")
+        # The lock keeps 'fedsilo resume' from starting in the directory while its files disappear
         with only_writer(RunDirectory(self.path), new=False):
             try:
                 shutil.rmtree(self.path)

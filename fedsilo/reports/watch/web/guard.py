@@ -58,6 +58,7 @@ class Guard:
         async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
                 headers = MutableHeaders(scope=message)
+                # Only a default, because a file of a run has the stricter FOREIGN_PAGE already
                 headers.setdefault("Content-Security-Policy", _OWN_PAGE)
                 for name, value in _HEADERS.items():
                     headers[name] = value

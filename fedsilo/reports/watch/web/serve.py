@@ -47,6 +47,7 @@ class WatchServer:
         self.address = f"http://{shown}:{port}/"
         self.is_local = ipaddress.ip_address(bound).is_loopback
         names = _known_names(host, bound)
+        # A function, because the server is made only below, from the application
         app = make_app(pages, names, lambda: self._server.should_exit)
         config = uvicorn.Config(
             app,
