@@ -34,7 +34,7 @@ if not KERNELS.keys() & os.environ.keys():
 
 # To write a file anew waits for the disk, milliseconds each, and runs do it thousands of times
 _MEMORY = Path("/dev/shm")
-_ROOM = 8 * 2**30  # bytes; the whole suite leaves less than two
+_ROOM = 8 * 2**30  # bytes; pytest keeps the folders of its last three runs
 
 # The longest files of `make test`, longest first: begun last, one would be all that is left to do
 _LONG = (
@@ -82,7 +82,7 @@ def pytest_configure(config: pytest.Config) -> None:
     """Put the tests' folders into memory, and give frozen objects back to the collector at the end.
 
     Libraries expect them there at the exit. What is cleaned up is in reverse order, so this comes
-    after pytest's own search for errors in garbage, which looks through all of them five times.
+    after pytest's own search for errors in garbage, which would look through all of them.
     """
     config.add_cleanup(gc.unfreeze)
     if _holds_folders(_MEMORY):
