@@ -229,7 +229,7 @@ def restore_moments(optimiser: Optimizer, module: nn.Module, stored: Mapping[str
     for key, value in stored.items():
         name, _, moment = key.rpartition("/")
         moments.setdefault(name, {})[moment] = value
-    # As PyTorch does; the kernel of a fused optimiser reads step counts on the GPU
+    # PyTorch does the same: the kernel of a fused optimiser reads step counts on the GPU
     group = optimiser.param_groups[0]
     moves_steps = group.get("fused") or group.get("capturable")
     for name, parameter in module.named_parameters():

@@ -137,7 +137,7 @@ def _write_consistent(
                     _copy_plan(deployment, writer, unsealed)
                     made = datetime.now(UTC).isoformat(timespec="seconds")
                     manifest = writer.finish(made, _versions(), _describe(deployment))
-            # On the disk before it gets its name, so that a power cut leaves no half of a backup
+            # Only a file that is on the disk gets its name: a power cut leaves no half of a backup
             file.flush()
             os.fsync(file.fileno())
         if manifest:

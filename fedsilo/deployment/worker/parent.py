@@ -290,7 +290,7 @@ def _become_task(answer: Callable[[str], int], token: str) -> None:
     logged. The exit skips the cleanup of Python, which belongs to the parent. SIGTERM, blocked
     during the fork, has its default effect here.
     """
-    # In this order, or a waiting SIGTERM would run the worker's handler in the fork
+    # The handler changes first: a waiting SIGTERM would run the worker's handler in the fork
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
     code = 1
