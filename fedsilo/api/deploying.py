@@ -106,8 +106,8 @@ def revoke(
 ) -> str:
     """Exclude a hospital for good.
 
-    The server takes no more messages of it. If the hospital's process runs on this machine, the
-    process is ended.
+    The server takes no more messages from it. If the hospital's process runs on this machine, the
+    process is ended. The name can be added again, but only with a new key.
 
     Returns:
         The sentence '<member> is revoked'.
@@ -129,7 +129,8 @@ def status(*, deployment: DeploymentFolder = _FOLDER) -> list[MemberStatus]:
     count as offline.
 
     Raises:
-        FedsiloError: the folder does not contain a deployment, or the server does not answer.
+        FedsiloError: the folder does not contain a deployment, or the server runs but does not
+            answer.
     """
     from fedsilo.deployment.member_status import status
 
@@ -277,7 +278,8 @@ def restore(
 ) -> Restored:
     """Restore a deployment from a backup into a new folder.
 
-    Nothing is started: 'fedsilo deploy up' does that. If an error is raised, nothing is written.
+    Nothing is started: 'fedsilo deploy up' does that. The folder may already exist if it is empty.
+    A damaged backup or a wrong passphrase leaves nothing behind.
 
     Raises:
         FedsiloError: the backup is truncated, altered or of another version, the passphrase is not

@@ -30,9 +30,9 @@ def start(
     """Open a kit, confirm its code and the rules, and become the hospital's node.
 
     A kit is what the server's operator hands over to the hospital. Its code is read out by
-    telephone, to see that nobody has altered the kit. The code and the rules are shown by ``tell``,
-    and the user must type 'yes' unless ``yes`` is set. Then the process is replaced by Flower's
-    SuperNode, so this function does not return.
+    telephone, to see that nobody has altered the kit. Before the first start, and for a new kit,
+    ``tell`` shows what the user must confirm, and the user must type 'yes' unless ``yes`` is set.
+    Then the process is replaced by Flower's SuperNode, so this function does not return.
 
     Raises:
         FedsiloError: the user does not confirm, or the kit or an option cannot be used.
@@ -130,8 +130,8 @@ def counts(
             another draw, which the next run makes.
 
     Yields:
-        A line for each data set whose counts were sent; with ``draw_again`` also a line for the
-        charge.
+        A line for each state of the data whose counts were sent, or a line that none were sent;
+        with ``draw_again`` also a line for the charge.
 
     Raises:
         SettingError: the hospital's name, its state folder or its cap on epsilon is not set.
@@ -161,7 +161,8 @@ def keys(
     Keys are first marked as ``compared``, then those in ``forget`` are removed from the list.
 
     Returns:
-        A line for this hospital's key, then a line for the key of each other hospital, by name.
+        A line for this hospital's key, then a line for the key of each other hospital, by name. If
+        no other key is known, the second line says how to enter one.
 
     Raises:
         FedsiloError: the folder lacks a signing key, ``compared`` names this hospital itself, a

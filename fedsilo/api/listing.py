@@ -30,7 +30,8 @@ def fetch(
     set of Hugging Face, whose files are not verified because they have no checksums.
 
     Yields:
-        The data set's licence and terms, then a line for each file.
+        The data set's licence, terms and source, then a line for each file and each archive. For
+        ``hf:NAME``, the lines of ``fetch_named``.
 
     Raises:
         FedsiloError: the data directory is not named, the data set is unknown or does not have

@@ -172,8 +172,9 @@ def _finish(directory: RunDirectory, *, draw: bool = True) -> FinishedRun:
     """Open a run that has just ended, draw its pictures, and print its metrics next to a paper's.
 
     The pictures are drawn here and not by the server, because the server has neither the drawing
-    packages nor the papers' values. If ``draw`` is False, no pictures are drawn. If no paper
-    reports the run's method on its data, no metrics are printed.
+    packages nor the papers' values. If ``draw`` is False, no pictures are drawn. If the paper
+    measured another setting, the differences are printed in place of the metrics. If no paper
+    reports the run's method on its data, nothing is printed.
     """
     from fedsilo.datasets.registry import shown_of
     from fedsilo.pictures.learning_curves import draw_pictures

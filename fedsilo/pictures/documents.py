@@ -176,7 +176,7 @@ def draw_cross(document: Mapping[str, Any]) -> dict[str, Figure]:
 
     Each metric has a heat map. A row is the hospital that trained the model, and a column the
     hospital that tested it. Colours range from 0 to 1, or to the largest value of a metric that may
-    exceed 1. A cell without a value is empty.
+    exceed 1. A cell without a value shows "-".
 
     Args:
         document: metric -> its matrix: 'trained' and 'tested' with the names of the hospitals, and

@@ -168,7 +168,7 @@ class ValueTexts:
 
     @cached_property
     def _secret(self) -> int:
-        """The number that decides which further count is hidden.
+        """The number that decides which further counts are hidden.
 
         Equal training rows give equal numbers.
         """
@@ -177,7 +177,7 @@ class ValueTexts:
     def _common(self, column: str, names: Sequence[str], counts: Sequence[int]) -> str:
         """List the values that at least ``floor`` patients have, with their shares.
 
-        If the total would reveal the count of a hidden value, one more value is hidden.
+        If the total would reveal the count of a hidden value, further values are hidden as well.
         """
         shown = suppress(counts, self.floor, self._secret, column)
         texts = []
