@@ -235,9 +235,9 @@ def choose_together(common: CommonSettings, sites: int) -> int:
     """Choose how many simulated sites are trained as one batch, at least 1.
 
     If 'machine.vectorised' is above 0, it is the number. Otherwise the number is ``sites`` if there
-    is a GPU, the device is not "cpu", and the method and the settings allow common training. In all
-    other cases it is 1. If there is a GPU to use and at least two sites, the automatic choice is
-    printed, with the reason if it is 1.
+    is a GPU, the device is not "cpu", and the method and the settings let sites train as one batch.
+    In all other cases it is 1. If there is a GPU to use and at least two sites, the automatic
+    choice is printed, with the reason if it is 1.
 
     Args:
         common: the run's common settings.

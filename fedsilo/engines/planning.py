@@ -239,7 +239,7 @@ def _start_forks_early(common: CommonSettings, engine: str) -> None:
 def engine_for(
     common: CommonSettings, resources: Mapping[str, Value], engine: str, ray_address: str | None
 ) -> str:
-    """Choose the engine of a run: ``engine`` itself or, if it is "auto", the probably fastest one.
+    """Choose a run's engine: ``engine`` itself or, for "auto", the one that is probably fastest.
 
     With "auto", the first rule that applies decides:
     - With a Ray address, the engine is "ray".
