@@ -244,6 +244,8 @@ class WorkerPool(ProcessPoolExecutor):
 
     def __init__(self, workers: int, runs_per_worker: int | None = None) -> None:
         self._one_run = runs_per_worker == 1
+        self._folder = tempfile.TemporaryDirectory()
+        self._stop = Path(self._folder.name, "stop")
         super().__init__(
             workers,
             # A forked process would lack PyTorch's threads and could hang
@@ -266,6 +268,7 @@ class WorkerPool(ProcessPoolExecutor):
             return super().__exit__(*error)
         finally:
             self._hiding.__exit__(*error)
+            self._folder.cleanup()
 
     def _adjust_process_count(self) -> None:
         """Start a process if one is missing. Python's pool calls this at each submission and exit.
@@ -279,7 +282,17 @@ class WorkerPool(ProcessPoolExecutor):
 
     def submit(self, work: Callable[..., Outcome], /, *args: Any, **kwargs: Any) -> Future[Outcome]:
         """Submit ``work``, whose arguments and result are pickled."""
-        return super().submit(_in_worker, work, *args, **kwargs)
+        return super().submit(_in_worker, self._stop, work, *args, **kwargs)
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        """End the pool when started runs have finished, or all runs if ``cancel_futures``.
+
+        With ``cancel_futures``, runs that wait are not begun.
+        """
+        if cancel_futures:
+            # Python's pool cannot cancel the run that it has put aside for the next free process
+            self._stop.touch()
+        super().shutdown(wait=wait, cancel_futures=cancel_futures)
 
 
 def make_pool(
@@ -304,9 +317,11 @@ def _begin_worker(command: int) -> None:
 
     ``command`` is the command's process id. If that process ends, the worker gets the signal
     SIGUSR1 and ends too. It is not SIGTERM, because a pool uses SIGTERM to end its workers at once.
-    The worker ignores Ctrl-C until a run begins.
+    Ctrl-C is blocked until a run begins.
     """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # until a run begins
+    # Blocked and not ignored: a run that begins after a Ctrl-C is interrupted at once
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGUSR1, lambda *_: sys.exit(1))
     end_with(command, signal.SIGUSR1)
     # The processes that a run starts write to these descriptors too
@@ -316,19 +331,25 @@ def _begin_worker(command: int) -> None:
         os.dup2(nowhere, descriptor)
 
 
-def _in_worker(work: Callable[..., Outcome], *args: Any, **kwargs: Any) -> Outcome:
+def _in_worker(stop: Path, work: Callable[..., Outcome], *args: Any, **kwargs: Any) -> Outcome:
     """Call ``work`` in a worker process, and return its result.
 
-    While the work runs, Ctrl-C interrupts it. If the worker is told to end (``SystemExit``),
-    because the command has ended, the process ends at once.
+    If the file ``stop`` exists, the pool is ending, and the work is not begun but raises
+    KeyboardInterrupt.
+
+    Ctrl-C interrupts the work, also if it came while the worker imported what the work needs. If
+    the worker is told to end (``SystemExit``), because the command has ended, the process ends at
+    once.
     """
-    signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+        if stop.exists():
+            raise KeyboardInterrupt
         return work(*args, **kwargs)
     except SystemExit:
         os._exit(1)  # the pool would treat the exception as a failed run and continue
     finally:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
 
 
 def _run_trial(work: _Work) -> Failure | None:
