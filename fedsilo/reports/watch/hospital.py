@@ -131,7 +131,10 @@ class HospitalReader:
             # Somebody began a new log under the same name
             if os.fstat(log.fileno()).st_size < self._offset:
                 self._offset = 0
-                self._state = HospitalState(self._state.site, max_epsilon=self._state.max_epsilon)
+                state = self._state  # what is of the rules and the ledger stays
+                self._state = HospitalState(
+                    state.site, max_epsilon=state.max_epsilon, epsilon=state.epsilon
+                )
             log.seek(self._offset)
             for text in log:
                 # The node is still writing this line

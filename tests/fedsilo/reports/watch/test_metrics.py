@@ -91,6 +91,11 @@ def test_a_hospitals_epsilon_is_that_of_its_ledger(hospital: Path) -> None:
     found = _samples(look_at_hospital(reader))
     assert found['fedsilo_hospital_epsilon{site="north"}'] == ledger.epsilon()
     assert found['fedsilo_hospital_max_epsilon{site="north"}'] == 3.0
+    _log(hospital).write_text(_line("answered", 100))
+    look_at_hospital(reader)
+    _log(hospital).write_text("")  # a new log, beside the same ledger
+    again = _samples(look_at_hospital(reader))
+    assert again['fedsilo_hospital_epsilon{site="north"}'] == ledger.epsilon()
 
 
 def test_a_folder_without_a_kit_is_refused(
