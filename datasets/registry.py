@@ -223,7 +223,8 @@ def shown_metrics(dataset: str, task: str) -> tuple[str, ...]:
     If the task has metrics of its own to show, they are returned, and otherwise the data set's.
 
     Raises:
-        SettingError: the data set or the task does not exist.
+        SettingError: the task does not exist, or the data set's metrics are needed and it does not
+            exist.
     """
     return task_class(task).shown or data_set(dataset).headline
 
@@ -236,7 +237,7 @@ def shown_of(summary: Mapping[str, Any]) -> tuple[str, ...]:
             task, the task is classification.
 
     Raises:
-        SettingError: the data set or the task does not exist.
+        SettingError: as in ``shown_metrics``.
     """
     return shown_metrics(str(summary["dataset"]), str(summary.get("task", CLASSIFICATION)))
 
@@ -313,12 +314,13 @@ def cut_of(settings: CommonSettings) -> dict[str, Any] | None:
 
     Returns:
         The result of ``cut_document``: the deciding settings, each silo's row indices and a digest.
-        None for the partitions 'own' and 'unseen', because nothing in them is random.
+        None for the partitions 'own' and 'unseen', because they give no sample to a silo at random.
 
     Raises:
-        SettingError: the partition is impossible with the data set's labels, or no data set has the
-            name in the settings.
-        DataError: data are missing or unusable, or there are too few samples.
+        SettingError: the partition is impossible with the data set's labels, its plugin is missing
+            or fails, 'split.silos' contradicts the silo set, or no data set has the name in the
+            settings.
+        DataError: data or the silo set are missing or unusable, or there are too few samples.
     """
     if not cuts.is_cut(settings) or settings.partition == "unseen":  # nothing in it is random
         return None

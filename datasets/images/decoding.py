@@ -101,9 +101,9 @@ def opened_image(path: Path, formats: tuple[str, ...]) -> Iterator[Image]:
         formats: the only formats to accept, by Pillow's names.
 
     Raises:
-        BrokenImageError: the file is missing, truncated, not a regular file or in none of the
-            formats, or has more than 89 million pixels. Any other error inside the block counts as
-            a damaged file.
+        BrokenImageError: the file is missing, unreadable, damaged, not a regular file, larger than
+            1 GiB or in none of the formats; or it has no pixels or more than 89 million. Other
+            errors inside the block are explained by ``read_fault``.
         MemoryError: the image does not fit into memory.
     """
     from PIL import Image, UnidentifiedImageError

@@ -145,8 +145,8 @@ def check_no_class_folders(folders: Sequence[Path]) -> None:
     passes.
 
     Raises:
-        DataError: there are several folders, and all contain the same two or more folders with
-            images.
+        DataError: a folder cannot be read; or there are several folders, and in all of them the
+            subfolders with images have the same names, at least two.
     """
     below = []
     for folder in folders:

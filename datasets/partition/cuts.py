@@ -177,8 +177,8 @@ def _refuse_table(data: DataSet, settings: CommonSettings) -> None:
 def _known_classes(data: DataSet, settings: CommonSettings) -> int | None:
     """Return the number of labels of an image data set, or None if it cannot be known here.
 
-    It cannot be known for any other data set, or if it is only in data files that are not on this
-    machine.
+    It cannot be known for any other data set, or if it is only in data files that are missing or
+    unusable on this machine.
     """
     if isinstance(data, ShiftedImages):
         return data.source.classes
@@ -245,12 +245,14 @@ def cut_document(data: DataSet, settings: CommonSettings, places: Places) -> dic
     """Record which samples a cut gives to each silo, so that the cut can be compared or repeated.
 
     Returns:
-        'decided-by': the settings that decide the cut; 'silos': silo -> split -> row indices among
-        all samples of the data set (its pool); 'sha256': a digest of 'silos'.
+        'decided-by': the settings that decide the cut; 'silos': silo -> split -> row indices;
+        'sha256': a digest of 'silos'. Rows are counted from 0 within a split of the whole data set.
+        If the data set has no validation split, 'val' has rows of its training split.
 
     Raises:
-        SettingError: the partition is impossible with the data set's labels.
-        DataError: data are missing or unusable, or there are too few samples.
+        SettingError: the partition is impossible with the data set's labels, its plugin is missing
+            or fails, or 'split.silos' contradicts the silo set.
+        DataError: data or the silo set are missing or unusable, or there are too few samples.
     """
     names = cut_names(settings)
     rows = _cut_all(data, open_cut_pool(data, settings, places), settings, names)
@@ -341,7 +343,8 @@ def _cut_at_random(
         For each silo, part -> rows, ascending.
 
     Raises:
-        SettingError: the number of labels per silo is impossible, or the plugin fails.
+        SettingError: the number of labels per silo is impossible, or the plugin is missing or
+            fails.
         DataError: a silo gets fewer than two training samples.
     """
     rng = np.random.default_rng(derive_seed(settings.fold_seed, "partition", settings.partition))

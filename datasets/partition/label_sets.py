@@ -61,7 +61,7 @@ class _Plan:
         return round(largest, 9)
 
     def slots(self) -> int:
-        """Count the shared labels of all silos: a label that three silos hold counts thrice."""
+        """Count the shared labels of all silos; a label at three silos counts three times."""
         (more, fewer), (common_more, common_fewer) = self.silos, self.common
         return more * common_more + fewer * common_fewer
 
@@ -339,11 +339,11 @@ class LabelCut:
 
         If the pool has a validation part, no validation samples are taken here. Otherwise a tenth
         of ``size``, rounded down, are validation samples. Their number is divided as evenly as
-        possible among all K labels, in the same way at every silo. All silos together take at most
-        half of a label's samples. The samples that remain of a label are offered to the silos that
-        have the label; a silo with fewer labels is offered more of each. A silo divides its
-        training samples among its labels as evenly as these offers allow. If labels are rare, the
-        numbers add up to less than ``size``.
+        possible among all K labels, in the same way at every silo. For validation, all silos
+        together take at most half of a label's samples. The samples that remain of a label are
+        offered to the silos that have the label; a silo with fewer labels is offered more of each.
+        A silo divides its training samples among its labels as evenly as these offers allow. If
+        labels are rare, the numbers add up to less than ``size``.
 
         Returns:
             For each of the K labels, the number of validation samples of a silo; and for each silo,

@@ -68,8 +68,12 @@ def read_radiograph(path: Path, bits: int) -> Grey:
         path: the file.
         bits: the declared bits per pixel, 8 to 16.
 
+    Returns:
+        The picture, (height, width), float32, from 0 (black) to 1 (white).
+
     Raises:
-        BrokenImageError: the file is missing or damaged, is not grey, or has another depth.
+        BrokenImageError: the file is missing or damaged, is not a single grey image, has another
+            depth, or is a DICOM that cannot be decoded here.
     """
     if is_dicom(path):
         return read_dicom(path, bits)
@@ -346,7 +350,8 @@ def _apply_display(dataset: FileDataset, raw: npt.NDArray[Any]) -> npt.NDArray[A
         raw: the stored values, (height, width).
 
     Raises:
-        ValueError: the rescale slope is not above 0. A damaged table may raise any other error.
+        ValueError: the header rescales by a slope that is not above 0. A damaged table may raise
+            any other error.
     """
     from pydicom.pixels.processing import apply_modality_lut, apply_voi_lut
 
@@ -380,7 +385,7 @@ def _modality_range(dataset: FileDataset) -> tuple[float, float]:
       ends are multiplied by the slope, and the intercept is added.
 
     Raises:
-        ValueError: the rescale slope is not above 0.
+        ValueError: the slope is used, but is not above 0.
     """
     if dataset.get("ModalityLUTSequence"):
         return 0, 2 ** dataset.ModalityLUTSequence[0].LUTDescriptor[2] - 1

@@ -98,11 +98,11 @@ def locate(source: Source, places: Places) -> tuple[Path, Facts]:
     most files is then chosen; on a tie, the first.
 
     Returns:
-        The folder, and the name, size and modification time of each file.
+        The folder, and the name, size and modification time of each file that was found.
 
     Raises:
-        DataError: no data directory is named, or files are missing. The error tells how to get
-            them.
+        DataError: no data directory is named; a file is missing although all are needed; or, if
+            some are enough, no folder has any. The error tells how to get the files.
     """
     if source.listed is None:
         folder = source.public.find(places)

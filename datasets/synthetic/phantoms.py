@@ -319,11 +319,12 @@ def _draw_vessels(rng: np.random.Generator, anatomy: str) -> list[tuple[Points, 
 
 
 def _draw_catheter(rng: np.random.Generator, line: Points, radius: float) -> Points:
-    """Draw a catheter in a vessel, from the vessel's start to a random point past its middle.
+    """Draw a catheter in a vessel, from the vessel's start to a random point of its second half.
 
-    The catheter follows ``line``, the vessel's points (k, 2), but is moved aside by the same random
-    amount in x and in y: 0 at both ends, and between them at most half the vessel's ``radius``. The
-    result has the catheter's points, (m, 2).
+    The catheter follows ``line``, the vessel's points (k, 2), but is moved aside, equally far in x
+    and in y. This distance is 0 at both ends of the catheter and largest halfway, where it is a
+    random number of at most half the vessel's ``radius``. The result has the catheter's points,
+    (m, 2).
     """
     tip = rng.integers(len(line) // 2, len(line))
     # The sine is 0 at both ends, so the catheter begins and ends in the middle of the vessel

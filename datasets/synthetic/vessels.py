@@ -68,8 +68,9 @@ class VesselsSynthetic(PhantomDataSet, MaskedDataSet):
         """Draw an image of two to four vessels and its mask, stacked to uint8 (2, size, size).
 
         The mask is 1 in a vessel and 0 elsewhere. Images of the same patient show the same vessels,
-        but differ in their noise. The site decides contrast, noise and the mean thickness of
-        vessels. The same site, number and size always give the same image; ``settings`` is ignored.
+        but differ in their noise. The site decides background, contrast, noise and the mean
+        thickness of vessels. The same site, number and size always give the same image;
+        ``settings`` is ignored.
         """
         _, patient, view = self.generators(site, number)
         machine = _MACHINES[site]

@@ -368,8 +368,10 @@ class RowReader:
     def _outcome(self, number: int, token: str) -> float:
         """Parse the numeric outcome in line ``number``, whose cell has the text ``token``.
 
+        'true' counts as 1 and 'false' as 0, in any case.
+
         Raises:
-            DataError: the text is not a finite number.
+            DataError: the text is anything else but a finite number within the range of float32.
         """
         value = _as_number(token)
         if value is None:

@@ -85,6 +85,8 @@ def made_up_text(site: str) -> str:
     nodes = rng.poisson(1.5 * (stage - 1) + 0.3)
     treated = rng.integers(0, 2, count)
     risk = 0.03 * (age - 60) + 0.5 * (stage - 1) + 0.1 * nodes - 0.6 * treated
+    # A constant hazard gives exponential times with the mean 1 / hazard. The factor exp(risk) is
+    # the same at all times, as Cox's model assumes
     death = rng.exponential(1 / (population.hazard * np.exp(risk)))
     end = rng.uniform(6.0, population.longest, count)
     months = np.ceil(np.minimum(death, end)).astype(int)

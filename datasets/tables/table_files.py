@@ -63,10 +63,11 @@ _LETTERS = re.compile(r"[A-Za-z]{1,9}")
 def read_table(path: Path, delimiter: str = ",", guess_delimiter: bool = False) -> Lines:
     """Read a table file as lines of text cells: CSV, gzipped CSV, Excel (first sheet) or Parquet.
 
-    The endings .xlsx, .xlsm, .parquet and .pq decide the format. For any other ending the file's
-    first bytes decide, and unknown bytes mean CSV. Spaces at both ends of a cell are removed, and a
-    missing value becomes ''. A formula without a stored value becomes ``OPEN_FORMULA``. Empty lines
-    are left out, except in Parquet.
+    The endings .xlsx, .xlsm, .xls, .parquet and .pq decide the format. For any other ending the
+    file's first bytes decide, and unknown bytes mean CSV. In Excel and Parquet, spaces at both ends
+    of a cell are removed, a missing value becomes '', and a formula without a stored value becomes
+    ``OPEN_FORMULA``. The cells of a CSV file stay as they are. Empty lines are left out, except in
+    Parquet.
 
     Args:
         path: the file.
@@ -79,8 +80,9 @@ def read_table(path: Path, delimiter: str = ",", guess_delimiter: bool = False) 
         ``NAMES_LINE``.
 
     Raises:
-        DataError: the file is missing or damaged, is an Excel workbook from before 2007 or with a
-            password, or is larger than allowed when unpacked (by default 1 GiB).
+        DataError: the file is missing, damaged or in none of these formats; is an Excel workbook
+            from before 2007 or with a password; or is larger than 1 GiB, or than allowed when
+            unpacked (by default 1 GiB too).
         SettingError: the package that reads this format is not installed.
     """
     kind = _kind_of(path)
@@ -420,7 +422,7 @@ class _WorkbookPart:
             entry: the file within it.
 
         Raises:
-            DataError: the file has more bytes or cells than allowed (by default 1 GiB).
+            DataError: the file's bytes or cells need more memory than allowed (by default 1 GiB).
         """
         size = 0
         with archive.open(entry) as sheet:

@@ -238,8 +238,9 @@ def _resample(state: Mapping[str, Any], vit: VisionTransformer) -> Mapping[str, 
 def _rename_arrays(state: Mapping[str, Any]) -> dict[str, Any]:
     """Rename the arrays of published ViTs, such as SAM's or CLIP's, to timm's names.
 
-    The prefix that stands before 'blocks.' is removed from every name that has it, and SAM's names
-    for the layers of an MLP are replaced. Other names do not change.
+    Files put different prefixes before 'blocks.', such as 'image_encoder.'. If the file has one of
+    the known prefixes (``_PREFIXES``), it is removed from every name that begins with it. SAM's
+    names for the layers of an MLP are replaced. Other names do not change.
     """
     prefix = _find_prefix(state)
     renamed = {}

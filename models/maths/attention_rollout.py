@@ -204,7 +204,7 @@ def buffer_moments(maps: Mapping[int, Tensor], classes: int, gram: Tensor) -> Bu
     spreads = torch.zeros(classes, dtype=torch.float64)
     for label, class_maps in maps.items():
         if len(class_maps):
-            # A spread is the small difference of large squares, which float32 would round away
+            # Maps of one class differ little, and float32 would round these differences away
             chosen = class_maps.double()
             counts[label] = len(chosen)
             means[label] = chosen.mean(dim=0)

@@ -192,6 +192,7 @@ def log_likelihood(family: Family, x: Floats, y: Floats, beta: Floats) -> float:
     if family == "linear":
         return -0.5 * float(np.square(y - eta).sum())
     if family == "logistic":
+        # logaddexp(0, eta) is log(1 + exp(eta)), without the overflow of exp
         return float((y * eta - np.logaddexp(0.0, eta)).sum())
     mean = np.exp(np.minimum(eta, _MOST_ETA))
     return float((y * eta - mean - gammaln(y + 1)).sum())
@@ -278,9 +279,10 @@ def find_redundant(hessian: Floats) -> list[int]:
 def fit_alone(family: Family, x: Floats, y: Outcomes, rounds: int = 30) -> tuple[Floats, Floats]:
     """Fit a model to the patients of only one hospital, by Newton's method.
 
-    The steps start from ``start_from``. They have converged if no coefficient changes by 1e-9 times
-    (1 + the largest one) or more. They are given up if a coefficient other than the intercept
-    exceeds 12, or after ``rounds`` steps.
+    The steps begin at the coefficients of ``start_from``. They have converged if no coefficient
+    changes by 1e-9 times (1 + the largest one) or more, in absolute values. They are given up if
+    the absolute value of a coefficient other than the intercept exceeds 12, or after ``rounds``
+    steps.
 
     Args:
         family: the family.
@@ -296,6 +298,7 @@ def fit_alone(family: Family, x: Floats, y: Outcomes, rounds: int = 30) -> tuple
         UndeterminedError: the outcomes are all alike (in Cox's model: no event), a column is
             redundant, or the steps do not converge, for example because a column separates the
             outcomes.
+        LinAlgError: the Hessian of a step is singular.
     """
     sums = sums_at(family, x, y, np.zeros(x.shape[1]))
     if isinstance(y, FollowUp):

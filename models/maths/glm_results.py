@@ -114,6 +114,8 @@ def _log_likelihood(fitted: Fitted, units: Units) -> float:
     if fitted.family != "linear":
         return sums.objective
     squares = -2 * sums.objective * units.outcome_deviation**2
+    # The best variance is squares / n. The residuals' term, squares / (2 variance), is then n / 2:
+    # hence the 1
     return -sums.patients / 2 * (math.log(2 * math.pi * squares / sums.patients) + 1)
 
 
@@ -130,6 +132,8 @@ def _coefficients(fitted: Fitted, units: Units) -> Iterator[dict[str, Any]]:
     if units.has_intercept:
         beta[0] += units.outcome_center
     covariance = dispersion(fitted.family, sums) * np.linalg.inv(sums.hessian)
+    # The intercept in the columns' own units is a sum over all coefficients, so its error needs
+    # their covariances too
     errors = np.sqrt(np.diag(matrix @ covariance @ matrix.T))
     law: Any = stats.norm
     if fitted.family == "linear":

@@ -37,7 +37,7 @@ _MOST_RESCALED = 1e12
 # Standardised columns need deviations of about 1; others are measured again in new units
 _FIT = (0.1, 10.0)
 _SHRUNK = 1e-3  # the most by which units become smaller in one round
-_MOST_UNITS = 4  # the most rounds that ask for moments
+_MOST_UNITS = 4  # the most changes of units; the moments are asked for once more than that
 # L2 norm of the sums' first part. In a ball of norm 1 it leaves room for the others, which have a
 # norm of 1/2 each (``models.privacy.fixed_point``)
 LARGEST_NORM = 0.65
@@ -123,8 +123,10 @@ def next_progress(model: FittedModel, progress: P, vector: Floats | None) -> P:
         converged.
 
     Raises:
-        FitError: all outcomes are alike, a column is constant or follows from other columns, a
-            coefficient grows without end, or the sums are too large to send.
+        FitError: the outcomes determine no regression (``one_outcome_fault``), a column is constant
+            or follows from other columns, a coefficient grows without end, or the sums are too
+            large to send.
+        LinAlgError: the Hessian of a step is singular.
     """
     if vector is None:
         if progress.scale > _MOST_RESCALED:
@@ -175,8 +177,9 @@ def _find_units(model: FittedModel, progress: P, moments: Moments) -> P:
     """Return the progress with new units or, if the current units fit, with the first coefficients.
 
     Units fit if each column, measured in them, has a mean within -10..10 and a deviation of 0.1 to
-    10, and if moments have been asked for before. The first coefficients are those of the model
-    with only an intercept. Moments are asked for at most four times.
+    10. The outcome counts as a column in a linear model. The columns' own units never count as
+    fitting, so new units are chosen at least once, and at most four times; each choice is followed
+    by a question for moments. The first coefficients are those of ``start_from``.
 
     Args:
         model: the model.
@@ -184,8 +187,8 @@ def _find_units(model: FittedModel, progress: P, moments: Moments) -> P:
         moments: the moments of the outcome and the columns over all sites.
 
     Raises:
-        FitError: all outcomes are alike; or a column still does not fit after four rounds, because
-            it has the same value for all patients.
+        FitError: the outcomes determine no regression (``one_outcome_fault``); or a column still
+            does not fit in the fourth units, which is taken to mean that it is constant.
     """
     means, deviations = moments.means(), moments.deviations()
     sizes = np.sqrt(moments.squares / np.maximum(moments.known, 1.0))
@@ -228,6 +231,7 @@ def _step(model: FittedModel, progress: P, sums: GLMSums) -> P:
         FitError: a coefficient is beyond what data can determine.
     """
     beta = np.array(progress.beta)
+    # Near the optimum, rounding alone may lower the objective; no step is halved for that
     slack = _TOLERANCE * (1 + abs(sums.objective))
     if progress.objective is not None and sums.objective < progress.objective - slack:
         return replace(progress, beta=((beta + np.array(progress.before)) / 2).tolist())

@@ -86,6 +86,8 @@ def average_precision(scores: Tensor, positive: Tensor) -> float:
         positive: (n,) bool; True must occur.
     """
     false, true = _count_positives(scores, positive)
+    # Flipped, so that recall falls from 1. The 0 at its end is a threshold above all scores, so
+    # each precision has the width of its own step of recall
     precision = (true / (true + false)).flip(0)
     recall = pad((true / true[-1]).flip(0), [0, 1])
     return ((recall[:-1] - recall[1:]) * precision).sum().item()

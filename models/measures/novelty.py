@@ -138,7 +138,9 @@ def estimate_region(
     The region is described by the mean of each group, the inverse of the groups' shared covariance
     (Ledoit and Wolf's estimate), and the Mahalanobis distance within which 99 % of the samples are.
     The rate at which each feature is missing is also kept, with one more sample that has the value
-    and one that lacks it, so that no rate is 0.
+    and one that lacks it, so that no rate is 0. A sample's surprise is the sum of -ln(rate) over
+    its missing features. The region keeps the surprise that 99 % of the samples do not exceed, or
+    ln 20 if that is larger.
 
     Args:
         samples: (n, f) training samples: standardised and imputed rows, or a network's features.
@@ -189,6 +191,8 @@ def limit_of(scores: Floats, share: float) -> float:
     if (count + 1) * share < 1 - 1e-9:
         return math.inf
     ranks = np.arange(1, count + 1)
+    # Certainty rises with the rank. The first rank that suffices gives the lowest limit, which
+    # finds most unusual samples
     sure = np.flatnonzero(beta.cdf(share, count + 1 - ranks, ranks) >= _CERTAINTY)
     if not len(sure):
         return float(np.max(scores))

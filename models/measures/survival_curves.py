@@ -46,8 +46,8 @@ def published_curve(times: Floats, events: Floats, minimum: int) -> dict[str, fl
     Args:
         times: the time to the event or to censoring, (n,).
         events: 1 for an event, 0 if censored, (n,).
-        minimum: the fewest patients with an event between two points, at least 1, and the fewest
-            patients still followed.
+        minimum: the fewest patients with an event between two points, and the fewest patients still
+            followed. For events 0 counts as 1.
 
     Returns:
         ``survival.<number>.<part>`` for each point, numbered from 0 in rising order. The parts are
@@ -63,6 +63,8 @@ def published_curve(times: Floats, events: Floats, minimum: int) -> dict[str, fl
     for time in round_times(float(times.max()), SURVIVAL_POINTS):
         happened = int(((times <= time) & (events == 1)).sum())
         followed = int((times > time).sum())
+        # A skipped time leaves ``before`` as it is, so its events count for the next point. Without
+        # that, the difference of two points could show the events of a few patients
         if happened - before < max(minimum, 1) or followed < minimum:
             continue
         place = int(np.searchsorted(curve.times, time, side="right")) - 1

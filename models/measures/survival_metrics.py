@@ -110,7 +110,7 @@ def _product_limit(distinct: Floats, at_risk: Floats, deaths: Floats) -> Surviva
     """Build a Kaplan-Meier curve from its counts at each time.
 
     The survival falls by the factor 1 - d / n at each time, for d deaths among n patients at risk.
-    Greenwood's variance becomes infinite at a time after which nobody is left.
+    Greenwood's sum, over d / (n (n - d)), becomes infinite at a time after which nobody is left.
 
     Args:
         distinct: the times of events, rising, (k,).
@@ -141,6 +141,7 @@ def concordance(times: Floats, events: Floats, risks: Floats) -> float | None:
     """
     right = pairs = 0.0
     for place in np.flatnonzero(events == 1):
+        # A patient who is censored at the time of an event had not had it yet, so counts as later
         later = (times > times[place]) | ((times == times[place]) & (events == 0))
         others = risks[later]
         pairs += len(others)
@@ -190,6 +191,7 @@ def brier_score(times: Floats, events: Floats, survival: Floats, horizons: Float
         (horizons,); 0 is perfect, and a constant prediction of 0.5 has about 0.25.
     """
     censoring = censoring_curve(times, events)
+    # Censorings at the time of an event come after it, so they do not change this event's weight
     weights_of_dead = 1 / np.maximum(censoring.before(times), 1e-12)
     scores = np.empty(len(horizons))
     for place, horizon in enumerate(horizons):

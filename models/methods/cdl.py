@@ -23,7 +23,7 @@ from fedsilo.models.methods.decentralised import MatchaSettings, Topology
 
 @dataclass(frozen=True)
 class CDLSettings(MatchaSettings):
-    """Settings of CDL; beta must be above 0, as the support model has no effect at 0."""
+    """Settings of CDL; beta is above 0, because at 0 the support model has no effect."""
 
     title = "CDL"
     tasks = (CLASSIFICATION,)

@@ -34,10 +34,11 @@ OWN_FIT = "own-fit"  # the phase in which each site fits its own model
 
 
 def part_norm(common: CommonSettings) -> float:
-    """Return the largest norm of the arrays that carry a regression's sums, so no site clips them.
+    """Return the factor by which each site multiplies the arrays that carry a regression's sums.
 
-    The sums travel in three arrays, their parts (``models.privacy.fixed_point``), which each site
-    scales by this norm. It is 'secure.clip-norm' if the run uses secret sums, otherwise 1.
+    The sums travel in three arrays, their parts (``models.privacy.fixed_point``), whose joint norm
+    is at most 1 if the scale is large enough. A secret sum clips arrays to 'secure.clip-norm', so
+    with secret sums this norm is the factor, and it uses the whole range. Otherwise it is 1.
     """
     if common.secure_aggregation == "none":
         return 1.0

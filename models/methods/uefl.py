@@ -105,7 +105,8 @@ class UEFLSettings(OwnSettings):
 
         Args:
             uncertain: True asks about the uncertain sites, False about the certain sites.
-            first: whether the time is before round 1, when all sites count as certain.
+            first: whether the time is before round 1, when all sites count as certain. Ignored if
+                ``uncertain`` is True.
         """
         # New books start from the uncertain sites; the first book comes from the certain ones
         if uncertain:

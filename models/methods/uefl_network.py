@@ -120,9 +120,9 @@ class UEFLNetwork(SiteNetwork):
     def losses(self, inputs: Tensor, labels: Tensor) -> Tensor:
         """Compute the loss of each sample, (batch,): cross-entropy plus its own codebook loss.
 
-        If the criterion uses no evidence, their mean is ``loss``, because the codebook loss is a
-        mean over elements, and each sample has the same number of them. The samples may belong to
-        several stacked networks.
+        The criterion is not used. If it is the plain cross-entropy, without evidence and class
+        weights, the mean of the result is ``loss``: the codebook loss is a mean over elements, and
+        each sample has the same number of them. The samples may belong to several stacked networks.
 
         Args:
             inputs: (batch, *input_shape).

@@ -142,6 +142,7 @@ def still_statistics(module: nn.Module) -> Iterator[None]:
     Inside the ``with`` block the momentum of each batch norm is 0, so even in training mode a batch
     does not change the statistics. Afterwards the momenta are restored.
     """
+    # Eval mode would keep the statistics too, but would normalise by them instead of by the batch
     momenta = {}
     for part in module.modules():
         if isinstance(part, nn.BatchNorm1d | nn.BatchNorm2d):

@@ -118,8 +118,9 @@ class TokenClassifier(SiteNetwork):
     def losses(self, inputs: Tensor, labels: Tensor) -> Tensor:
         """Compute the cross-entropy of each sample, (batch,).
 
-        If the criterion uses no evidence, their mean is ``loss``. The samples may belong to several
-        stacked networks.
+        The criterion is not used. If it is the plain cross-entropy, without evidence and class
+        weights, the mean of the result is ``loss``. The samples may belong to several stacked
+        networks.
 
         Args:
             inputs: (batch, *input_shape).
@@ -162,6 +163,8 @@ def frozen_weights_in(module: nn.Module, kind: torch.dtype) -> Iterator[None]:
         for layer in frozen.modules():
             if isinstance(layer, nn.Linear | nn.Conv2d):
                 converted += [(weight, weight.data) for weight in layer.parameters(recurse=False)]
+    # Nothing is converted before the list is complete: a weight that two modules share is in it
+    # twice, and its second entry must have the exact values too
     try:
         for weight, exact in converted:
             weight.data = exact.to(kind)

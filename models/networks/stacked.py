@@ -68,6 +68,7 @@ class StackedNetwork:
 
     def __init__(self, networks: Sequence[nn.Module], rows: Rows) -> None:
         self.network = networks[0]
+        # A list, because the loop replaces the very modules that ``named_modules`` walks over
         for name, layer in list(self.network.named_modules()):
             is_dropout = isinstance(layer, nn.Dropout) and layer.p > 0
             tensors = [*layer.parameters(recurse=False), *layer.buffers(recurse=False)]

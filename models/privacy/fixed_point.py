@@ -71,6 +71,7 @@ def join_sums(sums: Sequence[Floats], grid: float) -> Floats | None:
         The sums. None if a sum of the first two parts is over 0.2 grids away from a multiple of the
         grid. A site has then probably clipped its numbers, which must be made smaller.
     """
+    # Begins with the last part, which was magnified most often: each step undoes one magnification
     total = sums[-1]
     for part in reversed(sums[:-1]):
         grids = part / grid

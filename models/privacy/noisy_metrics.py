@@ -82,6 +82,8 @@ def noisy_metrics(
     by_split: dict[str, dict[str, Tensor]] = {}
     for name, values in sorted(parts.items()):
         by_split.setdefault(split_of(name), {})[name] = values
+    # A patient is in one split only. So a patient's part, one row of each array, is clipped within
+    # that split, and the arrays of other splits have other rows
     for _, values_of_split in sorted(by_split.items()):
         sums |= release.sums(values_of_split)
     leaving = {}

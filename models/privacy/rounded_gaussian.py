@@ -135,6 +135,7 @@ def _pairs_with_error(middle: _Floats, w: _Floats) -> tuple[_Floats, _Floats]:
     logarithm = np.log(w)
     f = np.sqrt(-2 * logarithm / w)
     of_w = (2.0**-50 * np.sqrt(w) + 2.0**-104) / w
+    # Both terms in brackets are positive, because w is below 1 and its logarithm below 0
     of_f = f * (of_w * (0.5 - 0.5 / logarithm) + _LIBRARY)
     error = np.abs(middle) * of_f[:, None] + _HALF * f[:, None]
     return middle * f[:, None], 4 * error
@@ -159,6 +160,8 @@ def _decide_by_more_bits(
     """
     bits = _BITS
     while True:
+        # New bits follow the old ones and only narrow the interval. Drawing another point instead
+        # would make numbers near the edges of rounding rarer than they should be
         u = u << _MORE | int.from_bytes(random_bytes(_MORE // 8))
         v = v << _MORE | int.from_bytes(random_bytes(_MORE // 8))
         bits += _MORE

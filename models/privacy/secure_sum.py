@@ -166,10 +166,11 @@ def needed_sites(common: CommonSettings, sites: int) -> int:
 def tolerated_colluders(threshold: int, sites: int) -> int:
     """Compute the most sites that may collude with the server without revealing an update.
 
-    The result is the smaller one of 2t - n - 1 and t - 2, for two reasons. Theorem 6.5 requires 2t
-    > n + c for c colluding sites. Each sum that the server opens must also cover at least two
-    honest sites, of at least t sites in all, because a sum over one honest site is that site's
-    update. A negative result means that even a server without colluding sites may learn an update.
+    The result is the smaller one of 2t - n - 1 and t - 2, because c colluding sites must meet two
+    conditions. Theorem 6.5 (Bonawitz et al. 2017) requires 2t > n + c. And each sum that the server
+    opens, which covers at least t sites, must cover at least two honest ones: a sum over one honest
+    site would be that site's update. A negative result means that even a server without colluding
+    sites may learn an update.
 
     Args:
         threshold: t, the fewest sites that must stay to the end of a round.
