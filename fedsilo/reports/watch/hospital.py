@@ -110,7 +110,10 @@ class HospitalReader:
         return parse_site_file(path.read_text(encoding="utf-8"))
 
     def read(self) -> HospitalState:
-        """Return the present state. A log that does not exist yet has no messages.
+        """Update the state from the audit log and the ledger of the privacy budget, and return it.
+
+        Only new lines of the log are read, and the ledger only if it has changed. Without a log no
+        messages are counted, and without a ledger the epsilon is None.
 
         Raises:
             OSError: a file cannot be read.
