@@ -134,7 +134,7 @@ class HospitalReader:
             # Somebody began a new log under the same name
             if os.fstat(log.fileno()).st_size < self._offset:
                 self._offset = 0
-                state = self._state  # what is of the rules and the ledger stays
+                state = self._state  # the part from the rules and the ledger stays
                 self._state = HospitalState(
                     state.site, max_epsilon=state.max_epsilon, epsilon=state.epsilon
                 )
