@@ -36,23 +36,24 @@ def plan(
 ) -> Iterator[str]:
     """Compute the noise that an experiment needs for a budget.
 
-    A site spends epsilon on each optimiser step, on the metrics of each measured round and at the
-    end, and on its sample counts. The smallest site needs the most noise, so the last lines have
-    the settings for a run that all sites can join. Nothing is trained.
+    A site spends epsilon on each optimiser step, on each release of metrics (in rounds with
+    evaluation, and once at the end), and on one release of its sample counts. The smallest site
+    needs the most noise, so the last lines have the settings for a run that all sites can join.
+    Nothing is trained.
 
     Args:
         experiment: an experiment's name, or a method.
         samples: the number of training samples of each site to plan for.
         epsilon: the budgets per patient.
         delta: the delta of the budgets, above 0 and below 1.
-        counts_noise: the hospital's noise for its sample counts; 0 for a noise that costs a quarter
-            of the budget.
+        counts_noise: the hospital's noise for its sample counts; with 0, the noise is chosen so
+            that the counts cost a quarter of the budget.
         sources: changes to the experiment's settings.
 
     Yields:
         For each different number of samples, the largest first: a line with the numbers of steps
         and releases, then for each budget a line with the settings that meet it, with the noise
-        rounded up to 0.01.
+        multiplier rounded up to two decimals.
 
     Raises:
         SettingError: the experiment is unknown, ``samples`` or ``epsilon`` is empty, or a number is

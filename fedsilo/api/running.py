@@ -254,14 +254,14 @@ def resume(
 ) -> FinishedRun:
     """Continue an interrupted run.
 
-    The run continues after its last checkpoint, with the settings in its run directory, and gives
-    the same bits as a run without interruption.
+    The run continues after its last checkpoint, with the settings in its run directory. Its
+    results are bit-identical to those of a run without interruption.
 
     Returns:
         The finished run, opened for reading.
 
     Raises:
-        FedsiloError: the directory does not have a run to continue, or the run failed.
+        FedsiloError: the directory has no run that can be continued, or the run failed.
     """
     from fedsilo.engines.planning import plan_resumed_run, start
 

@@ -15,7 +15,8 @@ from fedsilo.core.errors import SettingError
 def methods(lines: Iterable[str], *, as_json: AsJson = False) -> None:
     """Print the list of methods, as text or as JSON.
 
-    ``lines`` has a line "name: description" for each method. JSON has a record with both for each.
+    Each of ``lines`` has the form "name: description". The text is these lines, unchanged. The JSON
+    is a list with an object for each line: ``method`` is the name, and ``about`` the description.
     """
     if not as_json:
         print_result(lines)

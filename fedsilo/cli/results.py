@@ -168,10 +168,11 @@ def compare(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Print a comparison, as text or as JSON, and write the files that options name.
+    """Print a comparison, as text or as JSON, and write it to files.
 
-    The text has tables of the results and the budgets, and the tests. If a picture is drawn, its
-    path is printed unless ``as_json`` is set.
+    The text has tables of the results and the budgets, the tests, and the remarks. ``csv``,
+    ``markdown``, ``latex`` and ``picture`` are the paths of the files, or None for no file. The
+    path of a picture is also printed, unless ``as_json`` is set.
     """
     if as_json:
         print_json(result.document())

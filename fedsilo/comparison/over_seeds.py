@@ -261,11 +261,11 @@ def compare_runs(
 
 
 def _have_one_split(jobs: Sequence[Job]) -> bool | None:
-    """Tell whether all seeds of an experiment have the same split of the samples.
+    """Tell whether the seeds of each experiment have the same sites and samples in each split.
 
-    The result is True only if this holds for every experiment. Different experiments may have
-    different splits, for example on two data sets. The result is None if some site does not report
-    its fingerprints.
+    Only runs of the same experiment are compared, because experiments may have different splits,
+    for example on two data sets. The result is None if a site in any run did not send the
+    fingerprints of its splits.
     """
     answers = [same_split(runs) for runs in runs_of(jobs).values()]
     if None in answers:

@@ -100,16 +100,16 @@ def _lacking_metrics(
 
 
 def shared_summaries(runs: Sequence[FinishedRun], split: str) -> list[dict[str, Any]]:
-    """Return a copy of each run's summary for a split, with means that can be compared.
+    """Return a copy of each run's summary for a split, with means over the same sites.
 
-    A mean covers only metrics that all runs have at a site (``shared_metrics``). A distribution of
-    a single site keeps all metrics of that site, because it is not a mean. In ``val``, metrics are
-    those on validation samples.
+    A mean includes a site only if all runs have the metric there (``shared_metrics``, which has two
+    exceptions). A distribution of a single site keeps all metrics of that site, because it is not a
+    mean. ``split`` is ``test`` or ``val``, the samples that the metrics were measured on.
 
     Returns:
-        The summaries in the order of ``runs``, with these keys added: ``published``, the paper's
-        numbers, which are None for ``val``; ``lacking``, metric -> sites that its mean leaves out;
-        and ``site_count``, the number of all sites.
+        The summaries in the order of ``runs``. Each also has ``published``, the paper's numbers,
+        which are None for ``val``; ``lacking``, metric -> sites that its mean leaves out; and
+        ``site_count``, the number of all sites.
     """
     ends = [run.last_metrics(split) for run in runs]
     summaries = []

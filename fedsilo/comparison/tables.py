@@ -150,8 +150,15 @@ def published_cell(spread: Any) -> str:
 def comparison_table(results: pd.DataFrame, split: str = "test", median: bool = False) -> Table:
     """Build the terminal table of a comparison, with a rule below each experiment.
 
-    ``median`` shows median and range in place of mean and standard deviation. The title states
-    which one.
+    There is a row for each experiment and group of sites, and a column for each metric. A metric
+    that a paper reports has a second column with the paper's numbers. A cell has the mean and
+    sample standard deviation over seeds, or with ``median`` the median and range. The title states
+    these statistics and the number of seeds.
+
+    Args:
+        results: the tidy results.
+        split: the split of the samples, for the titles of the columns.
+        median: show median and range in place of mean and standard deviation.
     """
     seeds = results.groupby(KEY).size().max()
     shown = "mean ± sample sd"

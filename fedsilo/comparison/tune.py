@@ -492,9 +492,9 @@ def chosen_document(
 def _explain_choice(plan: Plan, ranked: Sequence[Point], metric: str) -> str:
     """Explain in one line why the first of the ``ranked`` points was chosen.
 
-    The line has the best score, its standard error, the number of points, the budget, and the
-    second-best score. The second-best score is left out if there is only one point or all other
-    points failed.
+    The text gives its score with the standard error, the number of points, the folds and seeds of
+    each point, and the second-best score. The second-best score is left out if there is only one
+    point or all other points failed.
     """
     best = ranked[0]
     score = f"mean validation {metric} over sites"

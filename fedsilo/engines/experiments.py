@@ -49,13 +49,16 @@ def _flat_settings(content: Any) -> Any:
 
 
 def _read_grid(content: Any) -> Any:
-    """Read a tuning grid, key -> list of values, for validation by pydantic.
+    """Convert a tuning grid, key -> list of values, before pydantic validates it.
 
-    Former names of keys are replaced by the current ones. None and other empty values become an
-    empty mapping. A grid that is not a mapping is returned unchanged, so that pydantic rejects it.
+    Former names of keys are replaced by the current ones. Each value is converted by
+    ``flat_values``, so a mapping or list becomes JSON if the setting takes YAML. None and other
+    empty values become an empty mapping. Any other content that is not a mapping is returned
+    unchanged, so that pydantic rejects it.
 
     Raises:
-        PydanticCustomError: a key is unknown, or does not have a list with at least one value.
+        PydanticCustomError: a key is unknown or given under two names, its values are not a list
+            with at least one item, or an item has the wrong type.
     """
     if not isinstance(content, dict):
         return content or {}

@@ -102,9 +102,10 @@ def embed_run(
     state_dir: Path | None,
     tell: Callable[[str], None],
 ) -> Panel:
-    """Embed the samples of a run's sites, each by its site's model, and map them to the plane.
+    """Embed the samples of a run's sites, and map the embeddings to points on the plane.
 
-    The separability is measured on the embeddings, not on the points in the plane.
+    The samples of each site are embedded by that site's model. The separability is measured on the
+    embeddings, not on the points.
 
     Args:
         run: the finished run.

@@ -116,7 +116,12 @@ def measure_pixels(splits: Mapping[str, Split]) -> tuple[Histograms, Histograms]
     """Compute the histograms of the stored pixels, and of the same pixels as a network's inputs.
 
     Stored pixels are scaled to [0, 1]: an 8-bit pixel v becomes v / 255, an int16 pixel becomes (v
-    + 32768) / 65535. Floats are not scaled. ``splits`` maps each site to its images.
+    + 32768) / 65535. Floats are not scaled. Background pixels are left out. ``splits`` maps each
+    site to its images.
+
+    The width of the bins is a multiple of the distance between grey levels. For stored integers the
+    distance is 1 / 255, or 1 / 65535 if any site stores int16. For a network's inputs it is 2 / 255
+    if all sites store 8-bit pixels. In all other cases, pixels count as continuous.
 
     Returns:
         The histograms of the stored pixels, then those of the network's inputs.

@@ -145,10 +145,10 @@ def _draw_case(plain: Axes, marked: Axes, image: Tensor, masks: dict[Line, Tenso
 
 
 def _draw_outline(axes: Axes, mask: npt.NDArray[np.bool_], colour: str, style: Line) -> None:
-    """Draw the outline of one class over the image that a panel shows.
+    """Draw the outline of one class over the image that a panel already shows.
 
     Args:
-        axes: the panel. Its image may be smaller than the mask.
+        axes: the panel. The mask is stretched over its image, which may have fewer pixels.
         mask: bool (h, w), True for the pixels of the class.
         colour: the colour of the line.
         style: the style of the line.

@@ -124,10 +124,11 @@ def write_results(folder: Path, study: Study, starts: Sequence[StartResult], ima
 
 
 def _draw_predicted_masks(study: Study, starts: Sequence[StartResult], images: int) -> Figure:
-    """Draw up to ``images`` test images, spread evenly over the sites, with predicted masks.
+    """Draw test images with their true masks and the masks predicted from each starting point.
 
-    Each image has the masks that each starting point's network predicts after its training with
-    seed 0. The networks are rebuilt from the stored arrays.
+    Up to ``images`` images are drawn, spread evenly over the sites. For each starting point, the
+    network trained with the first seed, 0, is rebuilt from its stored arrays. The caption of an
+    image is its site and its row among the site's test images.
     """
     rows = spread_rows(study.data.origin, images)
     test, predicted = study.data.test, {}

@@ -205,10 +205,10 @@ def _fit_array(
 
 
 def _fitting_head(state: Mapping[str, Tensor], run_model: RunModel) -> dict[str, Tensor]:
-    """Return the arrays of a run's head by name, if the whole head fits.
+    """Return the head of a run's model as name -> array, or an empty dictionary if it does not fit.
 
-    Otherwise the result is empty. The head fits if the run has each array of the head in ``state``,
-    in the same shape. ``state`` has the arrays of the network that receives the head.
+    ``state`` has the arrays of the network that is to receive the head. The head fits if the run's
+    model has every head array in ``state``, with the same shape.
     """
     head: dict[str, Tensor] = {}
     for name, target in state.items():
@@ -287,11 +287,12 @@ def distil(
 def token_loss(maps: Tensor, tokens: Tensor) -> Tensor:
     """Return the mean squared error between predicted tokens and the ViT's tokens, a scalar.
 
-    The ViT's tokens are first normalised over their channels to mean 0 and variance 1, so
-    predicting zeros gives a loss of 1. The predictions are not normalised.
+    Each token of the ViT is first normalised over its channels to mean 0 and variance 1, so
+    predicting zeros gives a loss of 1. The predictions are resized to the grid of patches, but not
+    normalised.
 
     Args:
-        maps: the predictions (batch, c, h, w), which are resized to the grid of patches.
+        maps: the predictions (batch, c, h, w).
         tokens: the ViT's tokens (batch, rows, columns, c).
     """
     targets = nn.functional.layer_norm(tokens.float(), tokens.shape[-1:])

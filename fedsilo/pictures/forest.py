@@ -18,15 +18,17 @@ Effect = Callable[[float, float], tuple[float, float, float]]
 
 
 def draw_forest(document: Mapping[str, Any], effect: Effect, ratio: str, path: Path) -> None:
-    """Draw a forest plot with a panel for each coefficient, and write it to the file ``path``.
+    """Draw a forest plot with a panel for each coefficient, and write it to a file.
 
-    A panel has a row for each hospital's own effect, for the fixed and the random effects (if they
-    were computed), and for the pooled regression.
+    The rows of a panel are, from top to bottom, each hospital's own effect, the fixed and the
+    random effect over hospitals (if they were computed), and the pooled regression.
 
     Args:
         document: the content of ``fit.json``.
-        effect: gives the interval of an estimate.
-        ratio: the name of the ratio, which has a logarithmic axis; empty for coefficients.
+        effect: computes the middle and the ends of an interval from an estimate and its standard
+            error.
+        ratio: the name of the ratio, such as "odds ratio", for a logarithmic axis; empty for
+            coefficients on a linear axis.
         path: the picture's file.
 
     Raises:

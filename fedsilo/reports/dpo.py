@@ -32,9 +32,16 @@ _NO_LIMITS = ("site", "audit_log")
 def dpo_data(run: Shown, log: AuditLog | None) -> dict[str, Any]:
     """Build the template variables of ``dpo.html``, the page for a data protection officer.
 
-    The variables are the run's sites, result and limit, the data flow, the bytes, metrics and
-    arrays that were sent, and the guarantee of differential privacy. ``log`` is a hospital's own
-    audit log, whose lines about the run are summarised; None for no summary.
+    ``log`` is a hospital's own audit log, or None.
+
+    Returns:
+        The variables of ``taking_part``, ``_bytes`` and ``_measurements``, and these: ``head`` has
+        the run's facts, result and limit. ``trust`` is the level of trust, and ``bounded`` is True
+        if epsilon bounds all that sites send. ``flow`` is the picture of the data flow, and
+        ``leaves`` describes it in sentences. ``perturbation`` has sentences on noise that the
+        method adds without a guarantee. ``arrays`` describes the server's final model, and
+        ``guarantee`` the differential privacy. ``log`` summarises the lines of the audit log about
+        the run; None without a log. ``processing`` has the rows for the record of processing.
     """
     privacy = run.summary["privacy"]
     log_data = None
@@ -223,11 +230,11 @@ def _measurements(run: Shown) -> dict[str, Any]:
 
 
 def _arrays(run: Shown) -> list[list[str]] | None:
-    """Describe the arrays of the final model, which the server has, in rows of cells.
+    """Describe the arrays of the server's final model in a table, with a row for each kind.
 
-    There is a row for each kind of array, with the number of arrays, the number of values, and the
-    bytes at four bytes per value. If the run directory has no model of the server, the result is
-    None.
+    The cells of a row are the kind (named as in the audit log), the number of arrays, the number of
+    values, and the bytes at four bytes per value. The result is None if the run directory has no
+    model of the server.
     """
     path = run.path / "model.safetensors"
     if not path.is_file():
@@ -247,11 +254,14 @@ def _arrays(run: Shown) -> list[list[str]] | None:
 
 
 def _guarantee(guarantee: Any) -> Mapping[str, Any] | None:
-    """Build the template variables on a run's guarantee of differential privacy.
+    """Build the template variables for a run's guarantee of differential privacy.
 
-    ``facts`` has pairs (name, text): the epsilon of the site that spent most, the further
-    parameters, the mechanism and the accountant. ``sites`` has a row for each site with its
-    epsilon. The result is None if the run does not give a guarantee.
+    ``guarantee`` is the entry in the run's summary.
+
+    Returns:
+        ``facts``: pairs (name, text) with the epsilon of the site that spent most, the amounts
+        (``_AMOUNTS``), the mechanism and the accountant. ``sites``: rows with a site and its
+        epsilon. The result is None if the run gives no guarantee (``NO_PRIVACY``).
     """
     if guarantee == NO_PRIVACY:
         return None

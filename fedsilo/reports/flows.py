@@ -34,12 +34,15 @@ def _texts() -> Mapping[str, Any]:
 def sentences(
     level: str, leaves: Sequence[str], task: str = CLASSIFICATION
 ) -> dict[str, list[str]]:
-    """Describe the data that a site sends: heading of a list -> its sentences.
+    """Describe the data that a site sends, as lists of sentences: heading -> sentences.
+
+    There is a list for the start of a run, for each reply, for the end, and for what only the run's
+    method sends. The texts of the first three depend on the level of trust and the task.
 
     Args:
         level: the level of trust.
-        leaves: the sentences of ``privacy.json``. Only those about the method are used, because
-            this page has shorter texts for the general ones.
+        leaves: the sentences of ``privacy.json`` on what leaves a site. Those that are not about
+            the method are skipped, because the first three lists have shorter texts for them.
         task: the name of the run's task.
     """
     general = list(ALWAYS_LEAVES)

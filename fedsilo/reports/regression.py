@@ -40,7 +40,7 @@ class Regression:
 
     @classmethod
     def read(cls, path: Path) -> Regression:
-        """Read the regression of a finished run.
+        """Read the regression of the finished run in the directory ``path``.
 
         Raises:
             RunDirectoryError: the run directory has no ``fit.json`` that can be read.

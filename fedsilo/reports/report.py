@@ -31,7 +31,9 @@ def report(
     audit_log: Path | None = None,
     site_file: Path | None = None,
 ) -> str:
-    """Build the report of finished runs as HTML. The same runs always give the same HTML.
+    """Build the report of finished runs as HTML.
+
+    The same arguments give the same HTML, as long as the files that it reads do not change.
 
     Args:
         folders: run directories, or folders that contain run directories.
@@ -67,8 +69,8 @@ def report(
 def _clinic_page(runs: Sequence[Shown], examine: Examine | None) -> dict[str, Any]:
     """Build the template variables of ``clinic.html``, with a section for each run.
 
-    ``examine`` computes further parts of a run's section from the sites' data. If it is None, a
-    section has only what the run's own files give.
+    A section has the variables of ``clinic_data`` and the prefix of its headings. ``examine``
+    computes further parts of a section from the sites' data; None for no further parts.
     """
     sections = []
     for run in runs:

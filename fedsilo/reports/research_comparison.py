@@ -90,10 +90,12 @@ def _headline(runs: Runs) -> Sequence[str]:
 
 
 def _compare_runs(metrics: Sequence[str], summaries: Summaries, split: str) -> list[dict[str, Any]]:
-    """Compare the experiments by each of the metrics that at least two of them have.
+    """Compare the experiments by each metric for which at least two of them have values.
+
+    The values are means over sites, one for each seed.
 
     Returns:
-        The template variables that ``_comparison`` builds, for each such metric in order.
+        The template variables of ``_comparison`` for each such metric, in the order of ``metrics``.
     """
     compared = []
     for metric in metrics:

@@ -229,8 +229,9 @@ def head_of(run: Shown) -> dict[str, Any]:
 def facts(run: Shown) -> list[tuple[str, str]]:
     """List facts about a run for the head of a page, as pairs (name, text).
 
-    They are what the model predicts and for whom, the data, the hospitals, the method with its
-    rounds, the time of training with the seed, the version, and the fingerprints of the data.
+    In this order, the facts are what the model predicts, the patients or images it is for, the data
+    set, the number of hospitals, the method with its rounds, the end of training with the seed,
+    fedsilo's version with the run's git revision, and the fingerprints of the sites' data.
     """
     summary = run.summary
     hospitals = str(len(run.silos))

@@ -295,8 +295,8 @@ class FinishedRun(RunFiles):
         """Open the final model with the data of a site.
 
         The result's ``network`` is an ``nn.Module`` in eval mode. Its inputs are decoded and
-        standardised samples, which ``inputs(split)`` returns. Its ``module()`` is a network that
-        maps samples that are not yet standardised to class probabilities.
+        standardised samples, which ``inputs(split)`` returns. The result's ``module()`` is a
+        network that maps samples before standardisation to the task's predictions.
 
         Args:
             site: the site's name. None for the first site whose data are on this machine, which is
@@ -304,11 +304,13 @@ class FinishedRun(RunFiles):
             data_dir: the folder of the data files; None for the run's own.
             state_dir: the folder of the site's private state; None for the state in the run
                 directory. It requires ``site``.
-            best: whether to open the model of the best round ('server.early-stopping-metric').
+            best: whether to open the model of the best round ('server.early-stopping-metric') in
+                place of the final one.
 
         Raises:
             FedsiloError: the run does not have the site; the model or data are not on this machine
-                or have changed; or each site has its own model, but ``site`` is None.
+                or have changed; or ``site`` is None, but ``state_dir`` is given or each site has
+                its own model.
         """
         from fedsilo.runs.trained_model import open_at_first_site, open_model
 

@@ -71,7 +71,7 @@ class TrainedModel:
         return inputs
 
     def samples(self, split: str) -> Split:
-        """Return the samples of a split of the site, with their labels.
+        """Return the samples and labels of one of the site's splits.
 
         Raises:
             SettingError: the site does not have the split.

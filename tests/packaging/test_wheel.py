@@ -188,6 +188,9 @@ def test_an_example_has_at_most_25_lines(name: str) -> None:
     assert len((EXAMPLES / name).read_text().splitlines()) <= 25
 
 
+# Three tests of make test-soak: tests/docs and tests/fedsilo/api run such scripts in the checkout,
+# and above the wheel runs
+@pytest.mark.soak
 @pytest.mark.parametrize("name", ["own_network", "own_method"])
 def test_a_script_runs_its_own_network_or_method_with_the_wheel(
     name: str, ran_scripts: tuple[Path, dict[str, str]]
@@ -197,6 +200,7 @@ def test_a_script_runs_its_own_network_or_method_with_the_wheel(
     assert [list(summary.get("plugs", ())) for summary in summaries].count([name]) == 1
 
 
+@pytest.mark.soak
 def test_a_folder_of_ones_own_images_is_a_run_of_a_few_lines(
     ran_scripts: tuple[Path, dict[str, str]],
 ) -> None:
@@ -206,6 +210,7 @@ def test_a_folder_of_ones_own_images_is_a_run_of_a_few_lines(
     assert (folder / "runs" / "own-folder" / "summary.json").is_file()
 
 
+@pytest.mark.soak
 def test_frames_of_ones_own_are_a_run_of_a_few_lines(
     ran_scripts: tuple[Path, dict[str, str]],
 ) -> None:

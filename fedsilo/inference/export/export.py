@@ -201,13 +201,14 @@ def trace_program(program: Program) -> ExportedProgram:
 
 
 def write_pt2(program: Program, path: Path) -> float:
-    """Write the program as a PyTorch file, read it again, and compare its answers with ours.
+    """Write the program as a PyTorch file, load the file, and compare its answers with fedsilo's.
 
     Returns:
-        The largest difference of an answer, over batches of 8, 1 and 3 test vectors.
+        The largest difference that ``Program.difference`` finds over batches of 8, 1 and 3 test
+        vectors.
 
     Raises:
-        ExportError: the program cannot be exported, or the difference is too large.
+        ExportError: the program cannot be traced, or a difference is above ``TOLERANCE`` or NaN.
     """
     with _quiet():
         torch.export.save(trace_program(program), path)

@@ -290,10 +290,11 @@ def _net_benefits(pooled: Examined) -> list[_Benefit]:
 
 
 def _draw_benefits(benefits: Sequence[_Benefit], ill: str) -> Picture:
-    """Draw net benefit over the threshold: for the model, acting on all, and acting on nobody.
+    """Draw net benefit against the threshold: of the model, of acting on all, and on nobody.
 
-    ``ill`` is the name of the second class. The caption lists the thresholds where the model is
-    above both alternatives.
+    The curve for acting on all has only the points above ``_LOWEST``. The caption lists the
+    thresholds where the model is above both alternatives. ``ill`` is the name of the second class,
+    for the legend.
     """
     model, everybody, nobody = dict[int, float](), dict[int, float](), dict[int, float]()
     best = []
@@ -328,8 +329,9 @@ def examine(
 ) -> list[Examination]:
     """Build the clinic report's sections that need the sites' data.
 
-    At trust levels other than ``server``, or if the counts of all sites are hidden, the only
-    section explains why the metrics are missing.
+    The sections are on the pooled test samples of all sites without hidden test counts. If there is
+    no such site, or at trust levels other than ``server``, the only section explains why the
+    metrics are missing.
 
     Args:
         run: the run, without what its pages must not show.
@@ -338,7 +340,8 @@ def examine(
         data_dir: the data directory; None for that of the run.
 
     Raises:
-        SettingError: the run's answers are no classes, or a column is not one of its table.
+        SettingError: the run does not predict class probabilities, or its table lacks a column of
+            ``by``.
         FedsiloError: the data or a model cannot be opened.
     """
     run.require_classes("report' with --by or '--decisions")

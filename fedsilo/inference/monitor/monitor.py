@@ -110,23 +110,24 @@ def check_new_cases(
     coverage: float = 0.9,
     calibration: Path | None = None,
 ) -> Monitored:
-    """Check new cases against the model of a finished run and the training data of its site.
+    """Check new cases against a finished run: its training data at one site, and its model.
 
-    The distribution of features is checked for all cases. If at least as many cases as the run's
-    floor have labels, these are checked too: for classes coverage, calibration and accuracy, and
-    for numbers the mean absolute error. For other tasks labels are not compared.
+    The features of all readable cases are compared with the site's training data to detect drift.
+    If at least as many cases as the run's floor have a label, predictions are compared with labels
+    too. For classification these checks are coverage, calibration and accuracy; for regression, the
+    mean absolute error. Other tasks have no checks of labels. The result explains each check that
+    is not possible.
 
     Args:
         run: the run of the model.
-        model: the model.
+        model: the model, opened at the site.
         data: the new cases: a table, a manifest of images or a folder of images, with labels or
             without.
         coverage: the coverage that prediction sets promise, between 0 and 1.
         calibration: the file that ``calibrate`` wrote; None for the one in the run directory.
 
     Raises:
-        FedsiloError: the cases cannot be opened, or those that can be used are fewer than the
-            floor.
+        FedsiloError: the cases cannot be opened, or fewer cases than the floor can be read.
     """
     new, floor = open_new_data(model, data), run.floor
     # Reading all files also finds those that cannot be used
@@ -223,11 +224,11 @@ def _pixel_statistics(images: Tensor) -> Tensor:
 def _unchecked_features(
     model: TrainedModel, drift: Sequence[CaseCheck], floor: int
 ) -> Iterator[str]:
-    """Explain in a sentence which features could not be checked for drift, and why.
+    """Yield a sentence on the columns that could not be checked for drift, unless all were checked.
 
-    At trust level ``nobody``, no feature is checked. Otherwise a feature is not checked if its
-    training values do not give two cells of ``floor`` samples. If all features were checked,
-    nothing is yielded. ``drift`` has the checks that were possible.
+    At trust level ``nobody`` the sentence says that no distribution may be compared. Otherwise it
+    names the columns without a check in ``drift``. Their training values do not give two cells of
+    a histogram with ``floor`` samples each. The columns of images are brightness and contrast.
     """
     if model.common.trust == NOBODY:
         yield (

@@ -47,10 +47,10 @@ class NewData:
     labels: Tensor
 
     def features(self) -> Tensor:
-        """Return the inputs that could be read (k, *input_shape), before they are standardised.
+        """Return the inputs of all readable cases, (k, *input_shape), not yet standardised.
 
-        A missing value is NaN. Images are decoded again at each call, because ``inputs`` does not
-        keep them.
+        Rows of a table have NaN for a missing value. Images are decoded again at each call,
+        because ``inputs`` does not keep them.
         """
         if self.inputs.read is not None:
             return self.inputs.read
@@ -137,10 +137,11 @@ def _read_number(text: str) -> float | None:
 
 
 def _class_numbers(classes: Mapping[str, Sequence[str]]) -> dict[str, int]:
-    """Map each text that a label may have to its class number.
+    """Map each text that a label may have, as normalised by ``same_text``, to its class number.
 
-    ``classes`` maps a class's name to the labels that the data set declares for it. Names and
-    labels both count; a label that is also the name of another class counts as a label.
+    ``classes`` maps a class's name to the labels that the data set declares for it. A class's
+    number is its position in ``classes``. Both its name and its labels are keys. If a text is the
+    name of one class and a label of another, it stands for the class with the label.
     """
     numbers = {}
     for number, name in enumerate(classes):

@@ -300,9 +300,12 @@ def _pictures(model: TrainedModel, inputs: Inputs, chosen: Sequence[int]) -> Rea
 
 
 def read_image(inputs: Inputs, place: int, index: int) -> torch.Tensor:
-    """Return an image (channels, h, w) of the inputs to predict, as a silo holds it.
+    """Return an image (channels, h, w) to predict, with pixel values as a silo stores them.
 
-    ``place`` is its index among all inputs, and ``index`` that among the readable ones.
+    Args:
+        inputs: the images: files, or a tensor that has only the readable ones.
+        place: the image's index among all inputs, by which its file is found.
+        index: its index among the readable inputs, which is its row in the tensor.
     """
     # Images of files are decoded again, because keeping all of them could fill the memory
     if isinstance(inputs, FileInputs):

@@ -255,10 +255,10 @@ def _sentence(answers: CaseAnswers) -> str:
 
 
 def _sets(answers: CaseAnswers, document: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Build the fact on the page about prediction sets, as a list with one pair (name, text).
+    """Describe the prediction sets for the list of facts on the page, as one pair (name, text).
 
-    The text has the coverage of the sets, or says how to ask for them. The list is empty for a task
-    that has no prediction sets.
+    The text is the coverage of the sets. If there are no sets, it names the option
+    ``--coverage``. The list is empty for a task that has no prediction sets.
     """
     if not answers.has_sets:
         return []

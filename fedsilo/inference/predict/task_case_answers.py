@@ -107,10 +107,11 @@ class NumberAnswers(CaseAnswers):
         return f"the prediction, {self.predictions.classes[0]}"
 
     def bars(self, index: int) -> list[Bar]:
-        """Draw a predicted number as a point on the scale that all cases share.
+        """Build the bar of a predicted number: a point on the scale that all cases share.
 
-        The point has the range that holds about 19 of 20 outcomes, if the errors on test samples
-        are known. The list has just this one bar, with positions from 0 to 1.
+        If the run's errors on test samples are known, the bar also has the range that holds about
+        19 of 20 outcomes. Positions are from 0, the low end of the scale, to 1. The list has only
+        this bar.
         """
         low, high = self._ends
 

@@ -93,12 +93,13 @@ def survey_page(document: SurveyDocument) -> str:
 
 
 def _sites(document: SurveyDocument) -> Iterator[Table]:
-    """Yield the tables about the sites' samples.
+    """Yield a table of the sites' samples, and a table of the rows that they left out.
 
-    The first one has a row per site, with its samples in each split, the number of rows that it
-    left out, the floor below which it suppresses counts, and the date of its answer. The second one
-    has the rows that each site left out, by the column whose value is missing or out of range. If
-    all these counts are suppressed or unknown, there is no second table.
+    The first table has a row per site. Its cells are the number of samples in each split, the
+    number of rows left out, the floor below which the site suppresses counts, and the date of its
+    answer. The second table has a row per column of the data with at least one known count. It
+    counts for each site the rows left out because the value in this column is missing or out of
+    range. If no column has a known count, there is no second table.
     """
     rows = []
     for site, answer in document.sites.items():
@@ -163,9 +164,11 @@ def _labels(answers: Answers) -> Iterator[Table]:
 
 
 def _distances(training: Distances, document: SurveyDocument) -> Iterator[Table]:
-    """Yield a table of the distances between the sites' labels, and one of their features.
+    """Yield a table of the distances between sites by their labels, and one by their features.
 
-    A table without distances is left out. The table of features has the 20 largest distances.
+    A row has a pair of sites and the distance between their distributions. The second table has the
+    20 largest distances over all features; its note counts the rest. A table without distances is
+    left out.
     """
     if training.labels:
         note = f"Measured on training samples. {_DISTANCE}"

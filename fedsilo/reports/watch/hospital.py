@@ -110,7 +110,10 @@ class HospitalReader:
         return parse_site_file(path.read_text(encoding="utf-8"))
 
     def read(self) -> HospitalState:
-        """Return the present state. A log that does not exist yet has no messages.
+        """Update the state from the audit log and the ledger of the privacy budget, and return it.
+
+        Only new lines of the log are read, and the ledger only if it has changed. Without a log no
+        messages are counted, and without a ledger the epsilon is None.
 
         Raises:
             OSError: a file cannot be read.
@@ -131,7 +134,7 @@ class HospitalReader:
             # Somebody began a new log under the same name
             if os.fstat(log.fileno()).st_size < self._offset:
                 self._offset = 0
-                state = self._state  # what is of the rules and the ledger stays
+                state = self._state  # the part from the rules and the ledger stays
                 self._state = HospitalState(
                     state.site, max_epsilon=state.max_epsilon, epsilon=state.epsilon
                 )

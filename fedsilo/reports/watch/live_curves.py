@@ -107,10 +107,10 @@ def draw_curve(
 
 
 def _slowest(answers: Sequence[Row]) -> Picture | None:
-    """Draw how long the ten slowest sites take for an answer on average, the slowest first.
+    """Draw the mean seconds per reply of the ten slowest sites, the slowest first.
 
-    Sites that do not report seconds are left out. If no site reports them, the result is None.
-    Quicker sites are counted in the caption.
+    Sites that do not report seconds are left out. The caption has the number of quicker sites that
+    are not drawn. The result is None if no site reports seconds.
     """
     # A site that does not report its seconds sends 0
     worked = [row for row in answers if float(row["seconds"])]

@@ -126,11 +126,12 @@ def _site_table(view: View) -> Table:
 
 
 def _shown_files(runs: RunFolder, name: str) -> tuple[list[dict[str, str]], list[str]]:
-    """List a run's pictures, and the names of its other files that the page links to.
+    """Separate a run's PNG pictures from its other files, for the links on its page.
 
-    Each PNG file is a picture, as a dictionary: ``file`` is its name, ``shows`` describes it (by
-    its name, if nothing else is known), and ``paper`` is the name of the same picture as PDF, or
-    empty. The PDF files of pictures are not listed again among the other files.
+    Returns:
+        A dictionary for each picture, and the names of the other files. In a dictionary, ``file``
+        is the picture's name, and ``shows`` its description, or its name if it has none. ``paper``
+        is the name of the same picture as PDF, or empty. These PDF files are not among the others.
     """
     others = runs.files(name)
     pictures = []

@@ -216,7 +216,10 @@ def in_words(differing: Sequence[str]) -> str:
 
 @cache
 def paper(name: str) -> Paper:
-    """Read a paper's tables from ``<name>.yaml``. The result is cached."""
+    """Read a paper's names of methods and the rows of its tables from ``<name>.yaml``.
+
+    ``name`` is one of ``PAPERS``. The result is cached.
+    """
     content: dict[str, Any] = read_own_yaml(_FOLDER / f"{name}.yaml")
     rows = []
     for table in content["tables"]:

@@ -99,6 +99,7 @@ def test_weights_of_another_cut_start_neither_a_run_nor_a_fine_tuning(
     assert "images that it has trained on might be tested" in capsys.readouterr().err
 
 
+@pytest.mark.soak
 def test_masks_are_found_by_a_run_whose_silos_were_cut_by_label(tmp_path: Path) -> None:
     sizes: dict[str, Value] = {
         "split.silo-train-size": 12,
