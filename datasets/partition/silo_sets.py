@@ -94,7 +94,7 @@ def great_circle_km(first: tuple[float, float], second: tuple[float, float]) -> 
     The haversine formula is used, on a sphere of radius 6371 km.
     """
     north, east, north_there, east_there = (math.radians(x) for x in (*first, *second))
-    # For points nearby, the shorter formula by the arc cosine would lose digits, because its
+    # The shorter formula by the arc cosine would lose digits for points nearby, because its
     # argument is near 1
     half = (
         math.sin((north - north_there) / 2) ** 2

@@ -59,7 +59,7 @@ def combine_effects(estimates: Sequence[float], errors: Sequence[float]) -> Comb
     fixed = float((weights * values).sum() / weights.sum())
     q = float((weights * np.square(values - fixed)).sum())
     freedom = len(values) - 1
-    # On average Q is ``freedom`` + ``spread`` * tau², which gives tau² if Q is put in. By chance Q
+    # Q is on average ``freedom`` + ``spread`` * tau², which gives tau² if Q is put in. By chance Q
     # may be below ``freedom``, but a variance is not below 0
     spread = weights.sum() - np.square(weights).sum() / weights.sum()
     tau_squared = max(0.0, float((q - freedom) / spread))
