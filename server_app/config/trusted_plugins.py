@@ -108,15 +108,15 @@ def remember_plugins(digests: Mapping[str, str]) -> None:
 def approve_plugins(
     values: Mapping[str, Value], used: Iterable[str], needs_pins: bool = True
 ) -> dict[str, Value]:
-    """Check that each plugin in use may be executed, and reduce 'plugin' to files that may be.
+    """Check that each plugin in use may be executed, and keep only executable files in 'plugin'.
 
-    A plugin in use must be trusted, and its SHA-256 must be the one in 'plugin-digests'. If it is
-    an installed module, it is imported here, right after this check, and is not listed in the
-    returned 'plugin'. If it is a file, it is listed there, but is not executed here.
+    A plugin in use must be trusted (see ``_approve``), and its SHA-256 must be the one in
+    'plugin-digests'. An installed module is imported here, right after this check, and is not
+    listed in the returned 'plugin'. A plugin file is listed there, but is not executed here.
 
-    A file in 'plugin' that no setting uses may be one that another plugin imports. It is listed,
-    before all others, if the reader named it or has run the same bytes. Otherwise it is left out,
-    and no error is raised.
+    A file in 'plugin' that no setting uses may be one that another plugin imports. It is listed
+    before the plugins in use, if the user named it by ``--plugin`` or has run the same bytes.
+    Otherwise it is left out, and no error is raised.
 
     Args:
         values: the settings, as a config.toml has them. They are not changed.
@@ -130,7 +130,7 @@ def approve_plugins(
 
     Raises:
         SettingError: a plugin in use is not trusted, cannot be read, is another version than the
-            recorded one, or does not import. The message says how the reader can trust it.
+            recorded one, or does not import. The message says how the user can trust it.
     """
     recorded = _group_by_module(str(values.get("plugin", "")))
     pins = plugins.stated_digests(str(values.get(plugins.PINS, "")))

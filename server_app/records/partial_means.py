@@ -90,10 +90,16 @@ def describe_partial_means(summaries: Sequence[Summary], metrics: Sequence[str])
 def find_hidden(
     metrics: SiteMetrics, shown: SiteMetrics, chosen: Sequence[str]
 ) -> dict[str, list[str]]:
-    """Return metric -> the sites that have it but must not show it, for the ``chosen`` metrics.
+    """Find the sites at which a metric has a value that may not be shown.
 
-    ``shown`` is the part of ``metrics`` that may be shown. A metric that no site must hide is left
-    out.
+    Args:
+        metrics: all values.
+        shown: the values in ``metrics`` that may be shown.
+        chosen: the names of the metrics to look at.
+
+    Returns:
+        Chosen metric -> the sites that have it in ``metrics`` but not in ``shown``. A metric
+        without such a site is left out.
     """
     hidden: dict[str, list[str]] = {}
     for metric in chosen:

@@ -238,12 +238,12 @@ class ProgressHook(Hook):
         self.progress.state, self.progress.why, self.progress.phase = state, why, ""
 
     def _write_until_ended(self) -> None:
-        """Rewrite the files after each event, at least every 15 s, and once more at the end.
+        """Write the progress files after each event, or after 15 s without one, until the run ends.
 
-        Nothing is written while the run directory is missing. After each write the thread rests for
-        at least 1 s, and at least 400 times the CPU time of the write. The end of the run ends the
-        rest. Events during the rest lead to one write. Errors are passed to ``report``, and are not
-        raised.
+        The last write comes after the end of the run. Nothing is written while the run directory is
+        missing. After each write the thread pauses for 1 s or for 400 times the CPU time of the
+        write, whichever is longer. All events during a pause lead to a single write after it. The
+        end of the run cuts the pause short. Errors are passed to ``report``, and are not raised.
         """
         ended = False
         while not ended:
@@ -262,8 +262,10 @@ class ProgressHook(Hook):
     def _build_snapshot(self) -> Progress:
         """Return a copy of the progress with current times, memory, and costs of the sites.
 
-        The time left is set only if the run is running and has finished a round in this process.
-        The mean duration of those rounds gives the estimate.
+        ``left_out`` is the number of entries in the recorder's failure log. ``seconds_left`` is set
+        only if the run is running and has finished a round in this process. It is the mean duration
+        of these rounds times the number of unfinished rounds, minus the time since the current
+        round began, and never below 0.
         """
         # The copy is made under the lock; the rest takes time, and no event should wait for it
         with self.lock:

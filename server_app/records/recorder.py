@@ -49,8 +49,9 @@ class GrowingCsv:
     def write(self, final: Sequence[Row], still_open: Sequence[Row] = ()) -> None:
         """Append ``final`` rows, then ``still_open`` rows, after the final rows of earlier calls.
 
-        The open rows of the previous call are overwritten. The first call writes the header, and
-        replaces an existing file. Columns beyond those of the header are cut off.
+        The open rows of the previous call are overwritten. The first call replaces an existing file
+        and writes the header first. Cells beyond the header's columns are cut off. The attribute
+        ``final`` then has the length and the CRC-32 up to the last final row.
 
         Args:
             final: rows that will not change after this call.

@@ -244,7 +244,12 @@ def _is_free_for_us(path: Path, held: ExitStack) -> bool:
 
 
 def _why_not_free(path: Path) -> str:
-    """Explain why a new run cannot use ``path``, and how to continue an unfinished run there."""
+    """Explain why a new run cannot use ``path``.
+
+    If the path is not in use (see ``_is_taken``), the text says that another process is starting a
+    run there. Otherwise it says that the path exists and, if an unfinished run is there, names the
+    command that continues it.
+    """
     if not _is_taken(path):
         return f"another process is starting a run in {path}"
     hint = ""
@@ -347,9 +352,9 @@ def silos_document(participants: Participants) -> dict[str, Any]:
 
     Each site has the keys "distribution", "sizes" (split -> samples), "label_counts",
     "fingerprints", "dropped" (the number of left-out samples), "schema", "classes" and "backbone".
-    Runs of another task than classification have its name as "task".
-    Hospitals also have "software", and with 'run.site-weights' a site has "agreed", its agreed
-    number of training samples.
+    Three keys are optional: "task", the task's name if the task is not classification; "software",
+    if the site sent its versions, as hospitals do; and "agreed", the site's number of training
+    samples in 'run.site-weights', if the run has this setting.
     """
     agreed = participants.agreed_samples()
     document: dict[str, Any] = {}

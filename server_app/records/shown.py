@@ -42,10 +42,11 @@ _OTHERS_MODELS = re.compile(r"^(trained|own)-|-from-.*$")
 
 
 def rests_on_classes(metric: str) -> bool:
-    """Return whether a metric, or a family of metrics, is computed from each class separately.
+    """Return whether a metric is computed from each class separately.
 
-    The metrics are balanced accuracy, AUC and average precision, also of another site's model or of
-    a site's own model. The only such family is ``class``.
+    This is true for balanced accuracy, AUC and average precision, also with the prefix ``trained-``
+    or ``own-`` or a suffix such as ``-from-north``, which stand for other models than the global
+    one. It is also true for ``class``, the name of the whole family of metrics by class.
     """
     return metric == CLASS or _OTHERS_MODELS.sub("", metric) in _OVER_CLASSES
 
@@ -254,17 +255,16 @@ class Floors:
     def _gives_away(
         self, at: int, site: str, split: str, metric: str, value: float, hidden: frozenset[int]
     ) -> bool:
-        """Return whether an accuracy reveals that at most one sample is predicted right, or wrong.
+        """Return whether an accuracy reveals that at most one prediction is right, or is wrong.
 
-        A reader who knows the number of samples can compute the number of right samples: the
-        accuracy times the number of samples. The result is True if 0 or 1 samples are right, or if
-        0 or 1 are wrong, because this reveals how single patients were predicted.
+        A reader who knows the number of samples can compute the number of right predictions: the
+        accuracy times the number of samples. The result is True if 0 or 1 predictions are right, or
+        if 0 or 1 are wrong, because this reveals how single patients were predicted.
 
-        In the last round, metrics by class are shown too. From the metric 'accuracy' a reader can
-        then subtract the right samples of the shown classes, which leaves the right samples of the
-        ``hidden`` classes together. So the same rule is also applied to the samples of the hidden
-        classes, if at least one class is shown and each shown class has its number of right
-        samples.
+        In the last round, the number of right predictions is also shown for each class that is not
+        hidden. From the metric 'accuracy' a reader can then compute how many predictions are right
+        in the ``hidden`` classes together. So the same rule is also applied to the samples of the
+        hidden classes, if at least one class is shown and the number is known for each shown class.
 
         Args:
             at: the round of the accuracy.

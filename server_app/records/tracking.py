@@ -288,8 +288,8 @@ class TrackingHook(Hook):
 
         Args:
             rows: rows of metrics.csv.
-            last_round: the number of the last round at the end of the run, when metrics by class
-                are shown too and the rules are stricter; None before.
+            last_round: after the final evaluation, the number of the last round, whose rows follow
+                stricter rules because metrics by class are shown too; None while the run goes on.
         """
         last: dict[str, Any] = {split: {} for split in SPLITS}
         if last_round is not None:

@@ -143,8 +143,9 @@ def _write_documents(
     """Write evidence.json and the method's own documents.
 
     evidence.json is written only if a site has reported evidence, which only evidential networks
-    do. If a document cannot be built or written, ``say`` prints a line about it, and the other
-    documents are still written.
+    do. If one document cannot be built or written, ``say`` prints a line about it, and the others
+    are still written. But ``method.documents`` builds all of the method's documents at once: if it
+    fails, one line is printed and none of them is written.
     """
     state, method = loop.state, loop.method
     test = recorder.values(state.round, "test")

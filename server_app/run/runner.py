@@ -154,8 +154,8 @@ def assemble(
 ) -> tuple[RoundLoop, RunHooks]:
     """Build the round loop and its hooks. A resumed run starts from its newest checkpoint, if any.
 
-    If the aggregation 'auto' becomes "norm-clip", a line is printed. Before that, the checks of the
-    sites (``SITE_CHECKS``) run.
+    First, the aggregation 'auto' is replaced by "mean" or "norm-clip". A line is printed if it
+    becomes "norm-clip". Then the checks of the sites (``SITE_CHECKS``) run.
 
     Returns:
         The loop, at its starting state, and the hooks that the end of the run needs.

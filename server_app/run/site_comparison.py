@@ -31,10 +31,11 @@ _MOST_BYTES = 2**30  # samples of more bytes take seconds to compare, so they ar
 def find_unlike_columns(participants: Participants, common: CommonSettings) -> list[UnlikeColumn]:
     """Return the columns whose mean at one site is far from the other sites' means.
 
-    The means must differ by a factor of five, or as by a known change of unit (``compare_sites``).
-    Each result names the column and the site. The list is empty if the level of trust is not
-    'server', or if no site sends sums. A site is left out for a column in which it has fewer values
-    than the largest 'sums-min-count' of the run and of all sites that send sums.
+    A mean is far from the others if it differs from them by a factor of five or more, or if a known
+    change of unit, such as mmol/l to mg/dl, explains the difference (``compare_sites`` has the
+    exact rules). The list is empty if the level of trust is not 'server', or if no site sends sums.
+    A column is compared only at sites with enough values in it: at least the largest
+    'sums-min-count' of the run and of the sites that send sums.
     """
     if common.trust != SERVER:
         return []

@@ -30,9 +30,10 @@ class Hook:
     def participants_changed(
         self, round_: int, participants: Participants, joined: list[str]
     ) -> None:
-        """Called when sites joined before ``round_``, or came back on another node.
+        """Called before ``round_`` if sites have joined, or have come back on another node.
 
-        ``participants`` has all sites, and ``joined`` the names of those that joined or came back.
+        ``participants`` has all sites. ``joined`` has the names of the sites that joined or came
+        back.
         """
 
     def phase_started(self, round_: int, phase: str, sites: list[str]) -> None:

@@ -276,8 +276,9 @@ class Round(Ask):
         """Select the usable replies to a question, and decide whether they are enough to continue.
 
         A reply is unusable if it has a fault (``_find_fault``), or if its update is longer than
-        'server.max-update-norm' allows. The hooks learn of each site without a usable reply before
-        an error is raised, and again if the run continues without the site.
+        'server.max-update-norm' allows. ``failed`` gets the reason. Sites that sent no reply, or a
+        malformed one, are already in ``failed``. The hook event ``answer_failed`` is called for
+        each failed site, and then, if the run continues, ``site_failed``.
 
         Args:
             question: the question that was asked.
@@ -287,7 +288,7 @@ class Round(Ask):
             Site -> usable reply, sorted by site.
 
         Raises:
-            TooFewSitesError: fewer usable replies than 'run.min-sites' are left.
+            TooFewSitesError: too few usable replies are left (``_refuse_too_few``).
         """
         usable: dict[str, Reply] = {}
         for site in sorted(replies):

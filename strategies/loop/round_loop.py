@@ -134,9 +134,11 @@ class RoundLoop:
         self.hooks.call("round_ended", self.state)
 
     def evaluate(self) -> None:
-        """Let all sites measure the model of ``self.state``, and pass the metrics to the hooks.
+        """Let all sites evaluate the model in ``self.state``, by the method's ``evaluate``.
 
-        At trust 'sums' the server learns only the metrics' sums. The state does not change.
+        The round hands the sites' metrics to the hooks. At trust 'sums' the sites answer through
+        secure aggregation (``SecureAsk``), so the server learns only sums of the metrics over the
+        sites. The state does not change.
         """
         state, method = self.state, self.method
         sites = method.participants.sites()

@@ -129,14 +129,14 @@ class SecureSum:
     def record(self, phase: str, site: str) -> ConfigRecord:
         """Build the record of secure aggregation that ``site`` receives in a phase.
 
-        It always holds the round. In addition it holds, depending on the phase:
+        It holds the number of the round and, depending on the phase:
 
-        - ``secure-shares``: all sites' keys, signatures and splits, and the threshold.
-        - the training or evaluation phase: the names of the sites, metrics and arrays in the sum.
-        - ``secure-agree``: the sites whose arrays arrived and, if the sum is to be proven, the
-          seals of these sites' parts.
-        - ``secure-unmask``: the sites' signatures of that list, and the sealed shares that the
-          other sites made for ``site``.
+        - ``secure-shares``: each site's keys, signature and splits, and the threshold.
+        - training or evaluation: the names of the sites, metrics and arrays in the sum.
+        - ``secure-agree``: the names of the sites whose masked arrays have arrived. If the sum is
+          to be proven, it also holds the seals of these sites' arrays.
+        - ``secure-unmask``: the sites' signatures of the list of sites in ``secure-agree``, and the
+          sealed shares that the other sites made for ``site``.
         """
         values: dict[str, Any] = {"round": self.round}
         if phase == SECURE_SHARES:

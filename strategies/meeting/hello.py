@@ -139,8 +139,9 @@ def _name_software(content: RecordDict) -> str:
     """Name the versions that the server and the site run, as the end of an error message.
 
     The site's versions are read from its hello ('software'), which is untrusted and may be damaged.
-    If they are missing or unreadable, as from a simulated site or in a survey, the text says that
-    the site does not tell. The text ends with the advice to install the same release at both.
+    If they are missing or unreadable, as for a simulated site or in a survey, the text says that
+    the site does not say what it runs. The text ends with the advice to install the same release on
+    the server and at the site if they differ.
     """
     theirs: object = None
     with suppress(Exception):  # untrusted data can make a reader fail in any way

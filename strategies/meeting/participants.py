@@ -157,10 +157,10 @@ def grouped_refusals(refused: Iterable[str]) -> list[str]:
 
 
 def needed_sites(met: Participants, settings: CommonSettings) -> int:
-    """Return the number of sites that a run needs: 'run.min-sites' if that is above 0.
+    """Return the number of sites that a run needs.
 
-    If the setting is 0, the run needs all sites that 'server.sites' names. If it names none, the
-    run needs every node that was asked.
+    It is 'run.min-sites' or, if that is 0, the number of sites in 'server.sites'. If that setting
+    is empty too, it is the number of nodes that were asked.
     """
     return settings.min_sites or len(met.terms.sites) or len(met.asked)
 

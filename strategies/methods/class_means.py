@@ -256,11 +256,12 @@ class FedDistill(ClassMeans):
     kind = LOGITS
 
     def means_that_leave(self) -> list[str]:
-        """Return one sentence on the mean logits that leave a site, and on who receives them.
+        """Describe in one sentence which mean logits leave a site, and which sites receive them.
 
-        The sentence names the mean over the fewest samples. With one site nobody receives the mean
-        logits. With two sites, each receives those of the other unchanged. With more sites, each
-        receives the mean over the others. At least one site must send a mean.
+        The sentence has the condition for sending a class's mean logits (``sample_condition``) and
+        names the mean over the fewest samples. The receiver depends on the number of sites: with
+        one site, nobody; with two, the other site, unchanged; with more, each site gets the mean
+        over the other sites. At least one site must send a mean.
         """
         recipients = {1: "nobody gets them", 2: "the other site gets them unchanged"}
         means = (

@@ -123,8 +123,8 @@ class Mix(FedAvg):
         """Return the network's initial weights, drawn from the seed or read from files.
 
         Raises:
-            SettingError: some site is not simulated, because a real hospital cannot pool its data
-                with others, or a file of weights is missing or belongs to another network.
+            SettingError: a site is not simulated (real hospitals cannot pool their data), or a file
+                of weights is missing or belongs to another network.
         """
         real = []
         for site, facts in self.participants.facts.items():

@@ -89,10 +89,10 @@ class FedCross(Method):
         return self.model(state) or state.arrays
 
     def disclosures(self) -> Disclosures:
-        """List the data sent by a site: its weights, which one other site gets nearly unchanged.
+        """Describe in one sentence that a site sends its weights and batch-norm statistics.
 
-        The sentence tells the share of another site's weights that the server mixes in, 1 -
-        'cross-alpha'.
+        The sentence adds that one other site gets them in the next round, after the server has
+        mixed in another site's with the share 1 - 'cross-alpha'.
         """
         share = self.settings.cross_alpha
         return Disclosures(

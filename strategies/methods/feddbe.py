@@ -29,9 +29,10 @@ class FedDBE(FedAvg):
         return State(self.starting_weights() | {MEAN: mean})
 
     def round(self, state: State, ask: Ask) -> State:
-        """Average the networks and, until it is known, the mean feature, weighted by samples.
+        """Let the sites train, and average their networks and mean features, weighted by samples.
 
-        The mean feature counts as known if it is not all zeros. From then on it does not change.
+        The mean feature is averaged only while the server's is still all zeros, as in round 1.
+        After that it stays unchanged, and only the networks are averaged.
         """
         send = dict.fromkeys(ask.sites, state.arrays)
         # Without the mean, which is no update of weights: its length must not count as one

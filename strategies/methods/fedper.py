@@ -65,15 +65,15 @@ class FedPer(FedAvg):
 
 
 def refuse_one_part(method: str, shared: int, personal: int) -> None:
-    """Check that a network has arrays of both kinds: arrays that are shared, and arrays that stay.
+    """Check that the method shares some of the network's arrays and keeps others at the sites.
 
     Args:
         method: the method's name, for the error.
-        shared: the number of arrays that are shared.
+        shared: the number of arrays that the sites share.
         personal: the number of arrays that stay at the sites.
 
     Raises:
-        SettingError: one of the two numbers is 0.
+        SettingError: ``shared`` or ``personal`` is 0.
     """
     if not shared or not personal:
         raise SettingError(

@@ -296,11 +296,11 @@ class GLM(Method):
         )
 
     def _survival_facts(self) -> dict[str, str]:
-        """Return the entries of ``fit.json`` that only Cox's model has.
+        """Return the entries of ``fit.json`` that only a Cox model has.
 
-        These are "time", the name of the column with the times ("time" if 'glm.time' is empty),
-        "ties", the setting 'glm.ties' for events at the same time, and "strata", always
-        "hospitals". For any other family the mapping is empty.
+        They are "time", the name of the column with the survival times ('glm.time', or "time" if
+        the setting is empty); "ties", the setting 'glm.ties'; and "strata", which is always
+        "hospitals". The mapping is empty if the family is not "cox".
         """
         if self.settings.family != "cox":
             return {}

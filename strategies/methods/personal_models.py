@@ -98,7 +98,9 @@ class FedBABU(FedAvgFT):
     """
 
     def initial_state(self) -> Any:
-        """Return the network's initial weights, drawn from the seed or read from files.
+        """Check that FedBABU can train more than the last layer, and return the initial weights.
+
+        The weights are drawn from the seed or read from files.
 
         Raises:
             SettingError: the last layer is the network's only trained layer, or a file of weights

@@ -151,9 +151,11 @@ class _Seconds:
         return float(np.where(_without_self_arcs(arcs), delays, self.compute[:, None]).max())
 
     def star(self, arcs: Arcs) -> float:
-        """Return the seconds to compute, send all models to the hub, and send the mean back.
+        """Return the seconds to compute, send the models to the hub, and send their mean back.
 
-        The hub is the site with the most incoming arcs. If several have the most, it is the first.
+        The hub is the site with the most incoming arcs; among equals, the first. Only the sites
+        with an arc to the hub send it their model and get the mean back. Sites without such an arc
+        only compute.
         """
         arcs = _without_self_arcs(arcs)
         # Every arc of a star leads to or from the hub, so most arcs enter there

@@ -284,10 +284,16 @@ def step_size(
 def _laplacian_moments(
     size: int, matchings: Sequence[Sequence[Edge]], probabilities: Sequence[float]
 ) -> tuple[Matrix, Matrix]:
-    """Return E[L] and E[L^2] of a round's Laplacian L, (size, size) each.
+    """Return E[L] and E[L^2] of a round's Laplacian L, each (size, size).
 
-    Matchings are drawn independently, and a matching's L_j^2 is 2 L_j. Here ``matchings`` are lists
-    of edges, and ``probabilities`` has one number for each.
+    L is the sum of the Laplacians L_j of the matchings that the round draws. Matching j is drawn
+    with probability p_j, independently of the others, and L_j^2 = 2 L_j. So E[L] = sum p_j L_j, and
+    E[L^2] = E[L]^2 + 2 sum p_j (1 - p_j) L_j.
+
+    Args:
+        size: the number of nodes.
+        matchings: the edges of each matching.
+        probabilities: p_j of each matching, in the same order.
     """
     parts = laplacians(size, matchings)
     # Var of a drawn matching is p (1 - p), and L^2 = 2 L gives the factor 2
