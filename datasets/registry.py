@@ -87,12 +87,19 @@ def data_set(name: str) -> DataSet:
 
 
 def _load_plugin(name: str) -> DataSet:
-    """Load the ``DataSet`` object of a plugin; if the plugin names a class, create an instance.
+    """Load a plugin's data set: a ``DataSet`` object, or a class from which an instance is created.
+
+    Former keys in the object's ``settings`` are replaced by today's keys.
+
+    Args:
+        name: the plugin's name.
 
     Raises:
-        SettingError: the plugin does not exist, its object is not a ``DataSet``, or the object's
-            own ``name`` is also the name of one of fedsilo's data sets, or its ``settings`` have an
-            unknown key.
+        SettingError: in one of these cases:
+
+            - The plugin does not exist or cannot be imported, or is not a ``DataSet``.
+            - The object's ``settings`` have an unknown key, or one key under both names.
+            - The object's own ``name`` is the name of one of fedsilo's data sets.
     """
     found = resolve_plugin("dataset", name, DATA_SETS)
     data = found

@@ -77,7 +77,16 @@ def class_metrics(
 
 
 def _by_class(predicted: Tensor, masks: Tensor, classes: int) -> dict[int, _ClassMetrics]:
-    """Measure each class except the background that occurs in any mask: class -> metrics."""
+    """Compute the metrics of each class that occurs in any mask: class -> metrics.
+
+    Predicted and true masks both count, and the background is left out. ``_measure_class`` averages
+    the metrics over the images in which the class occurs.
+
+    Args:
+        predicted: each pixel's predicted class, (n, h, w).
+        masks: each pixel's true class, (n, h, w).
+        classes: the number of classes, with the background.
+    """
     found = {}
     for number in range(1, classes):
         measured = _measure_class(predicted == number, masks == number)
