@@ -116,9 +116,13 @@ def _load_plugin(name: str) -> DataSet:
 
 
 def _current_keys(name: str, keys: Iterable[str]) -> frozenset[str]:
-    """Return today's keys of the settings that a plugin's data set reads.
+    """Replace former keys among the settings that a plugin's data set reads by today's keys.
 
-    Keys from version 0.1 are replaced by today's keys, and one note says so.
+    Each former key is added to the note on renamed settings.
+
+    Args:
+        name: the plugin's name, for errors.
+        keys: the keys of the settings.
 
     Raises:
         SettingError: a key is unknown, or is given under both names.

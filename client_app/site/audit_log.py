@@ -146,9 +146,9 @@ def append_line(path: Path, line: dict[str, Any]) -> None:
 
 
 def last_ledger(path: Path) -> LedgerMark | None:
-    """Return the ledger's state in the log's last complete line; None if the line lacks it.
+    """Read the ledger's state from the last complete line of the log; None if the line lacks it.
 
-    If no log exists, an empty log is created and None is returned.
+    If no log exists, an empty one is created, and the result is None.
 
     Raises:
         RefusedError: the log cannot be opened. The error does not name the path.

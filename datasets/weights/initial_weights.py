@@ -240,9 +240,11 @@ def _resample(state: Mapping[str, Any], vit: VisionTransformer) -> Mapping[str, 
 def _rename_arrays(state: Mapping[str, Any]) -> dict[str, Any]:
     """Rename the arrays of published ViTs, such as SAM's or CLIP's, to timm's names.
 
-    Files put different prefixes before 'blocks.', such as 'image_encoder.'. If the file has one of
-    the known prefixes (``_PREFIXES``), it is removed from every name that begins with it. SAM's
-    names for the layers of an MLP are replaced. Other names do not change.
+    - Files put different prefixes before 'blocks.', such as 'image_encoder.'. The first known
+      prefix (``_PREFIXES``) that a file has there is removed from every name that begins with it.
+    - SAM's names for the layers of an MLP become timm's (``_RENAMED``).
+
+    Names to which neither rule applies do not change.
     """
     prefix = _find_prefix(state)
     renamed = {}

@@ -146,12 +146,12 @@ def image_scores(predicted: Tensor, masks: Tensor, classes: int) -> Tensor:
 
 
 def dominant_classes(masks: Tensor) -> Tensor:
-    """Return the class with the most pixels in each mask, except the background, (n,) int64.
+    """Return the class with the most pixels in each mask, without the background, (n,) int64.
 
-    On a tie the class with the lower index is taken. An empty mask has the result 0, the
-    background. Each image therefore counts for exactly one class.
+    On a tie the class with the lower index is taken. A mask of only background gets 0.
 
-    ``masks`` has each pixel's class, (n, h, w).
+    Args:
+        masks: each pixel's class, (n, h, w).
     """
     most = torch.zeros(len(masks), dtype=torch.int64)
     chosen = torch.zeros(len(masks), dtype=torch.int64)

@@ -197,12 +197,12 @@ class ChosenColumns:
 
 
 def find_columns(features: Sequence[str], settings: GLMSettings) -> ChosenColumns:
-    """Find the columns that the settings name among a table's features.
+    """Find the indices of the regression's columns among a table's features.
 
-    A name stands for the feature of that name, or for all levels of a category: 'cp' for 'cp=2',
-    'cp=3' and 'cp=4'. The first level, which has no feature, is what the others are compared with.
-
-    Without names, all features explain, except the outcome and the time.
+    Each name in 'glm.columns' stands for the feature of that name, or for all levels of a category:
+    'cp' for 'cp=2', 'cp=3' and 'cp=4'. The first level of a category has no feature, because the
+    other levels are compared with it. If 'glm.columns' is empty, all features except the outcome
+    and the time explain.
 
     Args:
         features: the names of the table's features.
