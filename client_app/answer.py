@@ -246,18 +246,24 @@ def _adds_to_a_sum(lab: Lab) -> bool:
 def _leaving_metrics(lab: Lab) -> dict[str, float]:
     """Choose the metrics of this reply by the run's level of trust: key -> value.
 
-    The measured metrics are chosen first:
+    The measured metrics come first:
 
     - At trust 'sums' none of them leave, because they are part of the secret sum.
-    - If the hospital has its own cap on epsilon, only step counts, which follow from the reported
-      sample counts, and metrics with noise leave. The noisy metrics are charged to the ledger here.
-    - In any other case all metrics of splits with enough samples ('minimum-measured') leave. At
-      trust 'server' the counts of work (optimiser steps and samples) leave too, unless the run is
-      private.
+    - At any other trust, with the hospital's own cap on epsilon, the only exact metrics that leave
+      depend on no patient (``_OF_NO_PATIENT``).
+    - At any other trust, without such a cap, the metrics of all splits with enough samples
+      ('minimum-measured') leave. At trust 'server' the counts of work (optimiser steps and samples)
+      leave too, unless the run is private.
 
-    Then further metrics are added: the time and peak memory of this answer at trust 'server', the
-    reported number of training samples at any trust but 'sums', and in a private run, at any trust,
-    the epsilon that the site has spent.
+    Next, if ``lab.sample_parts`` has the parts of single samples in metrics, which are recorded
+    only under the hospital's own cap, their sums leave with noise. The ledger is charged for them
+    here.
+
+    Last, some metrics are added that are not measured on data:
+
+    - At trust 'server', the time and the peak memory of this answer.
+    - At any trust but 'sums', the reported number of training samples.
+    - In a private run, at any trust, the epsilon that the site has spent.
     """
     session, common, limits = lab.session, lab.common, lab.session.limits
     sizes = {name: sum(counts) for name, counts in session.reported.items()}

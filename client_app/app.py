@@ -123,11 +123,11 @@ def evaluate(message: Message, context: Context) -> Message:
 
 
 def _phase(answering: Answering, final: bool = False) -> RecordDict:
-    """Answer a training phase or, if ``final``, the final evaluation.
+    """Answer a phase of the method or of secure aggregation, or the final evaluation (``final``).
 
-    A hospital that declares its data opens the real data only here, and not in the phases of secure
-    aggregation that exchange keys or unmask a sum. At any other site the session already has the
-    data.
+    A hospital that has only declared its data so far opens the real data here. It does not open
+    them for a phase of secure aggregation, such as the exchange of keys or the unmasking of a sum.
+    At any other site the session already has the data.
     """
     # Imported here and below, because only the first message needs PyTorch, not importing the app
     from fedsilo.client_app.answer import answer, evaluate, open_declared

@@ -138,13 +138,19 @@ class SiteSession(OpenedSite):
     def with_data(self) -> SiteSession:
         """Return a copy of the session with the real data in place of the declared zero samples.
 
+        If the run uses class weights, they are checked on the real data. If the hospital has its
+        own cap on epsilon, the reported counts are computed again, as noisy counts of the real
+        data. Without a cap they stay the declared ones.
+
         Errors from here on must not reach the server, so the caller adds 0 to the secret sum
         instead.
 
         Raises:
             DataError: the data cannot be read.
             SiteError: the data no longer match the hospital's declaration.
-            RefusedError: the real data break a limit of the hospital.
+            RefusedError: the real data break a limit of the hospital, or noisy counts would exceed
+                its cap on epsilon.
+            CheckpointError: stored counts or the ledger are damaged, or cannot be written.
         """
         session = replace(self, silo=self.read_declared())
         if session.settings.class_weights != "none":
@@ -200,11 +206,15 @@ class SiteSession(OpenedSite):
         return self._standardised[key]
 
     def _log_unlike_columns(self, statistics: FeatureStatistics) -> None:
-        """Log which columns of this site's table differ much from the statistics that scale it.
+        """Log which columns of this site's table differ much from the statistics that scale them.
 
-        The lines go only to the site's own log. Nothing is logged if the site is standardised by
-        its own statistics, which cannot differ. Nothing is logged either in a simulation with
-        pooled statistics, because there the server compares the sites.
+        The statistics are the means and standard deviations by which the table is standardised.
+        ``compare_with`` decides which columns differ. The lines go only to the site's own log.
+        Nothing is logged in two cases:
+
+        - The site is standardised by its own statistics, which cannot differ from its table.
+        - In a simulation the statistics are pooled, because the server then compares the sites
+          itself.
         """
         settings = self.settings
         is_known = self.simulated and settings.standardise == "pooled"

@@ -87,12 +87,19 @@ def data_set(name: str) -> DataSet:
 
 
 def _load_plugin(name: str) -> DataSet:
-    """Load the ``DataSet`` object of a plugin; if the plugin names a class, create an instance.
+    """Load a plugin's data set: a ``DataSet`` object, or a class from which an instance is created.
+
+    Former keys in the object's ``settings`` are replaced by today's keys.
+
+    Args:
+        name: the plugin's name.
 
     Raises:
-        SettingError: the plugin does not exist, its object is not a ``DataSet``, or the object's
-            own ``name`` is also the name of one of fedsilo's data sets, or its ``settings`` have an
-            unknown key.
+        SettingError: in one of these cases:
+
+            - The plugin does not exist or cannot be imported, or is not a ``DataSet``.
+            - The object's ``settings`` have an unknown key, or one key under both names.
+            - The object's own ``name`` is the name of one of fedsilo's data sets.
     """
     found = resolve_plugin("dataset", name, DATA_SETS)
     data = found
@@ -109,9 +116,13 @@ def _load_plugin(name: str) -> DataSet:
 
 
 def _current_keys(name: str, keys: Iterable[str]) -> frozenset[str]:
-    """Return today's keys of the settings that a plugin's data set reads.
+    """Replace former keys among the settings that a plugin's data set reads by today's keys.
 
-    Keys from version 0.1 are replaced by today's keys, and one note says so.
+    Each former key is added to the note on renamed settings.
+
+    Args:
+        name: the plugin's name, for errors.
+        keys: the keys of the settings.
 
     Raises:
         SettingError: a key is unknown, or is given under both names.

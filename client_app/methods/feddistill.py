@@ -38,12 +38,15 @@ class FedDistillSite(LocalSite):
         return send_class_means(lab, network, LOGITS, network, self.settings.class_min_count)
 
     def _logit_loss(self, lab: Lab, network: TokenClassifier) -> StackableLoss | None:
-        """Build the loss: the network's own loss plus a distance from the others' mean logits.
+        """Build the network's own loss plus the distance from the other sites' mean logits.
 
-        The logits of each sample are compared with the received mean logits of its label. A label
-        without received mean logits adds nothing. The distance is weighted by
-        'feddistill.logit-weight'. If no mean logits were received, as in round 1, the result is
-        None, and the network's own loss is used.
+        The distance is the mean squared error between each sample's logits and the received mean
+        logits of its label (``matching_loss``), times 'feddistill.logit-weight'. A sample whose
+        label has no received mean logits adds 0.
+
+        Returns:
+            The loss; None if no mean logits were received, as in round 1. The network's own loss is
+            then used.
 
         Raises:
             SiteError: a received array has an unknown class or another shape, or is not finite.

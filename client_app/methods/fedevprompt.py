@@ -123,12 +123,14 @@ class FedEvPromptSite(SiteMethod):
         return loss
 
     def _moments(self, lab: Lab, vit: PromptedViT) -> BufferMoments | None:
-        """Summarise the received attention maps by class, for the distillation loss.
+        """Compute the moments of the received attention maps by class, for the distillation loss.
 
-        The maps of all other sites are scaled by 'fedevprompt.map-scale' and joined per class.
+        Each received array has the maps that one other site made for one class. The maps are scaled
+        by 'fedevprompt.map-scale' and concatenated per class.
 
         Returns:
-            The moments of the scaled maps on the compute device; None if no maps were received.
+            The number, mean and spread of the scaled maps of each class, on the compute device;
+            None if no maps were received.
 
         Raises:
             SiteError: a received array was made by this site, belongs to an unknown class, has

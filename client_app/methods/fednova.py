@@ -14,8 +14,9 @@ class FedNovaSite(SiteMethod):
     def train(self, lab: Lab) -> Outgoing:
         """Train the global model; send the received weights plus the mean update per step.
 
-        The number of steps leaves as the metric ``STEPS``. Batch-norm statistics are sent as
-        trained, not divided by the steps. Nothing is stored.
+        The site sends received + (trained - received) / steps for each weight, and the number of
+        optimiser steps as the metric ``STEPS``. Batch-norm statistics are sent as trained. Nothing
+        is stored.
         """
         network, received = lab.open(), lab.arrays()
         lab.measure(network)

@@ -223,13 +223,16 @@ def _refuse_few_incomplete(
 def _count_faults(
     patients: Patients, names: list[str], settings: GLMSettings, floor: int
 ) -> Iterator[str]:
-    """Yield a fault for too few patients, too few events, and each category with too few patients.
+    """Yield a sentence for each number of patients or events that is too small for the regression.
 
-    Only columns with exactly two values, and the outcome of a logistic model, have categories.
+    - The number of patients must be at least ``floor``, and at least three per coefficient.
+    - In Cox's model the number of events must reach the same minimum.
+    - In each column with exactly two values, both values must have at least ``floor`` patients. In
+      a logistic model this also holds for the outcome.
 
     Args:
         patients: the patients in the regression.
-        names: the names of the columns that explain.
+        names: the names of the columns that explain; an intercept is one more coefficient.
         settings: the settings of the regression.
         floor: 'privacy.sums-min-count'.
     """

@@ -66,10 +66,16 @@ class Summand:
     def _samples_behind(
         self, name: str, scaled_metric: float | None, quantisation: Quantisation
     ) -> int:
-        """Return the number of samples behind a metric, at most the cap ``quantisation.samples``.
+        """Return the number of samples behind a metric's value, as the secret sum counts it.
 
-        The number is 0 if the metric has no value. The samples are those of the split in ``name``,
-        the metric's key; a metric without a split counts training samples.
+        The number is at most ``quantisation.samples``. It is 0 if the metric has no value or the
+        site failed.
+
+        Args:
+            name: the metric's key, which names its split. Without a split, training samples are
+                counted.
+            scaled_metric: the metric, scaled to 0 to 1; None if it has no value.
+            quantisation: has the most samples that a site can count as.
         """
         if scaled_metric is None:
             return 0

@@ -146,9 +146,9 @@ def append_line(path: Path, line: dict[str, Any]) -> None:
 
 
 def last_ledger(path: Path) -> LedgerMark | None:
-    """Return the ledger's state in the log's last complete line; None if the line lacks it.
+    """Read the ledger's state from the last complete line of the log; None if the line lacks it.
 
-    If no log exists, an empty log is created and None is returned.
+    If no log exists, an empty one is created, and the result is None.
 
     Raises:
         RefusedError: the log cannot be opened. The error does not name the path.
@@ -220,10 +220,11 @@ def names_in(content: RecordDict) -> list[str]:
 
 
 def group_names(names: Iterable[str]) -> dict[str, int]:
-    """Count names by pattern: everything after the first '.' or '/' of the key becomes '*'.
+    """Count names of the form ``<record>/<key>`` by pattern: pattern -> number of names.
 
-    For example ``arrays/head.1.bias`` counts as ``arrays/head.*``. A key without '.' and '/' keeps
-    its name.
+    A pattern is a name in which everything after the first '.' or '/' of ``<key>`` is replaced by
+    '*'. For example ``arrays/head.1.bias`` counts as ``arrays/head.*``. If ``<key>`` has no '.' and
+    no '/', the whole name is the pattern.
     """
     return dict(Counter(_FIRST_MARK.sub(r"\1*", name) for name in names))
 

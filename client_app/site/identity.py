@@ -152,10 +152,11 @@ def _refuse_other_plugs(settings: CommonSettings) -> None:
 
 
 def node_cap(context: Context) -> NodeCap:
-    """Return the cap on epsilon over all runs and its delta, from the node config or the defaults.
+    """Read the hospital's own cap on epsilon, which holds over all runs, and the cap's delta.
 
-    A cap of 0, the default, means no cap. The site file's values count only if they were merged
-    into the node config before.
+    Both values come from the node config. A missing value gets its default: a cap of 0, which means
+    no cap, and a delta of 1e-5. The site file is not read here: its values count only after they
+    were merged into the node config.
 
     Raises:
         SettingError: a value has the wrong type or is out of range.

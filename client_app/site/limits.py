@@ -139,10 +139,11 @@ class Limits:
             )
 
     def _reasons_against_noise(self, settings: CommonSettings) -> Iterator[str]:
-        """Yield a reason for each clip norm or noise of a private run that is outside its limits.
+        """Yield a sentence for each clip norm or noise multiplier outside the hospital's limits.
 
-        The limits themselves are allowed. With an extreme value a run would train nothing and only
-        probe the site.
+        A private run has two of each: one for the samples' gradients and one for the statistics. A
+        value equal to a limit is allowed. The limits exist because with an extreme value a run
+        would train nothing and only probe the site.
         """
         norms = self.minimum_clip_norm, self.maximum_clip_norm
         noises = self.minimum_noise, self.maximum_noise

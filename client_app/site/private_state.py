@@ -204,10 +204,11 @@ def settings_digest_of(common: CommonSettings, own: Any) -> str:
 
 
 def _was_dropped(keys: list[tuple[int, int]], instruction: Instruction) -> bool:
-    """Tell whether a state from before ``instruction`` must have existed and was deleted.
+    """Tell whether the site had a state from before ``instruction`` that has since been deleted.
 
-    Called when no older state is on disk. Returns False in round 1, without any state, or if only
-    states of the requested round exist, because this is then the site's first round.
+    The caller has found no such state on disk. The answer is yes if a state of another round is
+    stored, which must then be a later round. It is no in round 1, if no state is stored, or if all
+    stored states are from the requested round, because the site's first round is then this one.
 
     Args:
         keys: the (round, step) of all stored states.

@@ -45,11 +45,11 @@ _KINDS = _optimiser_classes()
 
 
 def open_optimiser(module: nn.Module, settings: CommonSettings) -> Optimizer:
-    """Build the run's optimiser for the trainable parameters of ``module``, without moments.
+    """Build a new optimiser, as the settings choose it, for the trainable parameters of ``module``.
 
-    Parameters in the module's ``slow_parameters()`` get 'vit.basic-learning-rate'. Parameters in
-    ``apart_parameters()`` are left to the method's own optimiser. The module need not have these
-    two functions.
+    If ``module`` has a function ``slow_parameters()``, the parameters that it returns get the
+    learning rate 'vit.basic-learning-rate'. If it has a function ``apart_parameters()``, the
+    parameters that it returns are left out, because the method's own optimiser trains them.
 
     Raises:
         SettingError: PyTorch does not have the optimiser, or the optimiser refuses the arguments.

@@ -316,11 +316,12 @@ def check_faults(
 
 
 def log_names(where: str, images: Sequence[tuple[str, str]]) -> None:
-    """Log on this machine which files an error refers to, because the error hides their names.
+    """Log which files an error means, on this machine only, because the error hides their names.
 
     Args:
         where: the site's name.
-        images: pairs (name in the error, file). A pair of equal names is not logged.
+        images: pairs (name in the error, file). A pair of equal names is not logged, because the
+            error then shows the file's name.
     """
     # If both names are equal, the error already names the file
     named = []

@@ -203,12 +203,13 @@ class FolderImages(ImageDataSet):
         return False
 
     def notices(self, settings: CommonSettings) -> list[str]:
-        """Describe the files that are not read, and warn if the folders do not name sites.
+        """List notices for the user: files that are not read, and folders that do not name sites.
 
-        The warning appears only if 'split.partition' is 'own'.
+        The second notice appears only if 'split.partition' is 'own' and all images are therefore
+        one silo.
 
         Returns:
-            One sentence each; [] if the folders cannot be read.
+            One sentence for each notice; [] if the folders cannot be read.
         """
         places = find_places(settings.data_dir, settings.cache_dir)
         try:

@@ -112,11 +112,12 @@ def _pick(texts: tuple[str, ...], rows: Rows) -> tuple[str, ...]:
 
 
 def join_indices(where: str, parts: Sequence[ImageIndex]) -> ImageIndex:
-    """Concatenate the indices of several sites whose images are in one folder.
+    """Concatenate the indices of several sites whose images are all in one folder.
 
-    The result has no parts (train, val, test) and no masks. If a site's safe names differ from its
-    file names, the site's name is added to them, because each manifest counts its lines from 1.
-    Without indices the result is empty.
+    The result is empty if ``parts`` is. It has no division into train, val and test, and no masks.
+    Safe names are the names that errors may show. If a site's safe names differ from its file
+    names, they are numbers of lines in its manifest, so " of <site>" is added to tell the sites
+    apart.
 
     Args:
         where: the name of the result in errors.

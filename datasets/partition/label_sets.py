@@ -159,12 +159,19 @@ def _describe_impossible(classes: int, silos: int, share: float) -> str:
 def _list_possible_shares(classes: int, silos: int) -> Iterator[Fraction]:
     """Yield each share of private labels that all silos can have exactly, as a fraction.
 
-    Share 0 is yielded first. Other shares are found as follows, and one may be yielded repeatedly.
-    For each number of shared labels, the other labels are private and are divided among the silos
-    as evenly as possible, so some silos may have one private label more than the rest. These silos
-    then hold proportionally more shared labels, so that all silos have the same share. The share is
-    yielded if every silo has a private label, no silo holds more shared labels than there are, and
-    the silos together hold each shared label at least twice.
+    Share 0 comes first. One share may be yielded several times. The others are found by two loops:
+
+    - The outer loop tries each number of shared labels. All other labels are private and are
+      divided among the silos as evenly as possible: each silo has p of them, and some silos may
+      have p + 1.
+    - The inner loop tries each number h of shared labels that a silo with p private labels may
+      hold. For the same share, a silo with p + 1 private labels must hold h (p + 1) / p shared
+      labels.
+
+    The share is p / (p + h). It is yielded if p is at least 1, h (p + 1) / p is a whole number
+    where it is needed, no silo holds more shared labels than there are, and the silos' numbers of
+    shared labels add up to at least twice as many as there are, so that each label can be shared by
+    two silos.
 
     Args:
         classes: the number of labels.
@@ -382,9 +389,13 @@ class LabelCut:
         return bisect_left(sizes, True, key=self._runs_short)
 
     def _runs_short(self, size: int) -> bool:
-        """Tell whether silos of ``size`` would be incomplete, or unbalanced over their labels.
+        """Tell whether the labels are too rare for silos of ``size`` samples.
 
-        Unbalanced means that two labels of a silo differ by more than one sample.
+        They are too rare in two cases:
+
+        - Two labels of a silo differ by more than one training sample, or two labels by more than
+          one validation sample.
+        - A silo gets fewer training or validation samples than its ``size`` requires.
         """
         validation, trained = self._compute_sizes(size)
         for parts in (validation, *trained):

@@ -151,7 +151,7 @@ def _read(path: Path, bits: int) -> Grey:
 
 
 def _read_header(path: Path, pixels: bool = True) -> FileDataset:
-    """Open a DICOM without decoding its pixels.
+    """Read a DICOM file by pydicom, without decoding its pixels.
 
     Args:
         path: the file.

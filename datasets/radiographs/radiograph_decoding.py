@@ -28,7 +28,10 @@ _PHOTOMETRIC = 262  # TIFF's tag that decides whether 0 is white
 
 
 def read_grey(path: Path, bits: int) -> Grey:
-    """Decode a grey PNG or TIFF to (height, width), float32, 0..1, where 1 stands for 2^bits - 1.
+    """Decode a grey PNG or TIFF to (height, width), float32, from 0 for black to 1 for white.
+
+    The pixel values are divided by 2^bits - 1. In a TIFF whose value 0 means white, they are
+    inverted.
 
     Args:
         path: the file.

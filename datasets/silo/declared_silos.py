@@ -60,12 +60,19 @@ def _of_distinct_names(content: dict[Any, Any], key: str) -> dict[Any, Any]:
 
 
 def _one_class_each(classes: dict[str, list[str]]) -> dict[str, list[str]]:
-    """Write each class's label values in their normal form, so that 1.0 and 1 are the same value.
+    """Normalise the label values of each class, so that 1.0 and 1 become the same value.
 
     Class names stay unchanged.
 
+    Args:
+        classes: class name -> label values.
+
+    Returns:
+        class name -> normalised label values.
+
     Raises:
-        ValueError: a value appears twice, in one class or in two, or a class has no values.
+        ValueError: after normalisation a value appears twice, in one class or in two, or a class
+            has no values.
     """
     forms = {name: list(map(same_text, values)) for name, values in classes.items()}
     every = list(chain(*forms.values()))

@@ -201,12 +201,13 @@ class DataSet(ABC):
         return self.licence
 
     def found(self, places: Places) -> str:
-        """Describe which of this data set's files are in the data directory, in a few words.
+        """Describe in a few words how many of this data set's files are in the data directory.
 
         Returns:
-            'K of N files in FOLDER' for a public data set, the silos' names for the user's own,
-            'made when first used' for a made-up data set. The text is '' if there are no files or
-            no data directory, or if the user's files are unusable.
+            'made when first used' for a made-up data set, which needs no data directory. For a
+            public data set 'K of N files in FOLDER', and for the user's own data set the names of
+            its silos. For these two the text is '' if there is no data directory, no file is
+            present, or the user's files are unusable.
         """
         if self.origin == "made-up":
             return "made when first used"

@@ -109,11 +109,16 @@ class PhantomDataSet(ImageDataSet):
     def generators(
         self, site: str, number: int
     ) -> tuple[int, np.random.Generator, np.random.Generator]:
-        """Return an image's kind, a generator for its subject, and a generator for the image.
+        """Return an image's kind, a random generator for its subject, and one for the image itself.
 
-        Both generators are new at each call. Their seeds depend only on the data set's key, the
-        site and the number of the subject or the image, not on the run's seed. Images of the same
-        subject get equal subject generators.
+        The kind and the subject come from the site's ``sequence``. The seeds depend on the data
+        set's key and the site, and on the subject's or the image's number, but not on the run's
+        seed. Both generators start anew at each call, so all images of one subject get the same
+        draws from the subject's generator.
+
+        Args:
+            site: the site's name.
+            number: the image's index at the site, from 0.
         """
         kinds, subjects = self.sequence(site)
         subject = derive_seed(0, self.key, "subject", site, subjects[number])

@@ -328,10 +328,14 @@ class RowReader:
         return self._class_number(number, tokens)
 
     def _time(self, number: int, tokens: Mapping[str, str]) -> float:
-        """Parse the time to the event in line ``number``, from its cells by column (``tokens``).
+        """Parse the time to the event in one line of the table, as a finite number of at least 0.
+
+        Args:
+            number: the line's number, for the error.
+            tokens: the line's cells, by column.
 
         Raises:
-            DataError: the time is negative, or is not a finite number.
+            DataError: the cell is negative, or is not a finite number.
         """
         column = self.schema.label.time
         value = _as_number(tokens[column])

@@ -224,11 +224,11 @@ class TableDataSet(DataSet):
 
 
 def column_measures(schema: TableSchema, silo: Silo) -> list[Measure]:
-    """Return the columns of a silo that are features, in the schema's order, for histograms.
+    """Build a measure for each feature column of a silo, in the schema's order, for histograms.
 
-    A numeric column has its values. A categorical column has the index of each level, recovered
-    from the one-hot features; the first level, which has no feature, is 0. Missing values are NaN.
-    Ignored columns are left out.
+    The measure of a numeric column has the column's values. The measure of a categorical column has
+    the index of each sample's level, recovered from the one-hot features; the first level, which
+    has no feature, is 0. Missing values are NaN. Ignored columns have no measure.
     """
     inputs = {part: values.double().numpy() for part, values in silo.inputs().items()}
     features = schema.features()

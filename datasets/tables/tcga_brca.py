@@ -74,7 +74,13 @@ class TcgaBrca(TableDataSet):
         return chosen, f"{_PATIENTS}, {site}"
 
     def _read(self, name: str, places: Places) -> Lines:
-        """Return the lines of one of the two files.
+        """Read one of the data set's two CSV files, and return its lines.
+
+        The MD5 of the file must be the published one.
+
+        Args:
+            name: the file's name.
+            places: has the data directory.
 
         Raises:
             DataError: the file is missing, or its MD5 is not the published one.

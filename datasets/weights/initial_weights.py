@@ -67,15 +67,17 @@ def load_initial_weights(network: nn.Module, settings: CommonSettings) -> None:
 
 
 def refuse_seen_start(settings: CommonSettings) -> None:
-    """Check that no run behind the initial weights trained on images that this run tests.
+    """Check that this run's initial weights were not trained on the images that this run tests.
 
-    If that run started from another run's weights, the chain is followed as long as the files are
-    on this machine. Weights of timm pass. Files without a run's ``config.toml`` next to them pass
-    too.
+    Initial weights may be the result of an earlier run, which may have started from another run's
+    weights. Each run in this chain must have chosen its test images by the same settings as this
+    run, or have another data set (``refuse_other_provenance``). The chain ends at weights of timm,
+    at a file without a run's ``config.toml`` next to it, at an earlier run's file that is missing,
+    or at a file that was checked before.
 
     Raises:
-        SettingError: a setting that decides the test images differs in one of these runs, or this
-            run's own file is missing.
+        SettingError: a setting that decides the test images differs in one of these runs or is
+            invalid, or this run's own file is missing.
     """
     # Runs may name each other's files in a circle: a file that was seen already ends the search
     seen: set[Path] = set()
@@ -238,9 +240,11 @@ def _resample(state: Mapping[str, Any], vit: VisionTransformer) -> Mapping[str, 
 def _rename_arrays(state: Mapping[str, Any]) -> dict[str, Any]:
     """Rename the arrays of published ViTs, such as SAM's or CLIP's, to timm's names.
 
-    Files put different prefixes before 'blocks.', such as 'image_encoder.'. If the file has one of
-    the known prefixes (``_PREFIXES``), it is removed from every name that begins with it. SAM's
-    names for the layers of an MLP are replaced. Other names do not change.
+    - Files put different prefixes before 'blocks.', such as 'image_encoder.'. The first known
+      prefix (``_PREFIXES``) that a file has there is removed from every name that begins with it.
+    - SAM's names for the layers of an MLP become timm's (``_RENAMED``).
+
+    Names to which neither rule applies do not change.
     """
     prefix = _find_prefix(state)
     renamed = {}

@@ -188,13 +188,18 @@ def _relative_hazards(x: Floats, beta: Floats) -> tuple[Floats, Floats]:
 
 
 def _total_risks(sets: RiskSets, weights: Floats, total: Floats, shares: Floats) -> Floats:
-    """Sum each patient's probability of being the one with the event over all events, (n,).
+    """Sum over all events each patient's probability of being the one with the event, (n,).
+
+    At an event the probability is the patient's hazard divided by the total hazard of all patients
+    at risk. It is 0 if the patient is no longer at risk. At a time when the patient itself has an
+    event, it is multiplied by 1 minus the share that the event leaves out.
 
     Args:
         sets: the risk sets.
         weights: the patients' hazards, (n,).
         total: the total hazard of the patients at risk at each event, (events,).
-        shares: the share of the tied deaths that each event leaves out, (events,).
+        shares: the share of each patient that dies at the same time which each event leaves out,
+            (events,), as ``tied_shares`` computes it.
     """
     places = sets.places[sets.dying]
     each = np.bincount(places, 1 / total, minlength=len(sets.deaths))

@@ -265,9 +265,11 @@ def _smoothed_flow(costs: Tensor, supply: Tensor, demand: Tensor) -> Tensor:
 
 @functools.lru_cache(maxsize=4)
 def _program(rows: int, columns: int) -> Any:
-    """Build the cvxpylayers layer for min <c, x> + smoothing/2 |x|^2 over flows (rows, columns).
+    """Build the cvxpylayers layer for a smoothed transport problem with flows (rows, columns).
 
-    The layer maps costs, supply and demand without its last entry to the flow.
+    A flow x has no negative entry, its row sums are the supply, and its column sums are the demand.
+    The layer minimises <c, x> + smoothing/2 |x|^2 for costs c. It maps the costs, the supply, and
+    the demand without its last entry to the flow.
     """
     import cvxpy as cp
     from cvxpylayers.torch import CvxpyLayer

@@ -120,12 +120,15 @@ def _log_likelihood(fitted: Fitted, units: Units) -> float:
 
 
 def _coefficients(fitted: Fitted, units: Units) -> Iterator[dict[str, Any]]:
-    """Yield a row for each coefficient, in the columns' own units.
+    """Yield a row for each coefficient, converted to the columns' own units.
 
-    Its keys are 'name', 'estimate', 'standard-error', 'statistic' (estimate / error), 'p'
-    (two-sided), and 'low' and 'high', the ends of the 95 % interval. For all but linear models
-    there are also 'ratio-estimate', 'ratio-low' and 'ratio-high': their exponentials, such as odds
-    ratios.
+    The keys of a row are 'name', 'estimate', 'standard-error', 'statistic' (estimate / error), 'p'
+    (two-sided), and 'low' and 'high', the ends of the 95 % interval. p and the interval use the t
+    distribution with n - k degrees of freedom in a linear model, for n patients and k coefficients,
+    and the normal distribution in all others.
+
+    For all but linear models there are also 'ratio-estimate', 'ratio-low' and 'ratio-high', the
+    exponentials of these values, such as odds ratios.
     """
     matrix, sums = units.transformation(), fitted.sums
     beta = matrix @ fitted.beta

@@ -308,10 +308,10 @@ def redundant_fault(names: Sequence[str], hessian: Floats) -> str:
 
 
 def endless_fault(family: Family, names: Sequence[str], beta: Floats) -> str:
-    """Explain that the largest coefficient grows without end; '' if it does not.
+    """Explain that the fit diverges because a column separates the outcomes; '' if it does not.
 
-    A coefficient counts as endless if its absolute value is above 12 (``LARGEST``). It then grows
-    in every step, because its column separates the outcomes. The intercept is not checked. For a
+    The fit counts as divergent if the largest absolute value of a coefficient, except the
+    intercept, is above 12 (``LARGEST``). Such a coefficient would grow in every further step. For a
     linear model the result is always ''.
 
     Args:

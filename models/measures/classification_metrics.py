@@ -65,10 +65,13 @@ def calibration_error(probabilities: Tensor, labels: Tensor, bins: int) -> float
 
 
 def roc_auc(scores: Tensor, positive: Tensor) -> Tensor:
-    """Compute the area under the ROC curve, a scalar in 0..1.
+    """Compute the area under the ROC curve by the trapezoidal rule, a scalar in 0..1.
+
+    Samples with equal scores share one threshold, so a positive and a negative sample with equal
+    scores count as half.
 
     Args:
-        scores: (n,), larger for samples that are more likely positive. Equal scores are one step.
+        scores: (n,), larger for samples that are more likely positive.
         positive: (n,) bool; both values must occur.
     """
     # The 0 in front is the point of a threshold above all scores, where the curve begins

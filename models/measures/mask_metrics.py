@@ -77,7 +77,16 @@ def class_metrics(
 
 
 def _by_class(predicted: Tensor, masks: Tensor, classes: int) -> dict[int, _ClassMetrics]:
-    """Measure each class except the background that occurs in any mask: class -> metrics."""
+    """Compute the metrics of each class that occurs in any mask: class -> metrics.
+
+    Predicted and true masks both count, and the background is left out. ``_measure_class`` averages
+    the metrics over the images in which the class occurs.
+
+    Args:
+        predicted: each pixel's predicted class, (n, h, w).
+        masks: each pixel's true class, (n, h, w).
+        classes: the number of classes, with the background.
+    """
     found = {}
     for number in range(1, classes):
         measured = _measure_class(predicted == number, masks == number)
@@ -137,12 +146,12 @@ def image_scores(predicted: Tensor, masks: Tensor, classes: int) -> Tensor:
 
 
 def dominant_classes(masks: Tensor) -> Tensor:
-    """Return the class with the most pixels in each mask, except the background, (n,) int64.
+    """Return the class with the most pixels in each mask, without the background, (n,) int64.
 
-    On a tie the class with the lower index is taken. An empty mask has the result 0, the
-    background. Each image therefore counts for exactly one class.
+    On a tie the class with the lower index is taken. A mask of only background gets 0.
 
-    ``masks`` has each pixel's class, (n, h, w).
+    Args:
+        masks: each pixel's class, (n, h, w).
     """
     most = torch.zeros(len(masks), dtype=torch.int64)
     chosen = torch.zeros(len(masks), dtype=torch.int64)

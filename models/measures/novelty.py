@@ -135,19 +135,22 @@ def estimate_region(
 ) -> Familiar:
     """Estimate the region that the training samples fill, to recognise unusual samples later.
 
-    The region is described by the mean of each group, the inverse of the groups' shared covariance
-    (Ledoit and Wolf's estimate), and the Mahalanobis distance within which 99 % of the samples are.
-    The rate at which each feature is missing is also kept, with one more sample that has the value
-    and one that lacks it, so that no rate is 0. A sample's surprise is the sum of -ln(rate) over
-    its missing features. The region keeps the surprise that 99 % of the samples do not exceed, or
-    ln 20 if that is larger.
+    The region has these parts:
+
+    - The mean of each group, and the inverse of the groups' shared covariance (Ledoit and Wolf's
+      estimate).
+    - The 99 % quantile of the training samples' Mahalanobis distances to their nearest mean.
+    - The rate at which each feature is missing. One sample with the value and one without are added
+      to the counts, so that no rate is 0.
+    - The 99 % quantile of the training samples' surprise, or ln 20 if that is larger. A sample's
+      surprise is the sum of -ln(rate) over its missing features.
+    - If ``groups`` is None, the values of each feature in training: all of them if there are few,
+      otherwise the lowest and the highest (``Seen``).
 
     Args:
         samples: (n, f) training samples: standardised and imputed rows, or a network's features.
         missing: (n, f) bool, which values are imputed.
-        groups: (n,) each sample's group, such as its class. Distances are to the nearest group
-            mean. None, for table rows, makes one group, and only then each feature's training
-            values are kept too.
+        groups: (n,) each sample's group, such as its class. None, for table rows, means one group.
     """
     from sklearn.covariance import LedoitWolf
 

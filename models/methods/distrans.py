@@ -230,10 +230,10 @@ def double_channels(
     shape: tuple[int, ...],
     *key: str,
 ) -> DoubleChannelClassifier:
-    """Turn a one-channel network into DisTrans's two-channel network with a random offset.
+    """Build DisTrans's two-channel network, with a random offset, from a one-channel network.
 
-    Initially the logits are those of ``single``'s last layer for the mean of the two channels'
-    dense features.
+    The last layer is new. At first its logits are those of ``single``'s last layer for the mean of
+    the two channels' dense features.
 
     Args:
         single: the network, whose encoder and dense layers are taken over, not copied.

@@ -91,14 +91,16 @@ def distillation(student: Tensor, teacher: Tensor, temperature: float) -> Tensor
 def batch_closeness(own: Tensor, other: Tensor, settings: FedEFMSettings) -> Tensor:
     """Compute EMD_ij, the mean closeness of two models' feature maps over a batch, 0 to 1.
 
-    The result is a scalar. A negative mean becomes 0. With 'emd-gradient' the result has gradients
-    for ``own``, otherwise it has none. It never has gradients for ``other``.
+    Both models' maps are pooled, the earth mover's closeness is computed for each sample, and the
+    mean over the samples is returned as a scalar. A negative mean becomes 0. With 'emd-gradient'
+    the result has gradients for ``own``, otherwise it has none. It never has gradients for
+    ``other``.
 
     Args:
         own: the feature maps of one model, (batch, rows, columns, channels).
         other: the feature maps of the other model, of the same shape.
-        settings: 'emd-grid' is the side to which the maps are pooled first. 'emd-solver' is the
-            solver of ``closeness``.
+        settings: 'emd-grid' is the side to which the maps are pooled. 'emd-solver' is the solver of
+            ``closeness``.
 
     Raises:
         SiteError: the maps differ in shape, or values are not finite.

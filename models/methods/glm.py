@@ -46,11 +46,13 @@ def part_norm(common: CommonSettings) -> float:
 
 
 def grid_over(common: CommonSettings, sites: int) -> float:
-    """Return the step to which parts of numbers are rounded, in a secret sum over ``sites`` sites.
+    """Compute the grid for a regression's sums: the step to which the sites round their parts.
 
-    A regression's sums travel in three parts, and the first two are multiples of this step, the
-    grid (``models.privacy.fixed_point``). The step applies to parts before they are scaled to
-    'secure.clip-norm'.
+    The sums travel in three parts, and the sites round the first two to multiples of the grid
+    (``models.privacy.fixed_point``). The grid is a power of two, at least eight times the largest
+    error of a secret sum over ``sites`` sites, for 16,384 samples per site and a clip norm of 1
+    (``grid_of``). The clip norm is 1 because the sites scale parts to 'secure.clip-norm' only after
+    the rounding.
 
     Raises:
         SettingError: ``sites`` times 16,384 samples do not fit into 32 bits.
@@ -61,7 +63,10 @@ def grid_over(common: CommonSettings, sites: int) -> float:
 def join_parts(
     common: CommonSettings, samples: float, parts: Mapping[str, Floats], grid: float
 ) -> Floats | None:
-    """Join the three parts of all sites' sums into one vector (m,), still divided by the scale.
+    """Join the three parts of all sites' sums into one vector of sums, (m,).
+
+    Each site divided its sums by the question's scale before it split them into parts. The vector
+    is not multiplied by the scale here.
 
     Args:
         common: the run's settings.
@@ -192,12 +197,12 @@ class ChosenColumns:
 
 
 def find_columns(features: Sequence[str], settings: GLMSettings) -> ChosenColumns:
-    """Find the columns that the settings name among a table's features.
+    """Find the indices of the regression's columns among a table's features.
 
-    A name stands for the feature of that name, or for all levels of a category: 'cp' for 'cp=2',
-    'cp=3' and 'cp=4'. The first level, which has no feature, is what the others are compared with.
-
-    Without names, all features explain, except the outcome and the time.
+    Each name in 'glm.columns' stands for the feature of that name, or for all levels of a category:
+    'cp' for 'cp=2', 'cp=3' and 'cp=4'. The first level of a category has no feature, because the
+    other levels are compared with it. If 'glm.columns' is empty, all features except the outcome
+    and the time explain.
 
     Args:
         features: the names of the table's features.

@@ -82,17 +82,20 @@ def centroid_fault(
 ) -> str | None:
     """Describe the fault of a site's reply with centroids, as a clause; None for a valid reply.
 
-    In a valid reply with arrays there are as many centroids as counts and as stated, at most
-    ``codes``. The counts are whole numbers from 1, and their sum is at most ``features``. In a
-    valid reply without arrays the stated number is a whole number from 0 to ``codes``. Whether the
-    centroids are finite is not checked here.
+    - With arrays, there must be as many centroids as counts and as ``stated``, at most ``codes``.
+      The counts must be whole numbers of at least 1, and their sum at most ``features``.
+    - Without arrays, ``stated`` must be a whole number from 0 to ``codes``.
+
+    Whether the centroids are finite is not checked here.
 
     Args:
         arrays: ``centroids`` (k, c / s) and ``counts`` (k,). Empty if the site sends no centroids,
             but only states how many codewords it started.
         stated: the number of codewords, k, that the reply states.
         codes: the largest number of codewords.
-        features: the number of the site's training features.
+        features: the number of encoder features of the site's training samples: one for each
+            sample, token and segment. A centroid's count is the number of features that it stands
+            for.
     """
     if not arrays:
         if stated in range(codes + 1):

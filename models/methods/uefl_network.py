@@ -169,11 +169,11 @@ class CodeUse:
         self.elements += tokens.numel()
 
     def values(self) -> dict[str, float]:
-        """Return the metrics over all batches so far (at least one), by name.
+        """Return the metrics over all batches so far (at least one): name -> value.
 
-        ``codeword-distance`` is the mean squared error between tokens and codewords,
-        ``codebook-loss`` the loss of eq. 6 (1.25 times this error), and ``perplexity`` the
-        perplexity of code use.
+        - ``codeword-distance``: the mean squared error between tokens and codewords.
+        - ``codebook-loss``: the loss of eq. 6, which is 1.25 times this error.
+        - ``perplexity``: the perplexity of the frequencies with which the codewords are used.
         """
         # Both terms of eq. 6 have this value; they differ only in their gradients and weights
         distance = self.squared / self.elements

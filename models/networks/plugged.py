@@ -240,10 +240,11 @@ class PluggedClassifier(TokenClassifier):
         return tokens, features
 
     def classify(self, features: Tensor) -> Tensor:
-        """Map tokens (batch, l, c) to logits (batch, classes), or to log alpha if evidential.
+        """Compute logits (batch, classes) from tokens (batch, l, c), or log alpha if evidential.
 
-        Tokens are first reshaped to the network's features for ``forward_head``. For a network
-        without ``forward_features`` and ``forward_head``, the tokens are already the logits.
+        If the network has ``forward_features`` and ``forward_head``, the tokens get the shape of
+        its features again, and ``forward_head`` maps them to logits. For any other network the
+        tokens are already the logits, and are only flattened.
         """
         logits: Tensor = features.flatten(1)
         if self._split:

@@ -183,9 +183,14 @@ class _Linear(_Layer):
     """A linear layer for several sites, as one batched product."""
 
     def map_each_site(self, inputs: Tensor) -> Tensor:
-        """Map rows (sites, most, features) to (sites, most, outputs) by one batched product.
+        """Apply each site's linear layer to the site's rows, by one batched matrix product.
 
-        Inputs with more dimensions are computed under vmap.
+        Args:
+            inputs: (sites, most, features), with ``most`` the number of rows at the largest site.
+                Inputs with more dimensions, such as tokens, are computed under vmap instead.
+
+        Returns:
+            The outputs, (sites, most, outputs).
         """
         # bmm takes exactly three dimensions; tokens have more
         if inputs.ndim > 3:

@@ -120,10 +120,13 @@ class Segmentation(Task):
         return dominant_classes(labels)
 
     def odd_counts(self, counts: Sequence[int]) -> str:
-        """Return "all training masks are empty" if they are, and an empty string if they are not.
+        """Return "all training masks are empty" if all of them are; otherwise an empty string.
 
-        A site with only empty masks learns only the background. If ``counts`` is empty, because the
-        counts are unknown, the result is an empty string.
+        A site with only empty masks learns only the background.
+
+        Args:
+            counts: the number of training images by the dominant class of their mask; ``counts[0]``
+                counts the empty masks. An empty sequence means that the counts are unknown.
         """
         if counts and sum(counts) == counts[0]:
             return "all training masks are empty"
