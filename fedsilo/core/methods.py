@@ -227,8 +227,8 @@ def title_of(name: str) -> str:
 def about(name: str) -> str:
     """Return one sentence that describes a method.
 
-    A built-in method's sentence is in the table. A plugin's sentence is the first line of its
-    module's docstring, or empty if the module has no docstring.
+    The sentence of a built-in method is in the table ``OURS``. For a plugin's method, the plugin is
+    imported, and the sentence is the first line of its module's docstring; empty if it has none.
 
     Raises:
         SettingError: no method has that name.

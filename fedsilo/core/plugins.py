@@ -444,10 +444,10 @@ def digests_text(digests: Mapping[str, str]) -> str:
 
 
 def stated_digests(text: str) -> dict[str, str]:
-    """Parse the setting 'plugin-digests', "module=digest, module=digest", into module -> SHA-256.
+    """Parse the value of the setting 'plugin-digests' into a mapping: module -> SHA-256.
 
-    An empty string gives an empty mapping. The format is not checked: an entry without '=' gets an
-    empty digest.
+    The value has entries ``module=digest``, separated by a comma and a space. An empty value gives
+    an empty mapping. The format is not checked: an entry without '=' gets an empty digest.
     """
     digests = {}
     for part in text.split(", "):

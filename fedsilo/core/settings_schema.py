@@ -256,9 +256,9 @@ def _build_rule(field: dataclasses.Field[Any], hint: Any) -> SettingRule:
 def _choices_of(hint: Any) -> tuple[str, ...]:
     """Return the strings that the type of a setting allows, from its ``Literal``.
 
-    The type may be a ``Literal`` or a union with one. Of several, the first counts. The result is
-    empty if there is none. ``Literal`` types inside other types, such as lists within a union, are
-    not found.
+    The type is a ``Literal``, or has one directly among its parts, as a union or a list may. If it
+    has several, the first is used. If it has none, or only one that is nested deeper, the result is
+    empty.
 
     Args:
         hint: the type of a field.

@@ -163,10 +163,11 @@ def hold_name(path: Path) -> Iterator[bool]:
     """Reserve a path against other processes while the block runs; yield whether it worked.
 
     The block runs in both cases: with True if this process holds the name now, and with False if
-    another process does. The reservation is a lock on the file ``.<name>.held`` next to ``path``,
-    which is removed after the block. Missing parent folders are made. If the parent was missing and
-    is empty after the block, it is removed too. If the file system does not support locks, True is
-    yielded without a lock.
+    another process does. If the file system does not support locks, True is yielded without one.
+
+    The lock is on the file ``.<name>.held`` next to ``path``, whose missing parent folders are
+    created. After a block with True, that file is removed, and so is the parent if it was missing
+    before and is empty now.
     """
     held, is_new_parent = path.with_name(f".{path.name}.held"), not path.parent.exists()
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -12,8 +12,8 @@ BACKBONES = "backbones"  # a folder in the cache, where `fedsilo pretrain` write
 def installed_folder() -> Path:
     """Return the folder of the Flower app, which contains the folder ``server_app``.
 
-    In an installed fedsilo this is the package itself. In a checkout it is the repository, the
-    parent of the package, which also holds pyproject.toml.
+    If the package ``fedsilo`` itself contains ``server_app``, as an installed one does, the result
+    is the package. Otherwise it is the parent of the package: in a checkout, the repository.
     """
     package = Path(__file__).resolve().parents[2]
     if (package / "server_app").is_dir():
@@ -54,7 +54,8 @@ def data_folder(places: Places, name: str, needs: str) -> Path:
     Args:
         places: the folders.
         name: the data set, for the error.
-        needs: a description of the files that the folder must contain, for the error.
+        needs: the content that the folder must have, for the error: words that follow "needs a
+            folder", such as "with one CSV file per site".
 
     Raises:
         DataError: no data folder is named.

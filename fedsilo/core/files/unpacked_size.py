@@ -81,8 +81,9 @@ def check_unpacked(path: Path, size: int) -> None:
 def check_members(path: Path, entries: Iterable[zipfile.ZipInfo]) -> None:
     """Check that a zip's members are stored or deflated, and that their total size is allowed.
 
-    With other compression methods, zipfile inflates more at once than it is asked for. It never
-    inflates more of a member than the size in the member's entry.
+    Other compression methods are refused, because zipfile would then inflate more at once than it
+    is asked for. The stated sizes can be trusted: zipfile never inflates more of a member than
+    they say.
 
     Raises:
         DataError: a member has another compression method, or the members' stated sizes together
