@@ -32,7 +32,7 @@ def _sources() -> dict[str, list[str]]:
 
 @cache
 def _counts() -> density.Counts:
-    """Return what there is to count in all source files; to read them takes seconds."""
+    """Return the counts of all source files, which are read once, because that takes seconds."""
     return density.count_folders([ROOT / room for room in density.ROOMS])
 
 

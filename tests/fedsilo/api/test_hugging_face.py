@@ -39,7 +39,7 @@ Play = Callable[[Any], list[str]]
 
 @pytest.fixture
 def play(monkeypatch: pytest.MonkeyPatch) -> Play:
-    """Return what plays the library with a loaded data set; it gives the calls' names."""
+    """Return a stand-in for the library with a loaded data set, which collects the calls' names."""
 
     def played(found: Any) -> list[str]:
         called: list[str] = []

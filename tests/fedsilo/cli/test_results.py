@@ -1,4 +1,4 @@
-"""What commands print of their results, and the files that their options name."""
+"""Printed results of commands, and the files that their options name."""
 
 import json
 from collections.abc import Callable, Iterator

@@ -30,7 +30,7 @@ def _own(input_shape: tuple[int, ...], classes: int) -> nn.Module:
 
 @pytest.fixture
 def named(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], CommonSettings]:
-    """Return what makes settings with a network that is ``plugged_nets:build``."""
+    """Return a builder of settings with the network ``plugged_nets:build``."""
 
     def make(build: Any, **more: Any) -> CommonSettings:
         module = ModuleType("plugged_nets")

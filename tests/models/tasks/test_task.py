@@ -1,4 +1,4 @@
-"""What a task has without saying more than it must, as the task of another author."""
+"""Defaults of a task that defines only what it must, as another author's task would."""
 
 from collections.abc import Callable, Sequence
 from typing import Any

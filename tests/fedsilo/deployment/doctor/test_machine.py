@@ -1,4 +1,4 @@
-"""What doctor says of a machine: versions, folders, disk, memory and ports."""
+"""Lines of the doctor about a machine: versions, folders, disk, memory and ports."""
 
 import os
 import socket

@@ -1,4 +1,4 @@
-"""What reports say of tasks, by runs whose every number is made by hand."""
+"""Reports on each task, of runs whose numbers are all made by hand."""
 
 from types import ModuleType, SimpleNamespace
 from typing import Any

@@ -20,7 +20,7 @@ SHAPE = NetworkShape((1, 8, 8), 3)
 
 @pytest.fixture
 def named(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], CommonSettings]:
-    """Return what makes settings with a network that is ``plugged_masks:build``."""
+    """Return a builder of settings with the network ``plugged_masks:build``."""
 
     def make(build: Any) -> CommonSettings:
         module = ModuleType("plugged_masks")
