@@ -127,9 +127,9 @@ def folders_of(runs: Sequence[AnyRun]) -> list[Path]:
 def texts_of(settings: Settings | None) -> tuple[str, ...]:
     """Convert settings to a tuple of strings ``key=value``, in their given order.
 
-    The values of a mapping are written as JSON. The strings of a sequence are returned unchanged,
-    without a check for a '='. A single string gives a tuple with this string, and None gives an
-    empty tuple.
+    Args:
+        settings: a mapping, whose values are written as JSON, or a sequence of strings or a single
+            string, which are returned unchanged, even without a '='. None gives an empty tuple.
 
     Raises:
         SettingError: an item of a sequence is not a string, or JSON cannot represent a value of a

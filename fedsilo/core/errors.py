@@ -198,14 +198,11 @@ def error_line(error: FedsiloError) -> str:
 def unknown_key(key: str, known: Iterable[str]) -> SettingError:
     """Build the error for an unknown setting, which suggests similar known keys.
 
-    The caller raises it.
+    The error is returned, not raised. The first of these rules that applies gives the suggestion:
 
-    The first of these rules that applies chooses the suggestion:
-
-    - If ``key`` without its group is a known key, that key is suggested.
-    - If known keys end with ``.<key>``, all of them are suggested, because the group may be
-      missing.
-    - The most similar known key is suggested, if one is similar enough.
+    - If ``key`` without its group is a known key, that key: 'rounds' for 'train.rounds'.
+    - If known keys end with ``.<key>``, all of them: 'uefl.gamma' for 'gamma'.
+    - If a known key is similar enough, the most similar one.
 
     If ``key`` has a group that no known key has, the error also lists all groups. Otherwise, if
     there is no suggestion, it lists the first 30 known keys in alphabetical order. A ``key`` of

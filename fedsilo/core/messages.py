@@ -99,8 +99,8 @@ class Instruction:
     def to_config(self) -> dict[str, Value]:
         """Convert the instruction to the entries of a ConfigRecord of Flower.
 
-        The keys are the attributes with '-' in place of '_'. Each note becomes one entry with the
-        key ``note.<name>``, whose name is not changed.
+        Each attribute except ``notes`` becomes an entry with its name, in which '-' replaces '_'.
+        Each note becomes an entry ``note.<name>``, in which the name is not changed.
         """
         config = {name.replace("_", "-"): value for name, value in vars(self).items()}
         del config["notes"]

@@ -29,10 +29,11 @@ _NO_MARKUP = re.compile(rf"(\[{_NUMBER}, {_NUMBER}\](?![\[(:])|(?<!\S)\*(?!\S))"
 def one_line(text: object, longest: int = LONGEST) -> str:
     """Convert ``text`` by ``str`` to one printable line of at most ``longest`` characters.
 
-    A longer line is cut at its end, and its last character is then '…'.
+    Each run of spaces, line ends and other unprintable characters becomes one space, and there is
+    none at the ends. A line that is still too long is cut, and its last character is then '…'.
 
-    Only the first ``4 * longest`` characters are read, so a text with much white space may end
-    earlier, without '…'.
+    Only the first ``4 * longest`` characters are read. What follows them is lost, without a '…' if
+    the line is then short enough.
     """
     # The text is cut before it is cleaned, because a site may send megabytes
     words = printable(_convert_to_text(text)[: 4 * longest])
@@ -221,10 +222,10 @@ def markdown_code(text: object) -> Markdown:
 
 
 def as_markdown(value: Any) -> Any:
-    """Escape every string in a value for a Markdown template, also inside mappings and lists.
+    """Escape every string in a value for a Markdown template.
 
-    Keys of mappings, and strings that are ``Markdown`` already, stay unchanged, as do values of
-    other types. Tuples become lists.
+    Strings inside mappings, lists and tuples are escaped too, but not the keys of a mapping. Tuples
+    become lists. Strings that are ``Markdown`` already, and values of other types, stay unchanged.
     """
     if isinstance(value, Markdown):
         return value

@@ -61,16 +61,16 @@ def load_plugins(named: str, taken: Collection[str], pins: Mapping[str, str] = {
     A file that was executed before and has not changed is not executed again.
 
     Args:
-        named: the value of the setting, with entries separated by commas. Entries are files FILE.py
-            and names of modules; the names are ignored.
+        named: the value of the setting: files FILE.py and names of modules, separated by commas.
+            The names of modules are ignored.
         taken: module names that no file may have.
-        pins: module -> the SHA-256 that its file must have. Files of other modules are not
-            compared. Exactly the bytes that were compared are executed.
+        pins: module -> the SHA-256 that its file must have. The file of a module without a pin may
+            have any content. Exactly the bytes whose digest was compared are executed.
 
     Raises:
-        SettingError: a file cannot be read or executed, or its digest differs from its pin. The
-            error is also raised if the file's name is in ``taken``, belongs to another module, or
-            is not a Python identifier.
+        SettingError: a file cannot be read or executed, its digest differs from its pin, or its
+            name without '.py' cannot be used. It must be a Python identifier, must not be in
+            ``taken``, and must not be the name of an existing module, unless that is a plugin file.
     """
     for entry in plugin_entries(named):
         if entry.endswith(".py"):
@@ -155,15 +155,15 @@ def _is_other_module(name: str, path: Path) -> bool:
 
 
 def find_plugins(key: str, ours: Collection[str] = ()) -> dict[str, str]:
-    """Find the plugins that installed packages offer for a setting, by their entry points.
+    """Find the plugins for a setting in the entry points of the installed packages.
 
     Args:
         key: the setting, such as 'method'.
-        ours: fedsilo's own names, which no package may take.
+        ours: fedsilo's own names, which no package may use.
 
     Returns:
-        Name of the plugin -> ``module:object``, or only the module for a method. The mapping is
-        empty if no package offers a plugin. Nothing is imported.
+        Name of the plugin -> ``module:object``; for a method, only the module. The mapping is empty
+        if no package offers a plugin. No plugin is imported.
 
     Raises:
         SettingError: a package offers a name in ``ours``, or two packages offer different plugins
@@ -374,11 +374,10 @@ def import_plugin(module: str) -> None:
 
 
 def is_offered(module: str) -> bool:
-    """Return whether an installed package offers a plugin of fedsilo in the module ``module``.
+    """Return whether an installed package offers a plugin of fedsilo in a top-level module.
 
-    A package offers a plugin by an entry point in one of fedsilo's groups. Only the first part of
-    the entry point's module is compared, so ``module`` must be a top-level module. It is not
-    imported.
+    A package offers a plugin by an entry point in one of fedsilo's groups. ``module`` is compared
+    with the part of the entry point before the first '.' or ':', and is not imported.
     """
     for group in _GROUPS.values():
         for entry in entry_points(group=group):
@@ -524,9 +523,9 @@ def module_digest(module: str) -> str:
 def _package_digest(folders: Iterable[str]) -> str:
     """Compute one SHA-256 over the Python, TOML, Markdown, YAML and JSON files of a package.
 
-    The digest covers the relative path and the content of each file with an ending in
-    ``_COMPARED``, also in subfolders. The folders keep their given order, and the files of each
-    folder are sorted by path.
+    The digest covers the relative path and the content of each file whose suffix is in
+    ``_COMPARED``, including files in subfolders. The order of ``folders`` matters; within a folder,
+    the files are sorted by path.
     """
     total = hashlib.sha256()
     for folder in folders:

@@ -169,10 +169,10 @@ def _key_in_group(group: str, field_name: str) -> str:
 
 @cache
 def _names_by_key(cls: type) -> Mapping[str, str]:
-    """Map the key of each setting of a class to the name of its field, in declaration order.
+    """Map the key of each setting to the name of its field, for a class of settings.
 
-    The group in the key is that of the class that declares the field, even if a subclass inherits
-    it. The result is computed once per class.
+    The settings are in the order of their declaration. An inherited setting keeps the group of the
+    class that declares it. The result is computed once per class.
     """
     names = {}
     for field in dataclasses.fields(cls):

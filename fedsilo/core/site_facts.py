@@ -101,11 +101,10 @@ class SiteFacts:
 
     @cached_property
     def measured_splits(self) -> list[str]:
-        """The splits that have samples and that the site sends measurements for.
+        """The splits for which the site sends measurements, without those that have no samples.
 
-        The splits are in the order of the site's label counts. If the site reveals only sums over
-        sites, it has no label counts. The sizes are then unknown, so all splits in ``measured`` are
-        returned.
+        They are in the order of the site's label counts. A site that reveals only sums over sites
+        has no label counts, so its empty splits are unknown, and the result is all of ``measured``.
         """
         if not self.label_counts:
             return list(self.measured)

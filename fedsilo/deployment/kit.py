@@ -169,13 +169,13 @@ _ANOTHER = "do not use the kit, and ask the server's operator for another"
 
 
 def _read_zip(path: Path) -> dict[str, bytes]:
-    """Read the files of a kit's zip, by name. A missing file is not refused here.
+    """Read all files in a kit's zip: name -> content. Whether a file is missing is not checked.
 
-    The zip may be a symbolic link, but not a pipe.
+    The zip may be a symbolic link, which is followed, but not a pipe.
 
     Raises:
-        KitError: the zip is missing or damaged, contains other files than a kit, or can be accessed
-            by other users.
+        KitError: the zip does not exist or is damaged, ``_refuse_entries`` refuses its content (for
+            example, a file that no kit has), or its mode lets other users access it.
         PermissionError: this user cannot read the zip.
     """
     try:
@@ -242,12 +242,12 @@ def _refuse_entries(path: Path, entries: Sequence[zipfile.ZipInfo]) -> None:
 
 
 def _read_folder(path: Path) -> dict[str, bytes]:
-    """Read the files of an opened kit, by name. Other files in the folder are ignored.
+    """Read the files of a kit that is unpacked in a folder: name -> content.
 
-    A missing file is left out of the result.
+    A missing file is left out of the result, and other files in the folder are ignored.
 
     Raises:
-        KitError: a file exists but cannot be read, or is not a regular file.
+        KitError: a kit's file exists but cannot be read, or is not a regular file.
     """
     files = {}
     for name in _NAMES:

@@ -112,21 +112,21 @@ def within(sentence: str) -> PydanticCustomError:
 def check_content(
     kind: Any, content: Any, refuse: Callable[[str], FedsiloError], quoted: bool = False
 ) -> Any:
-    """Check the content of a declaration file, and convert it to ``kind``.
+    """Check the content of a declaration file by pydantic, and convert it to the type ``kind``.
 
     Args:
         kind: a ``FileModel`` or another type that pydantic can check.
         content: the content, as parsed from YAML.
-        refuse: builds the error from a complete sentence about the first fault, without the file's
-            name.
-        quoted: whether the sentence may quote the wrong value. A patient's value must not be
-            quoted.
+        refuse: builds the error. It gets one sentence, which describes the first fault and does not
+            name the file.
+        quoted: whether the sentence may quote the wrong value. This must be False if the value may
+            be a patient's.
 
     Returns:
         The content as an instance of ``kind``.
 
     Raises:
-        FedsiloError: the error that ``refuse`` builds.
+        FedsiloError: the content does not fit ``kind``. The error is the one from ``refuse``.
     """
     try:
         return TypeAdapter(kind).validate_python(content)

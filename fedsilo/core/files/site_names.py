@@ -128,7 +128,7 @@ def site_of_folder(name: str) -> str:
 
 
 def find_by_site(paths: Mapping[str, Path]) -> dict[str, Path]:
-    """Find the site to which each of a user's folders or files belongs, by its name.
+    """Map each site to the user's folder or file that is named after it.
 
     Args:
         paths: the name of a folder, or of a file without its ending -> its path. A name is a site's

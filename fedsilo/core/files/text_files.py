@@ -52,8 +52,8 @@ def decode_text(content: bytes) -> str:
 
     Raises:
         ValueError: the bytes begin like a packed file (Excel, zip, Parquet or gzip), cannot be
-            decoded, or decode to a text with a NUL character. The message is a predicate for the
-            file's name, such as "is a Parquet file, ...", and names the remedy.
+            decoded, or decode to a text with a NUL character. The message begins with "is", because
+            the caller writes the file's name before it, and says how to save the file.
     """
     for signature, kind in _PACKED.items():
         if content.startswith(signature):

@@ -41,8 +41,8 @@ def _read_file(file: Path) -> tuple[str, str]:
     """Read the passphrase from the first line of a file that only its owner may access.
 
     Returns:
-        The passphrase and an empty string; if other users may access the file, an empty string and
-        the reason why it is refused.
+        The passphrase without its line end, and an empty string. If the file's mode lets other
+        users access it, an empty string and a sentence with the reason and the remedy.
 
     Raises:
         OSError: the file cannot be read, or is not a regular file.

@@ -292,9 +292,9 @@ class SealedReader:
             return hashlib.file_digest(entry, "sha256").hexdigest()  # type: ignore[arg-type]
 
     def unlock(self, passphrase: str) -> Keys:
-        """Derive the backup's keys from the passphrase, and check that they are the right ones.
+        """Derive the backup's keys from the passphrase, and check them by the manifest's seal.
 
-        They are right if the manifest's seal, an HMAC, can be computed with them.
+        The seal is an HMAC of the manifest. The keys are right if they give the same HMAC.
 
         Raises:
             BackupError: the passphrase is not the backup's, or the manifest was altered.

@@ -387,17 +387,18 @@ class Fleet:
         self._stub, self.close = FleetStub(channel), channel.close
 
     def refusal(self, name: str, request: object) -> str:
-        """Call the server's Fleet API, and return the text with which the server refuses it.
+        """Call a method of the server's Fleet API, and return the error text if the server refuses.
 
         Args:
-            name: the name of a method of the API, such as "ActivateNode".
-            request: the message of that method. The server has 3 seconds to answer.
+            name: the name of the method, such as "ActivateNode".
+            request: the message of that method.
 
         Returns:
-            The server's text, or an empty string if the server accepts the call.
+            The server's error text, or an empty string if the server accepts the call.
 
         Raises:
-            Refused: the call does not reach the server, for example because of a proxy.
+            Refused: the server cannot be reached, for example because of a proxy, or does not
+                answer within 3 seconds.
         """
         import grpc
 

@@ -161,8 +161,8 @@ def _confirm_rules(
 ) -> str:
     """Check a kit and its rules, let the operator confirm them, and return the text of the rules.
 
-    ``_read_or_make_rules`` gives the text. If the rules cannot be used, the server is told that the
-    check "site file" has failed, and then the error is raised.
+    The text comes from ``_read_or_make_rules``. If it raises a RulesError, the server is first told
+    that the check "site file" has failed.
 
     Args:
         request: the kit and the operator's options.
@@ -324,12 +324,15 @@ def _opened_here(home: Path) -> OwnFile[int]:
 def _list_confirmations(
     kit: Kit, previous: Kit | None, home: Path, sentences: Sequence[str]
 ) -> list[str]:
-    """List the sentences that the operator must confirm before this start.
+    """List the lines that the operator must confirm before this start.
 
-    Before the first start on this disk, or if ``home`` has no site file, these are the kit's code
-    and all rules. If ``home`` was filled elsewhere, a warning about its rules, state and keys is
-    added. For a kit that replaces another one, they are its code and the differences between the
-    kits. If ``home`` already has this kit, the list is empty.
+    The first of these cases that applies decides:
+
+    - ``home`` has no kit or no site file, or was not opened on this disk: the kit's code, which the
+      server's operator reads out by telephone, and all rules. If a kit in ``home`` was not opened
+      on this disk, a warning says that the rules, state and keys there will be used.
+    - ``home`` already has this kit: an empty list.
+    - ``home`` has another kit: the new kit's code and the differences between the kits.
 
     Args:
         kit: the new kit.

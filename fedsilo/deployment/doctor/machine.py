@@ -134,14 +134,14 @@ def check_data_folder(path: Path) -> Path:
 
 
 def has_site_file(path: Path) -> bool:
-    """Return whether a hospital's site file exists at ``path`` and can be read by this user.
+    """Return whether a hospital's site file exists at ``path``.
 
     A character device, such as /dev/null, counts as a missing file, because Docker Compose mounts
     that device if the host has no site file.
 
     Raises:
-        Refused: the path is a folder or another special file, or this user cannot read the file.
-            Without this error, the hospital's rules would be ignored.
+        Refused: the path is a folder or another special file, or this user cannot read the file. If
+            that counted as a missing file, the hospital's rules would be ignored.
     """
     if not path.exists() or path.is_char_device():
         return False

@@ -65,11 +65,11 @@ class RunSetup:
 
     @cached_property
     def meeting(self) -> Meeting:
-        """The answers of the run's sites: their facts, or the reasons for refusing the run.
+        """The answers of the run's sites: their facts, or their reasons for refusing the run.
 
-        Facts are, for example, sample counts. The first access asks the sites: those of the
-        deployment, or simulated ones, which are opened in this process with their data. Later
-        accesses use the same answers. If asking raises an error, the next access asks again.
+        Facts are, for example, sample counts. The first access asks the deployment's sites. Without
+        a deployment, it asks simulated sites, which are opened in this process with their data.
+        Later accesses use the same answers. If asking raises an error, the next access asks again.
         """
         if self.deployment:
             return meet(self.experiment, self.deployment, self.sources, self.seed)

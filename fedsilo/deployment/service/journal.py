@@ -52,10 +52,10 @@ class LogLines:
     def format(self, line: str) -> str:
         """Format one line of output as a log line: time, level, run (if any) and text.
 
-        The level is read from lines in the form of Flower or uvicorn, and is ERROR for an error of
-        fedsilo's commands. All other lines get the level of the line before. Colours are removed.
-        The result is empty for a line without text, and for a successful call of Flower's API,
-        which is too frequent.
+        A line in the form of Flower or uvicorn states its level. An error of fedsilo's commands has
+        the level ERROR. Any other line gets the level of the line before. Colours are removed. The
+        result is empty for a line without text. It is also empty for a successful call of Flower's
+        API, because such lines are too frequent.
         """
         text = _COLOURS.sub("", line).rstrip()
         if _POLLED.fullmatch(text):

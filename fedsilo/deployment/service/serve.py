@@ -22,9 +22,10 @@ from fedsilo.deployment.worker.installed import refuse_other_flower
 def serve(folder: Path) -> int:
     """Run the server of a deployment in the foreground, for a service, and return its exit code.
 
-    Missing certificates and keys are made, and the registry is written. The process is recorded as
-    the server's in deployment.json. The output is written to stdout as log lines. The call returns
-    when the server ends.
+    Missing certificates and keys are made, and the registry is written. Then the SuperLink is
+    started as a child process, and its output is written to stdout as log lines. deployment.json
+    records this process, not the child, as the server's: this process passes signals on, and ends
+    with the child.
 
     Raises:
         FedsiloError: there is no usable deployment, its server already runs, another command

@@ -223,11 +223,11 @@ def _end_processes(*processes: subprocess.Popen[bytes]) -> None:
 
 
 def _parse(arguments: Sequence[str]) -> argparse.Namespace:
-    """Read the host, the port, the node config and three reserved options from the arguments.
+    """Parse the options of ``flower-supernode`` that this module reads.
 
-    ``arguments`` are those of ``flower-supernode``. All others are ignored, and abbreviations are
-    not recognised. An option that is not given is an empty string, but the host is 127.0.0.1 and
-    the port is 9094 by default.
+    They are --host (127.0.0.1 by default), --port (9094 by default), --node-config, --isolation,
+    --superexec-auth-secret-file and --ssl-certfile. All are strings, and each of the last four is
+    empty by default. Other arguments are ignored, and abbreviated options are not recognised.
     """
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--host", default="127.0.0.1")

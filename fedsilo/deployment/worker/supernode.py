@@ -167,8 +167,8 @@ def give_up_while_waiting(push: Callable[..., None], waits: Any) -> Callable[...
     Args:
         push: Flower's function, which sleeps through ``waits`` until a reply is ready. Its first
             argument is the SuperNode's state.
-        waits: the ``ShortWaits``, whose sleeps call its attribute ``look`` about once a second. The
-            attribute is set only during ``push``.
+        waits: the ``ShortWaits``. During ``push``, its callback ``look`` is set, which its sleeps
+            call about once a second. The callback passes the state to ``give_up_unanswered``.
 
     Returns:
         A function with the arguments of ``push``.
