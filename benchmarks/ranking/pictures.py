@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
@@ -12,9 +12,18 @@ from fedsilo.core.methods import title_of
 from fedsilo.pictures.panel_grids import panel_grid
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+    from matplotlib.transforms import Bbox
 
 _COLUMNS = 3
+# Where a name may stand: its offset from the point in typographic points, and its alignment
+_SIDES = (
+    ((4, 3), "left", "bottom"),
+    ((-4, 3), "right", "bottom"),
+    ((4, -3), "left", "top"),
+    ((-4, -3), "right", "top"),
+)
 
 
 def draw_ranks(rankings: Mapping[str, Ranking]) -> Figure:
@@ -36,9 +45,9 @@ def draw_ranks(rankings: Mapping[str, Ranking]) -> Figure:
 
 
 def draw_costs(results: pd.DataFrame) -> Figure:
-    """Return a panel per experiment: the mean test figure over the kilobytes of a run.
+    """Draw a panel per experiment: the mean test metric over the kilobytes of a run.
 
-    Named are FedAvg and the methods that none beats in both.
+    Named are FedAvg and the methods that no method with as few bytes beats by a tenth of a point.
     """
     from matplotlib.ticker import LogLocator, NullFormatter
 
@@ -46,9 +55,6 @@ def draw_costs(results: pd.DataFrame) -> Figure:
     figure, panels = panel_grid(len(parts), _COLUMNS, (4.4, 3.6))
     for axes, (experiment, part) in zip(panels, parts.items(), strict=True):
         axes.scatter(part["kilobytes"], part["mean"], s=14, color="#1f5fa8")
-        for row in _named(part):
-            text, place = title_of(row["method"]), (row["kilobytes"], row["mean"])
-            axes.annotate(text, place, (3, 3), textcoords="offset points", fontsize=7)
         axes.set_xscale("log")
         axes.xaxis.set_major_locator(LogLocator(subs=(1, 3)))
         axes.xaxis.set_major_formatter("{x:g}")
@@ -57,14 +63,44 @@ def draw_costs(results: pd.DataFrame) -> Figure:
         axes.set_ylabel(f"test {part['metric'].iloc[0]}")
         axes.set_title(str(experiment), fontsize="medium")
         axes.grid(alpha=0.3)
+        _name_points(axes, _named(part))
     return figure
 
 
+def _name_points(axes: Axes, rows: Iterable[Mapping[Any, Any]]) -> None:
+    """Write each row's method beside its point, on the first side where no other name is.
+
+    If there is a name on every side, the method gets no name. The scales must be final.
+    """
+    taken: list[Bbox] = []
+    for row in rows:
+        place = (row["kilobytes"], row["mean"])
+        for offset, across, along in _SIDES:
+            text = axes.annotate(
+                title_of(row["method"]),
+                place,
+                offset,
+                textcoords="offset points",
+                fontsize=7,
+                ha=across,
+                va=along,
+            )
+            box = text.get_window_extent()
+            if not any(box.overlaps(other) for other in taken):
+                taken.append(box)
+                break
+            text.remove()
+
+
 def _named(part: pd.DataFrame) -> Iterator[dict[Any, Any]]:
-    """Yield FedAvg's row, and those of which no row with as few bytes has a better figure."""
+    """Yield FedAvg's row, and the rows that no row with as few bytes beats, cheapest first.
+
+    Means are compared as the page shows them, in tenths of a point.
+    """
     best = float("-inf")
     cheapest_first = part.sort_values(["kilobytes", "mean"], ascending=[True, False])
     for row in cheapest_first.to_dict("records"):
-        if row["mean"] > best or row["method"] == "fedavg":
+        shown = round(row["mean"], 3)
+        if shown > best or row["method"] == "fedavg":
             yield row
-        best = max(best, row["mean"])
+        best = max(best, shown)
