@@ -117,5 +117,5 @@ def test_a_site_that_is_revoked_while_it_is_connected_is_shut_out(folder: Path) 
         time.sleep(0.5)
     assert deployment.process(site) is None, deployment.log(site).read_text()[since:]
     with pytest.raises(DeploymentError, match="ended at its start"):
-        up(folder, "uefl-digits", {}, print)
+        up(folder, None, {}, print)
     assert _UNKNOWN in deployment.log(SERVER).read_text()
