@@ -85,9 +85,9 @@ class SiteSession(OpenedSite):
     def from_context(cls, context: Context) -> SiteSession:
         """Open this node's site for a run, and check that the site can take part.
 
-        Nothing has left the site before these checks. A hospital at trust 'sums' is opened with
-        zero samples in place of its data, as many as it declared; ``with_data`` reads the real data
-        later.
+        Nothing leaves the site before these checks. A hospital at trust 'sums', where the server
+        may learn only sums over sites, is opened without its data. Zero samples take their place,
+        as many as the hospital declared, until ``with_data`` reads the real data.
 
         The random draws of a real hospital with a 'state-dir', such as the order of samples, use
         the hospital's secret seed. The first call makes and stores this seed. All other sites use
@@ -109,14 +109,17 @@ class SiteSession(OpenedSite):
     def admit(cls, site: OpenedSite) -> SiteSession:
         """Build the session of an opened site, and check that the site can take part in the run.
 
-        The hospital's limits and the method are checked. With the hospital's own cap on epsilon,
-        the label counts get noise, and the first draw is charged to its ledger.
+        ``_refuse_unfit`` compares the run with the site's sample counts and the hospital's limits.
+        Then the method makes its own checks, such as a minimum number of samples. With the
+        hospital's own cap on epsilon, the label counts get noise, and the first draw is charged to
+        its ledger.
 
         Raises:
             EpsilonSpentError: the noisy label counts would exceed the hospital's cap on epsilon.
             SiteError: the site has too few samples for the method.
             RefusedError: the hospital's limits forbid the run, or a necessary consent is missing.
             SettingError: a setting of the run is invalid, or does not fit the data or this machine.
+            CheckpointError: stored counts or the ledger are damaged, or cannot be written.
         """
         settings = site.settings
         own: Any = build_settings(settings_class(settings.method), site.run_config)
@@ -138,12 +141,14 @@ class SiteSession(OpenedSite):
     def with_data(self) -> SiteSession:
         """Return a copy of the session with the real data in place of the declared zero samples.
 
-        If the run uses class weights, they are checked on the real data. If the hospital has its
-        own cap on epsilon, the reported counts are computed again, as noisy counts of the real
-        data. Without a cap they stay the declared ones.
+        This is for a hospital at trust 'sums', which was checked without its data. If the run uses
+        class weights, they are checked on the real data. If the hospital has its own cap on
+        epsilon, the reported counts become noisy counts of the real data. Without a cap they stay
+        the declared ones.
 
-        Errors from here on must not reach the server, so the caller adds 0 to the secret sum
-        instead.
+        From here on an error could reveal a patient, so no error may reach the server. The caller
+        adds 0 to the secret sum instead. In that sum over sites, the server cannot see a single
+        site's part.
 
         Raises:
             DataError: the data cannot be read.
@@ -160,13 +165,16 @@ class SiteSession(OpenedSite):
         return session
 
     def measured_splits(self) -> tuple[str, ...]:
-        """Return the names of the splits whose metrics may leave, in the order train, val, test.
+        """Return the splits whose metrics may leave the site, in the order "train", "val", "test".
 
-        - A split with fewer reported samples than 'minimum-measured' is left out. An empty split is
-          left out only at trust 'sums', because elsewhere it simply has no metrics.
-        - If the hospital has its own cap on epsilon, "train" is left out. The result is then even
-          empty in two cases: at trust 'sums', because summed metrics get no noise, and if the
-          method measures a model that was trained without noise, because noise on metrics would not
+        - A split with fewer reported samples than the hospital's 'minimum-measured' is left out. An
+          empty split is left out only at trust 'sums', because elsewhere it simply has no metrics.
+        - If the hospital has its own cap on epsilon, "train" is left out.
+
+        With such a cap the result is empty in two cases:
+
+        - The run's trust is 'sums', where metrics are summed over sites without noise.
+        - The method measures a model that was trained without noise. Noise on the metrics would not
           hide that model's training samples.
         """
         is_summed = self.settings.trust == SUMS
@@ -183,14 +191,15 @@ class SiteSession(OpenedSite):
         return tuple(splits)
 
     def silo_for(self, content: RecordDict) -> Silo:
-        """Return the site's data, with a table's features standardised and missing values as 0.
+        """Return the site's data with a table's features standardised and missing values as 0.
 
         Numeric outcomes stay in their unit, but the result records their mean and standard
-        deviation for the task. The last result is cached by the mean and standard deviation. When a
-        new result is made, columns that seem to be in another unit are named in the site's own log.
+        deviation for the task. The last result is cached, and is returned again if the mean and the
+        standard deviation are the same. Otherwise the site's own log names the columns that seem to
+        be in another unit.
 
         Args:
-            content: the message's records, which have the pooled statistics.
+            content: the server's message, which has the pooled mean and standard deviation.
 
         Raises:
             SettingError: 'data.standardise' is 'declared', but the schema declares no mean and
@@ -206,15 +215,15 @@ class SiteSession(OpenedSite):
         return self._standardised[key]
 
     def _log_unlike_columns(self, statistics: FeatureStatistics) -> None:
-        """Log which columns of this site's table differ much from the statistics that scale them.
+        """Log which columns of this site differ much from the statistics that standardise them.
 
-        The statistics are the means and standard deviations by which the table is standardised.
-        ``compare_with`` decides which columns differ. The lines go only to the site's own log.
-        Nothing is logged in two cases:
+        ``statistics`` has a mean and a standard deviation for each column: a table's features and a
+        numeric outcome. ``compare_with`` decides which columns differ. The lines go only to the
+        site's own log, each one once per process. Nothing is logged in two cases:
 
-        - The site is standardised by its own statistics, which cannot differ from its table.
-        - In a simulation the statistics are pooled, because the server then compares the sites
-          itself.
+        - 'data.standardise' is 'site'. The site's own statistics cannot differ from its data.
+        - The site is simulated and 'data.standardise' is 'pooled'. The server then compares the
+          sites itself.
         """
         settings = self.settings
         is_known = self.simulated and settings.standardise == "pooled"
@@ -278,10 +287,10 @@ class SiteSession(OpenedSite):
     def _refuse_unfit(self) -> None:
         """Check that the run fits this site's sample counts and the hospital's limits.
 
-        These are checked, by the reported counts and in this order:
+        These are checked, in this order:
 
-        - enough training samples, in total and per label, and for one batch,
-        - means and deviations in a table's schema, if the run standardises by them,
+        - enough reported training samples, in total and per label, and for one batch,
+        - means and deviations in the data's schema, if the run standardises by them,
         - enough steps, and samples per step, at a hospital that declares its data,
         - augmentation that fits the images,
         - class weights that do not let a few samples dominate a step,
@@ -313,8 +322,8 @@ class SiteSession(OpenedSite):
     def _refuse_small_steps(self, samples: int) -> None:
         """Check that a round has enough optimiser steps, and enough samples in each step.
 
-        This check is for a hospital that declares its data. Once the data are open, too few steps
-        could only fail inside the secret sum, and nobody would learn why.
+        This check is for a hospital that declares its data before they are opened. Once they are
+        open, no error may reach the server, so nobody would learn that the steps are too few.
 
         Args:
             samples: the declared number of training samples.
@@ -356,6 +365,7 @@ class SiteSession(OpenedSite):
 
         Raises:
             RefusedError: the effective sample size is below 'minimum-batch'.
+            SettingError: the run's own weights are not one per class.
         """
         weights = class_weights(self.settings, self.silo)[self.silo.train.labels]
         least, effective = self.limits.minimum_batch, effective_samples(weights)
@@ -371,11 +381,14 @@ def reported_counts(site: OpenedSite) -> Counts:
     """Return the number of samples of each class that the site reports to the server, by split.
 
     Without the hospital's own cap on epsilon these are the true counts, or at trust 'sums' the
-    declared lower bounds. With a cap they are the true counts plus noise. Noise is drawn once for
-    the same data, and the draw is charged to the ledger.
+    lower bounds that the hospital declared before the run. With a cap, Gaussian noise is added to
+    the counts of ``site.silo``: the true counts, or the declared ones while the data are not yet
+    open. The noise is drawn once for the same data, stored, and charged to the ledger (the
+    hospital's record of spent epsilon).
 
     Raises:
         EpsilonSpentError: noisy counts must be drawn for the first time, but would exceed the cap.
+        SettingError: the hospital sets no 'counts-noise', and no noise is enough for its cap.
         CheckpointError: the stored counts or the ledger are damaged, or cannot be written.
     """
     if site.cap is None:
@@ -388,11 +401,12 @@ _sessions: OrderedDict[Hashable, SiteSession] = OrderedDict()
 
 
 def session_of(context: Context, again: bool = False) -> SiteSession:
-    """Return the session of a run at this node.
+    """Return this node's session for a run: its site, opened and checked.
 
     A real hospital opens a new session for each message, so that its site file, ledgers and data
-    are read again. A simulated site's session is cached. If the cached sessions of all other sites
-    hold more than 256 MiB of samples, the least recently used ones are dropped.
+    are read again. A simulated site's session is cached by run, node and settings. If the cached
+    sessions of all other sites hold more than 256 MiB of samples, the least recently used ones are
+    dropped.
 
     Args:
         context: Flower's context of the message.
@@ -420,10 +434,10 @@ def session_of(context: Context, again: bool = False) -> SiteSession:
 
 
 def finished_session(settings: CommonSettings, own: Any, silo: Silo) -> SiteSession:
-    """Build a simulated site's session for using the models of a finished run.
+    """Build a simulated site's session in which the models of a finished run can be used.
 
     The session has no limits and no cap on epsilon, and nothing is checked. Its reported counts are
-    the true ones, without noise.
+    the true counts, without noise.
 
     Args:
         settings: the run's common settings.

@@ -61,9 +61,11 @@ def build_entry(
 ) -> dict[str, Any]:
     """Build the audit log's line for a message and its reply, as keys and JSON values.
 
-    The line has the time, site, run, round, phase and outcome. It also has the number of names that
-    leave, by groups of names, and the bytes of the message and the reply. It never has a value of
-    the data. Long names from the server are cut at 200 characters.
+    The line has the time, the site, the run and its method and data set, the round and the phase.
+    It has the outcome, the reason if there is no answer, and the bytes of the message and the
+    reply. It counts the names of the reply's arrays and values by pattern (``group_names``), but
+    never has a value of the data. Names from the server are cut at 200 characters, and the reason
+    at 1,000.
 
     Args:
         site: the site's name.
@@ -109,13 +111,15 @@ def build_entry(
 def append_line(path: Path, line: dict[str, Any]) -> None:
     """Append a line to the audit log as JSON, flush it to the disk, and write the log's head.
 
-    The line gets a number and a check value first. If it has no ledger state, or an older one than
-    the log's last line, it gets the last line's state. If the log ends in an incomplete line, the
-    new line begins on a line of its own. Sites and processes that share a log wait for each other.
+    The head is a file next to the log that stores the number and the check value of the last line.
+    The line gets such a number and check value first. If it has no ledger state, or one with fewer
+    releases than the log's last line, it gets the last line's state. If the log ends in an
+    incomplete line, the new line begins on a line of its own. Sites and processes that share a log
+    wait for each other.
 
     Raises:
-        RefusedError: the log, the line or the head could not be written. The log is cut back to its
-            old size if the file system allows it. The error does not name the path.
+        RefusedError: the log or the head cannot be read or written. The log is cut back to its old
+            size if the file system allows it. The error does not name the path.
     """
     import fcntl  # only on Linux and macOS, where hospitals' containers run
 
@@ -146,22 +150,24 @@ def append_line(path: Path, line: dict[str, Any]) -> None:
 
 
 def last_ledger(path: Path) -> LedgerMark | None:
-    """Read the ledger's state from the last complete line of the log; None if the line lacks it.
+    """Read the privacy ledger's state from the last complete line of the audit log.
 
-    If no log exists, an empty one is created, and the result is None.
+    The state has the number of releases so far and the digest of the ledger's file. The result is
+    None if the line has no such state, or if the log is empty. If no log exists, an empty one is
+    created.
 
     Raises:
-        RefusedError: the log cannot be opened. The error does not name the path.
+        RefusedError: the log cannot be opened or read. The error does not name the path.
     """
     with _open_log(path) as log:
         return _mark_of(_last_line(log, os.fstat(log).st_size))
 
 
 def _last_line(log: int, size: int) -> dict[str, Any]:
-    """Return the last complete line of an open log of ``size`` bytes; empty if there is none.
+    """Return the last complete line of an open log of ``size`` bytes, or {} if there is none.
 
-    Lines that are not a JSON object, or that have a damaged ledger state, are skipped, because a
-    power cut tore them and their answers never left. Only the last 64 KiB are read.
+    Only the last 64 KiB are read. A line is skipped if it is not a JSON object, or if its ledger
+    state is damaged. A power cut tore such a line, so its answer never left the site.
     """
     # The log grows for years, so only its end is read
     tail = os.pread(log, _TAIL, max(0, size - _TAIL))
@@ -185,11 +191,16 @@ def _mark_of(line: dict[str, Any]) -> LedgerMark | None:
 
 
 def _last_link(path: Path, last: dict[str, Any]) -> Link:
-    """Return the place in the chain after which the next line comes.
+    """Return the number and the check value of the line that the log's next line must follow.
 
-    This is the place of the log's last line, or number 0 in a new log. If the head (the file beside
-    the log) has a higher number, lines were removed, or the log was moved away. Then the place in
-    the head is returned, so that a gap remains in the numbers.
+    They come from the log's last line or from its head (the file next to the log), whichever has
+    the higher number. If the numbers are equal, the head counts. A head with a higher number means
+    that lines were removed, or that the log was moved away, and a gap then remains in the numbers.
+    Without a numbered line and a head, the number is 0.
+
+    Args:
+        path: the log's path.
+        last: the log's last line; {} if it has none.
     """
     logged, head = link_of(last) or START, read_head(path) or START
     if head.number >= logged.number:
@@ -231,12 +242,12 @@ def group_names(names: Iterable[str]) -> dict[str, int]:
 
 @contextmanager
 def _open_log(path: Path) -> Iterator[int]:
-    """Open the log for reading and appending, create it if absent, and close it after the block.
+    """Open the log for reading and appending, and close it after the block.
 
-    Yields the file descriptor.
+    Yields the file descriptor. A missing log is created.
 
     Raises:
-        RefusedError: the block or the opening raised an OSError.
+        RefusedError: the log cannot be opened, or the block raised an OSError.
     """
     try:
         log = open_regular(path, os.O_RDWR | os.O_APPEND | os.O_CREAT)

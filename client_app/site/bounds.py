@@ -39,13 +39,17 @@ def enforce_bounds(answering: Answering) -> Iterator[None]:
     """Run the block, which answers a message, within the hospital's trust, limits and quotas.
 
     Trust and the limits on settings are checked first. A site without a 'state-dir' then runs the
-    block without quotas. At any other site the message is counted in the hospital's run book, and
-    the block is stopped when its time or memory is used up. Before the block, old cached data are
-    deleted for a hello or survey, and states of old runs for any other message. After the block,
-    its working time is added to the run, except for a hello or survey.
+    block without further checks. At any other site the message is counted in the run book, the
+    hospital's record of its answers. The block is stopped when its time or memory is used up.
+
+    A hello (before a run, a site tells who it is) and a survey (a site describes its data) share a
+    daily quota. Before their block, old cached data are deleted. Before the block of any other
+    message, states of old runs are deleted, and its working time is added to the run afterwards.
 
     Raises:
-        RefusedError: the message or the run breaks a limit. The error names the key and what to do.
+        RefusedError: the message or the run breaks a limit, or a setting is invalid. The error
+            names the key and what to do.
+        SiteError: the message lacks a part of its instruction, or names its run in a forbidden way.
         CheckpointError: the run book is damaged, or cannot be written.
     """
     message, context = answering.message, answering.context
@@ -86,8 +90,9 @@ def enforce_bounds(answering: Answering) -> Iterator[None]:
 def without_paths(text: str, context: Context) -> str:
     """Return an error's text without its paths, because the server may not learn them.
 
-    A folder of the node config becomes its key in brackets, such as "(data-dir)/a.csv"; any other
-    absolute path becomes "(a path of the site)".
+    A folder of the node config becomes its key in brackets, such as "(data-dir)/a.csv". Any other
+    path that begins with "/" or "~/" becomes "(a path of the site)", up to a space, quotation mark
+    or comma. A path directly after a letter or colon, such as in a web address, stays.
     """
     for key in _PLACES:
         folder = str(context.node_config.get(key, "")).rstrip("/")
@@ -101,9 +106,9 @@ def watch_usage(seconds: float, megabytes: int) -> Iterator[None]:
     """Run a block, and raise an error in it once its time or the process's memory is used up.
 
     A timer's signal checks both limits every half second, so decoding, training and measuring need
-    no checks of their own. Both limits are checked once more when the block has ended. Python
-    delivers signals only to the main thread, in which a SuperNode's process answers. In another
-    thread nothing is checked.
+    no checks of their own. Both limits are checked once more when the block has ended, and
+    PyTorch's gradients are then on or off as before. Python delivers signals only to the main
+    thread, in which a SuperNode's process answers. In another thread nothing is checked.
 
     Args:
         seconds: the time limit for the block.

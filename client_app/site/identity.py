@@ -2,8 +2,9 @@
 
 The node config overrides the run config: ``site`` (without it ``partition-id`` picks the silo),
 ``device``, ``backbone-weights`` and ``plugin``. Its keys have no group prefix, like those of a site
-file. Only the node config tells where a real site's files are and which plugins it executes. It can
-only tighten the limits on what leaves: ``sums-min-count``, and ``max-epsilon`` at ``delta``.
+file. Only the node config tells where a real site's files are. A plugin is executed only if the
+node config lists it, or if a package installed at the hospital offers it. The node config can only
+tighten the limits on what leaves: ``sums-min-count``, and ``max-epsilon`` at ``delta``.
 """
 
 import dataclasses
@@ -45,13 +46,14 @@ class NodeCap:
 def site_settings(context: Context) -> CommonSettings:
     """Return the run's settings, overridden by this node's own folders, device and limits.
 
-    For 'sums-min-count' and the cap on epsilon the stricter value wins. Plugins named in the
-    settings are imported; a real site imports only the hospital's own plugins.
+    For 'sums-min-count' and for the cap on epsilon with its delta, the stricter value wins. At a
+    real site the run's own folders and plugin files are not used (see ``_with_own_places``).
+    Plugins named in the result are imported.
 
     Raises:
         SettingError: a value has the wrong type or is out of range.
-        RefusedError: at a real site, the run names a file, or a plugin that differs from the
-            hospital's.
+        RefusedError: at a real site, 'split.silo-set' names a file, or the run needs a plugin that
+            the hospital lacks or has in another version.
     """
     settings, node = build_settings(CommonSettings, context.run_config), context.node_config
     own: dict[str, Any] = {}
@@ -80,13 +82,13 @@ def site_settings(context: Context) -> CommonSettings:
 def _with_own_places(settings: CommonSettings, context: Context) -> CommonSettings:
     """Return a copy of the settings with this node's own folders, plugin and backbone weights.
 
-    A server that could choose paths would learn from digests and errors which files a hospital has,
-    and could choose where rows are written.
-
     The data folder and the plugin come from the node config, and are empty if it lacks them. The
     cache folder is that of ``own_cache``. If the node config has 'backbone-weights', ``settings``
     has them already, and they are kept. Otherwise a file name from the run becomes a path in this
     node's cache, whether or not the file exists.
+
+    The run's paths are not used. They would let a server find out by digests and errors which files
+    a hospital has, and choose where rows are written.
 
     Raises:
         RefusedError: 'split.silo-set' names a file.
@@ -111,14 +113,15 @@ def _with_own_places(settings: CommonSettings, context: Context) -> CommonSettin
 
 
 def _refuse_other_plugs(settings: CommonSettings) -> None:
-    """Check that the run's plugins are installed at this hospital, in the run's version.
+    """Check that this hospital has the run's plugins, in the run's version.
 
-    A run without plugins passes. If a server could name any module, it could execute that module
-    here.
+    A hospital has a plugin if its node config lists the module in 'plugin', or if an installed
+    package offers it by an entry point. If a server could name any module, it could execute that
+    module here. A run without plugins passes.
 
     Raises:
-        RefusedError: a plugin is not installed, its files differ from the run's, or the run names
-            no version.
+        RefusedError: the hospital does not have a plugin, its files differ from the run's, or the
+            run names no version.
         SettingError: a setting names neither a part of fedsilo nor a plugin.
     """
     plugs, fault = plugs_of(settings), ""
@@ -240,12 +243,12 @@ def own_name(context: Context) -> str:
 def prefix_refusals(site: str) -> Iterator[None]:
     """Turn each refusal in the ``with`` block into a RefusedError that begins with "site <name>: ".
 
-    The server needs the name, because at the hello it does not know yet which site answers. The
-    name is added even if the text begins with it already.
+    The server needs the name, because it does not know which site answers before the site's hello,
+    its first answer in a run. The name is added even if the text begins with it already.
 
     Raises:
-        RefusedError: the block raised a RefusedError or a SettingError. Other errors pass
-            unchanged.
+        RefusedError: the block raised a SettingError, a RefusedError or a subclass of it. Other
+            errors pass unchanged.
     """
     try:
         yield

@@ -84,11 +84,12 @@ class Limits:
     def refuse_settings(self, settings: CommonSettings) -> None:
         """Check a run's settings against the minimums and quotas that do not depend on the data.
 
-        These are batch sizes, clip norms, noise, and the number of messages.
+        These are batch sizes, clip norms, noise, and the number of messages (see
+        ``_reasons_against``).
 
         Raises:
-            RefusedError: a limit forbids the run. The error gives the run's key, its value and the
-                limit; only the first reason is given.
+            RefusedError: a limit forbids the run. The error gives the run's value, the limit and
+                the limit's key; only the first reason is given.
         """
         reason = next(self._reasons_against(settings), "")
         if reason:
@@ -103,8 +104,8 @@ class Limits:
         - 'train.batch-size' and 'train.micro-batch' must be 0 or at least 'minimum-batch'.
         - Noise and clip norms of a private run must be within their limits.
         - 'secure.clip-norm' must equal the hospital's 'clip-norm' at trust 'sums'.
-        - The number of rounds must be below 'max-messages'. With secure aggregation each round
-          counts as five messages.
+        - The number of rounds must be below 'max-messages'. With secure aggregation it is
+          multiplied by five, because a round then has four more messages.
         """
         sizes = {"train.batch-size": settings.batch_size, "train.micro-batch": settings.micro_batch}
         for key, size in sizes.items():
@@ -194,8 +195,9 @@ NO_LIMITS = Limits(
 def limits_of(context: Context) -> Limits:
     """Read a site's limits from its node config.
 
-    If a key is missing in the node config, a hospital gets the default of ``Limits``, and a
-    simulated site gets a value that limits nothing.
+    If a key is missing in the node config, a hospital gets the default of ``Limits``. A simulated
+    site gets the value of ``NO_LIMITS``, whose minimums allow everything and whose quotas are the
+    defaults.
 
     Raises:
         SettingError: a value of the node config has the wrong type or is out of range.

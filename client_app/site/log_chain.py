@@ -36,19 +36,24 @@ START = Link(0, "")
 
 
 def add_link(line: Mapping[str, Any], before: Link) -> dict[str, Any]:
-    """Return the audit log's next line with its number and its check value.
+    """Return a copy of the audit log's next line, with its number and its check value.
 
-    The number is one above that of ``before``, the place of the line before. The check value is a
-    SHA-256 over the line and the check value before it. ``line`` is not changed.
+    The number is one above that of the previous line. The check value is a SHA-256 over the
+    numbered line and the previous line's check value, so altered or missing lines are found.
+
+    Args:
+        line: the line's keys and values.
+        before: the number and the check value of the previous line; ``START`` for the first line.
     """
     numbered = {**line, NUMBER: before.number + 1}
     return {**numbered, CHECK: _check_value(numbered, before.check)}
 
 
 def link_of(line: Mapping[str, Any]) -> Link | None:
-    """Return the number and the check value that a line has, without checking them.
+    """Return the number and the check value that a line of the audit log has.
 
-    Returns None if the line lacks one of the two, as lines of an earlier version do.
+    They are not checked. The result is None if one of them is missing, as in lines of an earlier
+    version, or has the wrong type.
     """
     number, check = line.get(NUMBER), line.get(CHECK)
     if isinstance(number, int) and isinstance(check, str):
@@ -73,7 +78,8 @@ def read_head(log: Path) -> Link | None:
     The head is a JSON file next to the log. The two values are not checked against the log.
 
     Returns:
-        The two values; None if the head does not exist, is not JSON, or lacks one of the two.
+        The two values; None if the head does not exist, is not a JSON object, or lacks one of the
+        two.
 
     Raises:
         OSError: the head exists but cannot be read, or is not a regular file.
@@ -86,7 +92,9 @@ def read_head(log: Path) -> Link | None:
 
 
 def write_head(log: Path, last: Link) -> None:
-    """Write the place of the log's last line to its head, the file next to the log.
+    """Write the number and the check value of the log's last line to the log's head.
+
+    The head is a JSON file next to the log. An earlier head is replaced.
 
     Raises:
         OSError: the file cannot be written.
@@ -97,14 +105,17 @@ def write_head(log: Path, last: Link) -> None:
 
 
 def find_breaks(lines: Sequence[Mapping[str, Any]], head: Link | None) -> Iterator[str]:
-    """Yield a sentence for each place where a chain is broken; nothing if the chain is intact.
+    """Yield a sentence for each place where an audit log's chain of lines is broken.
 
-    Lines of an earlier version, without a number, are accepted only before the first numbered line.
+    In an intact chain, each number is one above the number before it. Each check value fits its
+    line and the check value before it. If the first line has a number above 1, its check value is
+    not checked, because the line may continue another log. Lines of an earlier version, without a
+    number, are accepted only before the first numbered line.
 
     Args:
         lines: the lines of one log, or of consecutive logs, in order.
-        head: the place of the last line, from the file next to the log; None if it is absent, and
-            then lines removed from the end are not found.
+        head: the number and the check value of the last line, from the file next to the log. If it
+            is None, lines removed from the end are not found.
     """
     last: Link | None = None
     for line in lines:

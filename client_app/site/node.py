@@ -55,11 +55,11 @@ _message: ContextVar[Opened | None] = ContextVar("message", default=None)
 
 @contextmanager
 def track_opening(opened: Opened) -> Iterator[None]:
-    """Make ``opened`` the record that ``note_opening`` and ``forget_opening`` change in the block.
+    """Make ``opened`` the record of whether patients' data are being read, until the block ends.
 
-    Its field ``data`` tells whether reading the patients' data has begun. Later this decides which
-    errors may leave. The record belongs to the current thread, so messages in other threads do not
-    change it. After the block, the earlier record is in use again.
+    In the block, ``note_opening`` and ``forget_opening`` change its field ``data``, which later
+    decides which errors may leave the site. Messages in other threads do not change the record.
+    After the block, the earlier record is in use again.
     """
     token = _message.set(opened)
     try:
@@ -92,12 +92,12 @@ def is_simulated(context: Context) -> bool:
 
 
 def context_of_simulated_site(message: Message, context: Context) -> Context:
-    """Return a context with the partition that a message names, for one simulated site.
+    """Return a context for the one simulated site whose partition a message names.
 
     In a simulation one SuperNode answers for several sites, perhaps for two at once, but Flower has
     one context for the SuperNode. If the message names no partition, or this is a real hospital,
-    ``context`` is returned unchanged. Otherwise the record with the partition is removed from the
-    message.
+    ``context`` is returned unchanged. Otherwise the new context has the partition in its node
+    config and an empty state. The record that names the partition is then removed from the message.
     """
     if not is_simulated(context) or SIMULATED_SITE not in message.content.config_records:
         return context
@@ -110,9 +110,10 @@ def context_of_simulated_site(message: Message, context: Context) -> Context:
 def own_folder(context: Context, site: str) -> Path | None:
     """Return the hospital's folder for all runs, ``<state-dir>/.own/<site>``.
 
-    The result is None if the node config has no 'state-dir'. The ledger, the secret seed, the run
-    book and the audit log are in this folder. The name of a run cannot begin with a dot, so no
-    run's own folder can be the same. The folder is not created here.
+    The result is None if the node config has no 'state-dir'. The folder has the ledger, the secret
+    seed and the run book (the record of answered messages). It also has the audit log, unless the
+    site file names another place. No run's folder can be the same, because a run's name cannot
+    begin with a dot. The folder is not created here.
     """
     return own_folder_of(context.node_config, site)
 
@@ -156,12 +157,13 @@ def owner_only() -> Iterator[None]:
 
 
 def build_settings(cls: type[S], values: Mapping[str, Value]) -> S:
-    """Build a ``cls`` from its keys in ``values``; keys of other classes are ignored.
+    """Build an object of the settings class ``cls`` from values by key.
 
-    The result is cached, because several callers need the same settings.
+    A missing key gets its default, and keys that belong to other classes are ignored. The result is
+    cached, because several callers need the same settings.
 
     Raises:
-        SettingError: a value has the wrong type or is out of range.
+        SettingError: a value has the wrong type or is not allowed.
     """
     # The key has types, because true equals 1 but is not a count
     key = tuple((name, type(value), value) for name, value in values.items())

@@ -91,9 +91,9 @@ def _adapter(kind: Any) -> TypeAdapter[Any]:
 def secret_seed(folder: Path) -> int:
     """Return the hospital's secret seed in ``folder``; the first call draws and stores it.
 
-    The seed decides the order of samples and the dropout draws. A server that knew it would know
-    which patients are in each step. A simulation uses the run's seed instead, because its runs must
-    be repeatable.
+    The seed decides the random draws of the hospital, such as the order of samples and dropout. A
+    server that knew it would know which patients are in each step. A simulation uses the run's seed
+    instead, because its runs must be repeatable.
 
     Returns:
         An integer from 0 to 2**62 - 1.

@@ -99,10 +99,11 @@ class SiteFile(Limits):
             raise RefusedError(reason)
 
     def _reasons_against_request(self, settings: CommonSettings, round_: int) -> Iterator[str]:
-        """Yield each rule of the site file that a request breaks; the server gets the first.
+        """Yield a sentence for each rule of the site file that a request breaks, in a fixed order.
 
-        The rules are 'methods', 'datasets', 'max-rounds' (0 for no limit) and 'secure-aggregation'.
-        The larger of the run's rounds and ``round_`` must be within 'max-rounds'.
+        The caller tells the server only the first sentence. The rules are 'methods', 'datasets',
+        'max-rounds' (0 for no limit) and 'secure-aggregation'. The larger of the run's rounds and
+        ``round_`` must be within 'max-rounds'.
         """
         for what, key, name, allowed in (
             ("method", "methods", settings.method, self.methods),
@@ -163,7 +164,8 @@ class SiteFile(Limits):
     def restrict(self, context: Context) -> Context:
         """Return a copy of the context whose node config also has the site file's limits.
 
-        If the node config and the site file have the same key, the stricter value wins.
+        If the node config and the site file have the same key, the stricter value wins. A side that
+        has a cap on epsilon without a delta gets the default delta.
 
         Raises:
             SettingError: a limit in the node config has the wrong type or is out of range.
@@ -199,9 +201,10 @@ NODE_LIMITS = tuple(_STRICTER)  # keys of a site file that the node config may a
 
 
 def read_site_file(context: Context) -> SiteFile:
-    """Read and check the site file that the node config names.
+    """Read and check the site file, the hospital's own rules for requests.
 
-    A site file without 'site' is valid for every site. Symbolic links are followed.
+    The key 'site-file' of the node config is the file's path, and symbolic links are followed. A
+    site file without 'site' is valid for every site.
 
     Raises:
         RefusedError: the path is not absolute, or the file is unreadable or malformed, or is for
@@ -232,12 +235,15 @@ def read_site_file(context: Context) -> SiteFile:
 def enforce_site_file(answering: Answering) -> Iterator[None]:
     """Run the block, which answers a message, under the site file, and check what leaves.
 
-    The file is read before and after the block, because the hospital may change it meanwhile. Both
-    versions must allow what leaves, and the newer one may not tighten a limit. During the block,
-    ``answering.context`` has the file's limits in its node config.
+    The site file has the hospital's own rules for requests. It is read before and after the block,
+    because the hospital may change it meanwhile. Both versions must allow the request and all names
+    in the reply, and no limit except a quota may be stricter in the newer version. During the
+    block, ``answering.context`` has the file's limits in its node config.
 
     Raises:
-        RefusedError: the site file forbids the request or the reply, or is unusable.
+        RefusedError: the site file forbids the request or the reply, became stricter, or is
+            unusable. Also raised if the audit log cannot be written.
+        SettingError: a setting of the run has the wrong type or is not allowed.
     """
     message, context = answering.message, answering.context
     settings = build_settings(CommonSettings, context.run_config)
@@ -288,9 +294,10 @@ def _round_of(message: Message) -> int:
 
 
 def log_path(context: Context, rules: SiteFile | None) -> Path:
-    """Return the audit log's path: the site file's 'audit-log', or a file in the 'state-dir'.
+    """Return the path of the site's audit log.
 
-    The site's own folder in the 'state-dir' is created if it is used.
+    It is the site file's 'audit-log', with symbolic links resolved. Without one it is
+    ``audit.jsonl`` in the site's own folder in the 'state-dir', and this folder is created.
 
     Args:
         context: the node's context.
@@ -357,7 +364,9 @@ def matches(name: str, patterns: Iterable[str]) -> bool:
 
 
 def parse_site_file(text: str) -> SiteFile:
-    """Parse the YAML text of a site file with ``read_rules``.
+    """Parse the YAML text of a site file, the hospital's own rules for requests.
+
+    The rules for the text are those of ``read_rules``.
 
     Raises:
         SettingError: the text is not valid YAML, a key is unknown or missing, or a value is

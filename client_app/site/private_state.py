@@ -38,14 +38,16 @@ class SiteState:
     settings_digest: str = ""
 
     def load_before(self, instruction: Instruction) -> dict[str, Tensor] | None:
-        """Load the newest state from before the instruction's (round, step), or return None.
+        """Load the site's newest state from before the instruction's (round, step).
 
-        Newer states are ignored, because they belong to rounds that the server lost.
+        The result maps names to arrays. It is None in the site's first round, or if the method
+        stores nothing. States of the requested step or later are ignored, because they belong to
+        rounds that the server lost.
 
         Raises:
-            CheckpointError: the state is damaged or was stored under other settings; a state that
-                the server knows of is missing; or the server goes back further than the two rounds
-                that this site remembers.
+            CheckpointError: the state is damaged or was stored under other settings; the site lacks
+                the state that the server expects; or the server goes back to a round whose earlier
+                states were deleted.
         """
         older = self._older_keys(instruction)
         missing = self._missing_state(instruction, older)
@@ -69,8 +71,12 @@ class SiteState:
     def _missing_state(self, instruction: Instruction, older: list[tuple[int, int]]) -> str:
         """Describe the state that is missing before ``instruction``, and what to do.
 
-        Returns "" if no state is missing. A state is missing if all older states were deleted, or
-        if the newest older state is older than the state that the server expects.
+        The result is "" if no state is missing. A state is missing in three cases:
+
+        - All states from before ``instruction`` were deleted (see ``_was_dropped``).
+        - No state is stored from before ``instruction``, but the server expects one.
+        - The newest state from before ``instruction`` is older than the one that the server
+          expects.
 
         Args:
             instruction: the server's request.
@@ -96,10 +102,11 @@ class SiteState:
         return ""
 
     def is_counted(self, instruction: Instruction) -> bool:
-        """Tell whether the server used the reply that left with the newest earlier state.
+        """Tell whether the server used the site's last reply from before ``instruction``.
 
-        The newest earlier state is the newest one from before ``instruction``. True if its key is
-        not above ``instruction.expects_state``, or if there is no earlier state.
+        The site stored a state with that reply. The answer is yes if this state is not newer than
+        the one that the server expects (``instruction.expects_state``). It is also yes if no
+        earlier state is stored.
         """
         older = self._older_keys(instruction)
         return not older or state_key(*older[-1]) <= instruction.expects_state
@@ -158,7 +165,7 @@ class SiteState:
     def _older_keys(self, instruction: Instruction) -> list[tuple[int, int]]:
         """List the stored states from before ``instruction``: their (round, step), ascending.
 
-        A step is the number of a phase in its round. States of the same or a later phase are not
+        A step is the number of a phase in its round. States of the same or a later step are not
         listed. They exist if a server that lost its newest rounds asks for them again.
         """
         now = (instruction.round, instruction.step)
@@ -177,15 +184,15 @@ def settings_digest_of(common: CommonSettings, own: Any) -> str:
     """Return a digest of the settings that decide what a stored state of a site means.
 
     The digest is stored with each state, and a state opens only under the same digest. It is the
-    SHA-256, in hexadecimal, of settings by key as sorted JSON. Four rules choose the settings. The
-    last three keep states of version 0.1 valid.
+    SHA-256, in hexadecimal, of the settings as JSON, sorted by key. Two kinds of settings are left
+    out:
 
-    - Settings that a hospital may change during a run are left out: those of server, secure
-      aggregation, machine and run, the hospital's own ones, 'rounds', 'plugin-settings' and
-      'privacy.sums-min-count'.
-    - A setting that came after 0.1 is left out if it has its default.
-    - Every other setting has its key of 0.1.
-    - Removed settings that decided states in 0.1 are included with their former defaults.
+    - Those that may change during a run: the settings of server, secure aggregation, machine and
+      run, the hospital's own ones, 'rounds', 'plugin-settings' and 'privacy.sums-min-count'.
+    - Those that came after version 0.1, if they have their default.
+
+    So that states of version 0.1 still open, the other settings have their keys of 0.1. Removed
+    settings that decided states in 0.1 are included with their former defaults.
 
     Args:
         common: the run's common settings.
@@ -204,11 +211,11 @@ def settings_digest_of(common: CommonSettings, own: Any) -> str:
 
 
 def _was_dropped(keys: list[tuple[int, int]], instruction: Instruction) -> bool:
-    """Tell whether the site had a state from before ``instruction`` that has since been deleted.
+    """Tell whether the site had a state from before ``instruction``, and has deleted it since.
 
-    The caller has found no such state on disk. The answer is yes if a state of another round is
-    stored, which must then be a later round. It is no in round 1, if no state is stored, or if all
-    stored states are from the requested round, because the site's first round is then this one.
+    The caller has found no such state on disk. The answer is no in three cases: in round 1, if no
+    state is stored, and if all stored states are from the requested round, which is then the site's
+    first. Otherwise a later round is stored, and the answer is yes.
 
     Args:
         keys: the (round, step) of all stored states.

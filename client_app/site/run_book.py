@@ -43,7 +43,8 @@ class RunRecord:
     def refuse(self, message: Instruction, rounds: int, limits: Limits) -> None:
         """Check that a message fits the history of its run, and the hospital's quotas.
 
-        Nothing is counted here (see ``enter``). Only the first reason to refuse is reported.
+        Nothing is counted here (see ``enter``). ``_reasons_against`` lists the rules, and only the
+        first reason to refuse is reported.
 
         Args:
             message: the server's request.
@@ -53,8 +54,8 @@ class RunRecord:
 
         Raises:
             RefusedError: the message has an impossible round, step or phase name; its round is more
-                than one before the highest round so far; its phase was answered 'max-repeats' times
-                in this round; or the run has used up its messages ('max-messages') or seconds
+                than one before the highest round so far; its phase was asked for 'max-repeats'
+                times in this round; or the run has used up its messages ('max-messages') or seconds
                 ('max-seconds').
         """
         reason = next(self._reasons_against(message, rounds, limits), "")
@@ -64,9 +65,16 @@ class RunRecord:
     def _reasons_against(self, message: Instruction, rounds: int, limits: Limits) -> Iterator[str]:
         """Yield each reason to refuse a message; the server gets only the first reason.
 
-        In this order: an impossible phase name, round or step; a round more than one back; a phase
-        repeated 'max-repeats' times; all messages used; all seconds used. ``rounds`` is the number
-        of rounds in the run's settings.
+        The reasons are, in this order:
+
+        - The phase's name has other characters than letters, digits, '-' and '_', or is not 1 to 64
+          long. Or the round is not from 1 to ``rounds`` + 1, or the step not from 0 to 999,999.
+        - The round is more than one before the highest round of the run so far.
+        - The phase was already asked for 'max-repeats' times in this round.
+        - The run has used up its messages ('max-messages').
+        - The run has used up its seconds of work ('max-seconds').
+
+        ``rounds`` is the number of rounds in the run's settings. One more is the final evaluation.
         """
         name, round_, step = message.run_name, message.round, message.step
         named = _PHASE.fullmatch(message.phase)
@@ -124,9 +132,9 @@ class RunBook:
         )
 
     def enter(self, message: Instruction, rounds: int, limits: Limits) -> float:
-        """Check a message, count it in its run, and return the seconds of work that are left.
+        """Check a message, count it in its run, and return the seconds of work left to the run.
 
-        A refused message is not counted.
+        A refused message is not counted. The first message of an unknown run begins that run.
 
         Args:
             message: the server's request.
@@ -134,8 +142,8 @@ class RunBook:
             limits: the hospital's quotas.
 
         Raises:
-            RefusedError: the message exceeds a quota, goes back more than one round, or begins one
-                run too many today.
+            RefusedError: the message does not fit the run's history (``RunRecord.refuse``), exceeds
+                a quota, or begins one run too many within 24 hours.
             CheckpointError: the record is damaged, or cannot be written.
         """
         with self._change_runs() as runs:
@@ -164,8 +172,8 @@ class RunBook:
     def count_hello(self, limits: Limits) -> None:
         """Count a hello or a survey against the daily quota that both kinds of message share.
 
-        The quota is 3 * 'max-runs-per-day' + 10. A day begins with its first such message and lasts
-        24 hours.
+        A hello asks a site who it is, and a survey asks what its data are. The quota is 3 *
+        'max-runs-per-day' + 10. A day begins with its first such message and lasts 24 hours.
 
         Raises:
             RefusedError: the quota is used up.
@@ -184,7 +192,7 @@ class RunBook:
             day.messages += 1
 
     def _refuse_many(self, runs: Mapping[str, RunRecord], limits: Limits) -> None:
-        """Check that a new run may begin within the hospital's quota of runs in 24 hours.
+        """Check that the hospital's quota of runs in 24 hours allows a new run to begin.
 
         Hellos and surveys are not counted here.
 
@@ -201,10 +209,14 @@ class RunBook:
 
     @contextmanager
     def _change_runs(self) -> Iterator[dict[str, RunRecord]]:
-        """Yield all runs by name, for the block to change, and write them back after it.
+        """Yield the records of all runs, by the run's name, and write them back after the block.
 
+        The block may change them. The record with the empty name counts hellos and surveys.
         Concurrent messages wait for each other. Only the 1,000 most recently used runs are stored.
         If the block raises, nothing is written.
+
+        Raises:
+            CheckpointError: the file is damaged, or cannot be written.
         """
         with self.file.lock():
             runs = self.file.read({})

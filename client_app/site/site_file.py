@@ -21,12 +21,13 @@ _LISTS = (*_NEEDED, "refused-records")
 def read_rules(text: str, kind: type) -> Any:
     """Parse a site file's YAML ``text`` into a ``kind``, such as ``SiteFile``.
 
-    The lists 'methods', 'datasets' and 'records' are required, but may be empty.
+    The lists 'methods', 'datasets' and 'records' are required, but may be empty. A pattern in
+    'records' or 'refused-records' must be "*" or begin with a record's name, such as "arrays/".
 
     Raises:
-        SettingError: the text is empty or not a YAML mapping, a key is unknown or missing, a value
-            is out of range, a method or data set is unknown, a pattern of 'records' or
-            'refused-records' begins with no record's name, or 'audit-log' is not an absolute path.
+        SettingError: the text is empty or not a YAML mapping; a key is unknown or missing; a value,
+            a list or a pattern is invalid; a method or data set is unknown; or 'audit-log' is not
+            an absolute path.
     """
     try:
         content = with_numbers(parse_yaml(text))

@@ -26,8 +26,9 @@ MEANINGS: Mapping[str, str] = {
 def refuse_distrusted(node_config: Mapping[str, Value], settings: CommonSettings) -> None:
     """Check that the run's level of trust satisfies this hospital's 'trust'.
 
-    A hospital with level 'server' accepts every run. A hospital with level 'sums' or 'nobody'
-    accepts only runs of the same level.
+    The level 'server' lets the server see the site's own answers, 'sums' only sums over sites, and
+    'nobody' only differentially private answers. A hospital with level 'server' accepts every run.
+    A hospital with level 'sums' or 'nobody' accepts only runs of the same level.
 
     Args:
         node_config: the node's config with the site file's limits.
@@ -69,10 +70,10 @@ def refuse_uncapped(level: str, capped: bool) -> None:
 
 
 def tells_single_answers(node_config: Mapping[str, Value], run: Mapping[str, Value]) -> bool:
-    """Tell whether the server may see this site's single answers, including its error texts.
+    """Tell whether the server may see the answers of this site alone, including its error texts.
 
-    Returns True only if the hospital and the run have trust 'server' (the default), and the
-    hospital has no cap on epsilon.
+    The result is True only if the hospital and the run both have trust 'server' (the default), and
+    the hospital has no cap on epsilon.
 
     Args:
         node_config: the node's config with the site file's limits.
@@ -86,9 +87,9 @@ def tells_single_answers(node_config: Mapping[str, Value], run: Mapping[str, Val
 def constant_error(error: Exception) -> FedsiloError:
     """Return the error that leaves the site in place of ``error``, whose text may reveal a patient.
 
-    It is a WithheldError with a constant text. Only an EpsilonSpentError leaves as it is, because
-    it depends on the request and on noisy counts, but not on a single patient, and because the
-    server needs it to plan.
+    It is a WithheldError with a constant text. Only an EpsilonSpentError keeps its text, because
+    the server needs it to plan. That text depends on the request and on noisy counts, but not on a
+    single patient.
     """
     if isinstance(error, EpsilonSpentError):
         return EpsilonSpentError(str(error))

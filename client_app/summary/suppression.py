@@ -29,14 +29,15 @@ def suppress(
 ) -> list[int | None]:
     """Return a table's counts, with None for each count that must not leave the site.
 
-    Counts below the floor are suppressed, including 0. If there are any, more counts are suppressed
-    in a random order until at least two are hidden and the hidden counts sum to at least 2 * floor.
-    If the total is below the floor, all counts are suppressed.
+    Counts below the floor are suppressed, including 0. If there are any, a reader could compute one
+    of them from the total. So further counts are suppressed in a random order, until at least two
+    are hidden and sum to at least 2 * floor. If the total is below the floor, all counts are
+    suppressed.
 
     Args:
         counts: all cells of the table; a reader may know their total.
         floor: the smallest count that may leave; 1 or less suppresses nothing.
-        secret: the hospital's secret seed, which decides the order in which more cells are
+        secret: the hospital's secret seed, which decides the order in which further cells are
             suppressed.
         table: names of the table; each table has its own order.
         in_a_row: whether the cells are neighbours, like the bins of a histogram. Outer cells, which
@@ -87,7 +88,7 @@ def _draw_order(cells: int, seed: int, in_a_row: bool) -> list[int]:
 
 
 def at_least(count: int, floor: int) -> int | None:
-    """Return a single count, or None if the count is below the floor.
+    """Return a count that is not part of a table, or None if it is below the floor.
 
     A floor of 1 or less suppresses nothing, so even a count of 0 is returned. The cells of a table
     need ``suppress``, because a reader could compute a hidden cell from the total.

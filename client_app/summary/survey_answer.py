@@ -60,10 +60,10 @@ class StoredAnswer:
 
 
 def answer_survey(context: Context, rules: SiteFile | None) -> RecordDict:
-    """Answer a survey with only those parts that the hospital's site file allows.
+    """Answer a survey, a server's request for statistics of a site's data.
 
-    A hospital's first answer about a data set is stored and repeated. A simulated site makes a new
-    answer each time, with all parts.
+    A hospital answers with only those parts that its site file allows. Its first answer about a
+    data set is stored and repeated. A simulated site makes a new answer each time, with all parts.
 
     Args:
         context: the node and the survey's settings.
@@ -96,9 +96,9 @@ def _reasons_against(
 ) -> Iterator[str]:
     """Yield each reason why a hospital does not answer a survey; the server gets the first.
 
-    The hospital needs trust 'server', no cap on epsilon, a 'state-dir', and a site file whose
-    'records' list the survey's part 'about'. A pattern for everything ("*") is not enough, because
-    the site file may be older than surveys.
+    The hospital needs, in this order, trust 'server', no cap on epsilon, a 'state-dir', a site
+    file, and the survey's part 'about' in ``allowed``. Every survey has this part, which says where
+    the answer comes from.
 
     Args:
         context: the node, with the site file's limits in its node config.
@@ -141,7 +141,8 @@ def _build_answer(context: Context, secret: int) -> StoredAnswer:
 
     Args:
         context: the node and the survey's settings.
-        secret: the seed that decides which further counts are suppressed; 0 at a simulated site.
+        secret: the seed for the order in which counts are suppressed to protect smaller ones; 0 at
+            a simulated site.
 
     Raises:
         FedsiloError: the data are unusable, or there are fewer samples than the site allows.
@@ -155,6 +156,9 @@ def _first_answer(
     folder: Path, dataset: str, make: Callable[[], StoredAnswer]
 ) -> tuple[StoredAnswer, bool]:
     """Return the stored answer about a data set; if none is stored, make and store one.
+
+    Concurrent surveys wait for each other. If ``make`` raises an error, it passes unchanged and
+    nothing is stored.
 
     Args:
         folder: the folder that the hospital keeps over all runs.
@@ -184,11 +188,11 @@ def _first_answer(
 
 
 def _repeat_answer(context: Context, kept: StoredAnswer) -> dict[str, str]:
-    """Return the parts of a stored answer by name, with a note on whether the data have changed.
+    """Return the parts of a stored answer by name, and note in them whether the data have changed.
 
-    The data are read again, with the settings of the first answer. If their fingerprint differs
-    from that of the first answer, the note ``changed`` in the part ``about`` is true. The stored
-    file does not change.
+    The data are read again, with the settings of the first answer. The part ``about`` is JSON, and
+    its key ``changed`` becomes true if the data's fingerprint differs from that of the first
+    answer. The stored file does not change.
 
     Raises:
         FedsiloError: the data are unusable, or there are fewer samples than the site allows.
@@ -204,11 +208,13 @@ def _repeat_answer(context: Context, kept: StoredAnswer) -> dict[str, str]:
 def _open_site(context: Context) -> tuple[OpenedSite, dict[str, Value]]:
     """Open the site with its data; return it with the settings that decide which data are read.
 
-    If the data cannot be read and the data set has 'data.broken-images', the site is opened again
-    with "skip" for this setting, and broken images are left out.
+    Only settings that the survey gives are returned, by key. If the data cannot be read and the
+    data set has 'data.broken-images', the site is opened again. This setting is then "skip", so
+    broken images are left out.
 
     Raises:
-        RefusedError: the site has fewer training samples than it allows.
+        RefusedError: the site has fewer training samples, in total or of a label, than it allows,
+            or its rules forbid the survey's settings.
         DataError: the data cannot be read, even without broken images.
     """
     run = dict(context.run_config)
@@ -250,10 +256,10 @@ class AnswerBuilder:
     def answer(self) -> Survey:
         """Build the answer to a survey: statistics of the site's samples without small counts.
 
-        The answer has the data set's declaration, the left-out samples, and for each split the
-        statistics of ``_describe_splits``. Files, such as images, are also described
-        (``_describe_files``), unless fedsilo has cut the silo from a shared data set, whose files
-        belong to many sites.
+        The answer says where it comes from and which classes and features it describes. It counts
+        the samples that are in no split, and has the statistics of each split
+        (``_describe_splits``). Files, such as images, are also described (``_describe_files``),
+        unless fedsilo has cut the silo from a shared data set, whose files belong to many sites.
 
         Raises:
             DataError: a file cannot be read again.
@@ -275,9 +281,11 @@ class AnswerBuilder:
     def _describe_splits(self, measures: list[Measure]) -> dict[str, Any]:
         """Return the survey's parts that have a value per split, by the part's name.
 
-        The parts are the number of samples, the label counts, and for each measure the mean with
-        its standard deviation, the percentiles and the histogram. Each part maps a split to its
-        value. Empty splits are left out, and counts that must not leave are None.
+        The parts are "samples" and "labels" (counts), "means" (with standard deviations),
+        "percentiles" and "histograms". Each part maps a split to its value. In the last three parts
+        this value maps the name of a measure, one feature of all samples, to its statistics. Only
+        measures with bin edges or levels have a histogram. Empty splits are left out, and counts
+        that must not leave are None.
         """
         labels = self.site.silo.label_counts()
         described = _SplitParts()
@@ -295,10 +303,11 @@ class AnswerBuilder:
         return vars(described)
 
     def _describe_files(self, files: list[Measure]) -> dict[str, Any]:
-        """Return histograms and percentiles of the site's files (such as sizes), by survey part.
+        """Return histograms and percentiles of the site's files (such as widths), by survey part.
 
-        The keys are "files" and "file_percentiles". Each maps a measure to its value, and is empty
-        without files. If a measure has values in several places, the last place wins.
+        The keys are "files" and "file_percentiles". Each maps the name of a measure, one feature of
+        all files, to its value, and is empty without files. If a measure has values under several
+        keys, a later key overwrites the histogram, and the percentiles if it has any.
         """
         histograms: dict[str, list[Count]] = {}
         percentiles: dict[str, tuple[float, float]] = {}
@@ -339,10 +348,10 @@ class AnswerBuilder:
     def _count_left_out(self, rows: LeftOutRows) -> LeftOut:
         """Count the samples that are in no split, and per column those without a valid value.
 
-        None takes the place of a count that must not leave. With the floor f, the number of
-        left-out samples is None if it is below f. A column's count is None if it is below f, or if
-        fewer than f left-out samples have a valid value, because subtraction would reveal that
-        number. A floor of 1 or less hides nothing.
+        Counts that must not leave are None. With the floor f, the number of left-out samples is
+        None if it is below f. A column's count is None if it is below f. It is also None if fewer
+        than f left-out samples have a valid value, because a reader could subtract the count from
+        the total. A floor of 1 or less hides nothing.
         """
         missing = {}
         for name, count in rows.missing.items():
@@ -352,12 +361,12 @@ class AnswerBuilder:
         return LeftOut(count=at_least(rows.count, self.floor), missing=missing)
 
     def _means(self, measures: list[Measure], split: str) -> Iterator[tuple[str, MeanAndDeviation]]:
-        """Yield the mean and standard deviation of each measure's values in a split, with its name.
+        """Yield each measure's name with the mean and standard deviation of its values in a split.
 
-        Only numeric measures with declared bin edges count. At a real site, values beyond the outer
-        edges are first clipped to them, which hides outliers, and measures with at most 10 distinct
-        values are left out. A measure with fewer known values than the floor is left out
-        everywhere.
+        A measure is one feature of all samples. It must be numeric, have declared bin edges, and
+        have at least as many known values as the smallest count that may leave. A real site first
+        clips values beyond the outer edges to them, which hides outliers, and then leaves out
+        measures with at most 10 distinct values. The deviation divides by n.
 
         Args:
             measures: the measures.
@@ -380,15 +389,16 @@ class AnswerBuilder:
     def _percentiles(
         self, measures: list[Measure], split: str, include_few_values: bool = False
     ) -> dict[str, tuple[float, float]]:
-        """Return the 5th and the 95th percentile by measure.
+        """Return the 5th and the 95th percentile of each measure's values, by the measure's name.
 
-        A measure is left out if 5 % of its known values are fewer than the smallest count that may
-        leave, because too few samples would lie beyond each percentile. Measures with levels are
-        left out too, and at a real site those with at most 10 distinct values.
+        A measure is one feature of all samples or files. About 5 % of its known values lie beyond
+        each percentile. If these are fewer than the smallest count that may leave, the measure is
+        left out. Measures with levels are left out too, and at a real site those with at most 10
+        distinct values.
 
         Args:
             measures: the measures.
-            split: the split, or the place of files.
+            split: the split, or for measures of files the key of their values.
             include_few_values: True to include measures with at most 10 distinct values, such as
                 file sizes.
         """
@@ -404,11 +414,11 @@ class AnswerBuilder:
     def _known_values(
         self, measure: Measure, split: str, include_few_values: bool = False
     ) -> Values | None:
-        """Return a numeric measure's values without the missing ones (NaN), or None.
+        """Return a measure's values in a split without the missing ones (NaN), or None.
 
-        Returns None if the measure has levels or no known value. If ``include_few_values`` is
-        False, a real site also returns None for a measure with at most 10 distinct values, because
-        a mean over so few distinct values would reveal counts.
+        A measure is one feature of all samples or files. The result is None if the measure has
+        levels or no known value. Unless ``include_few_values`` is True, a real site also returns
+        None for at most 10 distinct values. A mean over so few distinct values would reveal counts.
         """
         values = measure.values[split]
         known = values[~np.isnan(values)]

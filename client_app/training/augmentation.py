@@ -31,13 +31,13 @@ Augment = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 def augmenter(
     settings: CommonSettings, key: tuple[int | str, ...], device: torch.device
 ) -> Augment:
-    """Return a function that augments batches of images, and their masks alike.
+    """Return a function that augments batches of images, and their masks in the same way.
 
     The function takes images (batch, channels, height, width) and labels, and returns both. Labels
-    that are masks (batch, height, width) are moved as their images are; a rotation fills them with
+    that are masks (batch, height, width) are moved as their images are. A rotation fills them with
     the background, and transforms of colours leave them unchanged. Other labels are returned
-    unchanged. Each call uses the seed of the next batch; types and shapes stay the same. An empty
-    batch is returned unchanged.
+    unchanged, and so is an empty batch. The batches have different seeds, by their number from 0.
+    Types and shapes stay the same if ``check_images`` has passed.
 
     Args:
         settings: the transforms ('train.augmentation') and the seed.
@@ -67,10 +67,11 @@ def augmenter(
 
 
 def _change(image: Tensor, transform: Transform) -> Tensor:
-    """Transform one image (channels, height, width), and keep its type.
+    """Transform one image (channels, height, width).
 
-    An int16 image is transformed as floats from 0 to 1; the result is clipped, rounded and stored
-    as int16 again. Any other image is passed to ``transform`` unchanged.
+    An int16 image is transformed as floats from 0 to 1, and the result is clipped, rounded and
+    stored as int16 again. Any other image is passed to ``transform`` unchanged, and its result is
+    returned.
     """
     changed: Tensor
     if image.dtype != torch.int16:
@@ -88,7 +89,7 @@ def _change_pair(image: Tensor, mask: Tensor, transform: Transform) -> tuple[Ten
     transform and back.
 
     Returns:
-        The image and the mask, each of its former type.
+        The transformed image and the transformed mask.
     """
     from torchvision import tv_tensors
 
@@ -194,7 +195,8 @@ def check_images(settings: CommonSettings, silo: Silo) -> None:
     The transforms run once, so an error that depends on chance or on real pixels is not found.
 
     Raises:
-        SettingError: a transform fails, or the image gets another shape or type.
+        SettingError: the transforms cannot be built, one of them fails, or the image gets another
+            shape or type.
     """
     image = torch.zeros(silo.shape.input_shape, dtype=silo.train.inputs.dtype)
     transform = _parse_transforms(settings.augmentation)

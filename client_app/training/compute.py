@@ -52,10 +52,10 @@ class Compute:
         return torch.autocast(self.device.type, dtype=half, enabled=self.bf16 or self.fp16)
 
     def convert_frozen(self, network: nn.Module) -> AbstractContextManager[None]:
-        """Return a context in which a network's frozen weights have the type of autocast.
+        """Return a context that keeps a network's frozen weights in the type of autocast.
 
-        Autocast would convert them in each step, with the same result (``frozen_weights_in``). In
-        fp32 the context does nothing.
+        Autocast would convert these weights in each step. The context converts them once, with the
+        same result (``frozen_weights_in``). In fp32 it does nothing.
         """
         if self.fp16:
             return frozen_weights_in(network, torch.float16)
@@ -86,7 +86,8 @@ class Compute:
     def bring(self, tensor: Tensor) -> Tensor:
         """Return a tensor on the device; images (tensors with 4 dimensions) get the memory format.
 
-        If the format is channels last, a pixel's channels are stored together.
+        If the format is channels last, a pixel's channels are stored together. Otherwise the tensor
+        keeps its layout.
         """
         if not self.channels_last or tensor.ndim != 4:
             return tensor.to(self.device)
@@ -98,9 +99,9 @@ class Compute:
     def hold(self, tensor: Tensor) -> Callable[[Tensor], Tensor]:
         """Return a function that maps row indices (n,) to these rows of ``tensor``, on the device.
 
-        On a GPU, a tensor of at most 2 GiB is copied to the GPU once, and a larger tensor is
-        streamed batch by batch. Row indices are copied from pinned memory, because otherwise each
-        step would wait for the previous step.
+        On a CPU the function indexes the tensor. On a GPU, a tensor of at most 2 GiB is copied
+        there once, and rows of a larger tensor are copied batch by batch. Row indices are copied
+        from pinned memory, because otherwise each step would wait for the previous step.
         """
         # On a CPU the rows are in memory already, so plain indexing is enough
         if self.device.type != "cuda":
@@ -113,8 +114,8 @@ class Compute:
     def peak_memory(self) -> int:
         """Return the peak memory in bytes: PyTorch's on a GPU, or the whole process's on a CPU.
 
-        On a GPU the peak counts from the start of the message, when ``Lab`` resets it. On a CPU it
-        counts from the start of the process.
+        On a GPU the peak counts from the start of the current message to the site, because ``Lab``
+        resets it there. On a CPU it counts from the start of the process.
         """
         if self.device.type == "cuda":
             return int(torch.cuda.max_memory_allocated(self.device))
@@ -150,9 +151,10 @@ def choose_compute(
 ) -> Compute:
     """Choose the device, precision and memory format for this process.
 
-    Side effects: sets PyTorch's thread count, because it changes the summation order and so the
-    result; lets glibc keep freed memory; and on a GPU sets the deterministic mode and the share of
-    its memory. A line is logged if 'bf16' is asked for on a GPU that only emulates it.
+    The call also changes global state. It sets PyTorch's thread count, because that changes the
+    order of sums and so the result, and lets glibc keep freed memory. On a GPU it sets the
+    deterministic mode and, if the engine limits it, this process's share of the GPU's memory. A
+    line is logged if 'bf16' is asked for on a GPU that only emulates it.
 
     Args:
         device: "auto" (a GPU if there is one), "cpu", "cuda" or "cuda:N".
@@ -207,7 +209,7 @@ def choose_compute(
 
 
 def _device_parts(device: str) -> tuple[str, int]:
-    """Split a device such as "cuda:1" into its kind and its index; without an index, it is 0.
+    """Split a device such as "cuda:1" into its kind and its index, which is 0 if none is given.
 
     Whether the device exists is not checked.
 
@@ -225,12 +227,12 @@ def _device_parts(device: str) -> tuple[str, int]:
 def compute_of(settings: CommonSettings) -> Compute:
     """Choose the device, precision and memory format for a run at this site.
 
-    On top of ``choose_compute``, memory format 'auto' also means channels last on a CPU for
-    networks known to be safe there.
+    ``choose_compute`` decides, with one addition: memory format 'auto' means channels last on a CPU
+    too, for networks known to be safe there.
 
     Raises:
-        SettingError: from ``choose_compute``, or 'channels-last' is set on a CPU for a network not
-            known to be safe.
+        SettingError: ``choose_compute`` refuses a setting, or 'channels-last' is set on a CPU for a
+            network not known to be safe.
     """
     wanted, network = settings.memory_format, image_network(settings)
     safe = network in _CHANNELS_LAST_ON_CPU
@@ -263,7 +265,8 @@ def _be_repeatable(precision: str, deterministic: str) -> None:
     """Set PyTorch's global switches for deterministic CUDA operations and TF32.
 
     Args:
-        precision: 'machine.precision'; "fp32" turns TF32 off.
+        precision: 'machine.precision'; "fp32" turns cuDNN's TF32 off, and any other value turns it
+            on.
         deterministic: "true" makes PyTorch refuse non-deterministic operations, "warn" makes it
             warn of them, and "false" allows them and lets cuDNN choose its fastest kernels.
     """
@@ -339,8 +342,9 @@ def collect_unrepeatable_operations(
 def _operation(text: str) -> str:
     """Return the operation that a message of PyTorch calls non-deterministic, or "".
 
-    The name has at most 100 characters. Any character that is not a letter, digit, '_', '.' or '-'
-    is replaced by '-'. ``text`` is a warning or an error.
+    Any character of the name that is not a letter, digit, '_', '.' or '-' is replaced by '-', and
+    dashes at its start are removed. The name has at most 100 characters. ``text`` is a warning or
+    an error.
     """
     match = _SAID.match(text)
     return _PLAIN.sub("-", match[1] or match[2]).lstrip("-")[:100] if match else ""

@@ -94,8 +94,8 @@ def measure(
         compute: the device and the precision.
         key: more keys of the dropout seed, such as (round, site).
         probe: sees the tokens of every batch, and its metrics are added; None for no probe.
-        counts_from: adds the task's further metrics (``Task.counts``), except values over fewer
-            samples than this number; None adds no further metrics.
+        counts_from: if a number, further metrics are added (``Task.counts``), except values over
+            fewer samples than this number; None for no further metrics.
         task: the task with the outcome's scale; None for the task in ``settings``.
     """
     batches = torch.split(split.inputs, batch_size(split.inputs[:1].numel()))
@@ -119,10 +119,11 @@ def measured_parts(
 ) -> dict[str, Tensor]:
     """Return each sample's part in the metrics that get noise: metric -> (n,) in [0, 1].
 
-    The task decides which metrics these are, and how they are scaled to this range. Samples are
-    measured one at a time. In a batch, the last bits of a sample's output depend on the batch size,
-    and malicious weights could let these bits decide the sample's class. An empty split gives empty
-    tensors. The arguments are those of ``measure``.
+    The task decides which metrics these are, and how they are scaled to this range. An empty split
+    gives empty tensors. The arguments have the same meaning as in ``measure``.
+
+    Samples are measured one at a time. In a batch, the last bits of a sample's output depend on the
+    batch size, and malicious weights could make the predicted class depend on these bits.
     """
     task = task or task_of(settings)
     empty = torch.zeros(0, 2, dtype=torch.float64)
@@ -171,8 +172,9 @@ def predict_batches(
     """Return the task's predictions (n, ...) for inputs in batches, float64 on the CPU.
 
     Predictions are the mean over 'train.mc-passes' passes with dropout; 0 means one pass without
-    dropout. The batches are consumed one at a time. The dropout draws continue from batch to batch,
-    so only batches of the sizes that ``in_batches`` makes repeat the result of ``measure``.
+    dropout. The batches are consumed one at a time. The random draws of dropout continue from batch
+    to batch. So the predictions equal those of ``measure`` only if ``in_batches`` has made the
+    batches.
 
     Args:
         network: placed on the compute device.
@@ -213,8 +215,9 @@ def _in_parts(
 ) -> list[Tensor]:
     """Apply ``function`` to consecutive parts of ``inputs``; return the results as a list.
 
-    The results stay on the device. For images on a CPU a part has at most 128 inputs, because the
-    activations then stay in the CPU's cache, which halves the time.
+    Each part is brought to the device as floats. It has at most 500 inputs, or fewer if they are
+    large. For images on a CPU it has at most 128 inputs, because the activations then stay in the
+    CPU's cache, which halves the time.
     """
     numbers = max(1, inputs[:1].numel())
     if compute.device.type == "cpu" and inputs.ndim > 2:
@@ -275,11 +278,11 @@ class EvidenceProbe:
         """Return the evidential network's metrics over all recorded batches, by name.
 
         ``vacuity`` is the mean vacuity of the samples, which is high if there is little evidence.
-        If ``binned``, the samples are also counted in 10 bins of equal width over their confidence
-        (the largest expected class probability) and in 10 bins over their vacuity. The families are
-        called "reliability" and "certainty". A bin has three metrics: ``<family>.<bin>.count`` (its
-        samples), ``.right`` (its correct predictions) and ``.mean`` (its mean confidence or
-        vacuity, 0 for an empty bin).
+        If ``binned``, the samples are also counted in two families of 10 bins of equal width. The
+        bins of "reliability" are over the confidence (the largest expected class probability), and
+        those of "certainty" over the vacuity. A bin, from 0 to 9, has three metrics:
+        ``<family>.<bin>.count`` (its samples), ``.right`` (its correct predictions) and ``.mean``
+        (its mean confidence or vacuity, 0 for an empty bin).
         """
         alphas = torch.cat(self.alphas)
         uncertain = vacuity(alphas)

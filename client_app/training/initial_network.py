@@ -24,8 +24,9 @@ def initial_classifier(
 ) -> TokenClassifier:
     """Build the run's network with initial weights drawn from the run's seed.
 
-    If the run has a pretrained backbone, its weights are loaded. Class weights and, outside private
-    runs, an evidential prior are set from the site's training labels.
+    If the run has a pretrained backbone, its weights are loaded. If the run sets class weights, the
+    loss uses them (see ``class_weights``). Outside private runs, an evidential network gets its
+    prior from the site's training labels.
 
     Args:
         common: the run's common settings.
@@ -33,7 +34,9 @@ def initial_classifier(
         task: the task, with the scale of a numeric outcome; None for that of the settings.
 
     Raises:
-        SettingError: the backbone's weights are missing or belong to another architecture.
+        SettingError: the backbone's weights are missing or belong to another architecture; the
+            run's own class weights are not one per class; or an evidential network has no training
+            labels.
     """
     network = build_classifier(common, silo.shape, task)
     if common.backbone_weights or common.network == "vit":
@@ -50,7 +53,7 @@ def weighted_criterion(common: CommonSettings, silo: Silo) -> Callable[[Tensor, 
     """Return a function of (logits, labels): the cross-entropy with 'train.class-weights'.
 
     Raises:
-        SettingError: the run's own weights are not one per class.
+        SettingError: the run's own weights are not one per class, or the setting is "none".
     """
     return partial(_weighted_loss, class_weights(common, silo))
 
@@ -64,7 +67,7 @@ def class_weights(common: CommonSettings, silo: Silo) -> Tensor:
     run's own weights are returned.
 
     Raises:
-        SettingError: the run's own weights are not one per class.
+        SettingError: the run's own weights are not one per class, or the setting is "none".
     """
     if common.class_weights == "balanced":
         counts = torch.bincount(silo.train.labels, minlength=silo.shape.outputs).double()
@@ -92,8 +95,8 @@ def effective_samples(weights: Tensor) -> float:
 def refuse_small(batches: Sequence[Tensor], minimum: int, weights: Tensor | None) -> None:
     """Check that each optimiser step uses at least ``minimum`` different samples.
 
-    A sample counts only if its weight is more than a hundredth of the largest weight in its batch,
-    because a gradient with a smaller weight does not help to hide the other samples.
+    A sample counts only if its weight is more than a hundredth of the largest weight in its batch.
+    The gradient of a sample with a smaller weight does not help to hide the other samples.
 
     Args:
         batches: the sample indices of each step, (batch,) each; an empty list passes.
@@ -130,7 +133,8 @@ def _given_weights(common: CommonSettings) -> list[float]:
 def check_class_weights(common: CommonSettings) -> None:
     """Check that 'train.class-weights' is well formed, and that the loss is a cross-entropy.
 
-    It must be "none", "balanced", or numbers of at least 0 with a positive sum.
+    The value must be "none", "balanced", or numbers of at least 0 with a positive sum. "none"
+    passes with any loss.
 
     Raises:
         SettingError: the value is malformed, or the loss is evidential.
@@ -168,6 +172,8 @@ def _weighted_loss(weights: Tensor, logits: Tensor, labels: Tensor) -> Tensor:
 
 def set_prior(network: nn.Module, labels: Tensor) -> None:
     """Set an evidential network's prior from the class counts of training labels (n,).
+
+    ``skewed_prior`` gives rare classes a larger prior. Another network is not changed.
 
     Raises:
         SettingError: the network is evidential, but there are fewer than two classes or no labels.

@@ -60,7 +60,7 @@ def schedule(
     """Yield the passes of a local training over ``count`` samples, each a list of batches.
 
     There are 'train.local-epochs' passes. If 'train.local-steps' is above 0, there are that many
-    batches instead, at every site, so the last pass may be cut short.
+    batches in total instead, at every site, so the last pass may be cut short.
 
     Args:
         count: the number of samples.
@@ -112,15 +112,15 @@ def add_gradients(
 ) -> Tensor:
     """Add a batch's gradients to those of the parameters, and return the batch's loss.
 
-    The loss is the mean over the batch plus the penalty. If 'train.micro-batch' is above 0, only
-    that many samples are computed at a time. The parts' losses are weighted by their numbers of
-    samples, so the gradients are those of the whole batch, except that batch norm sees one part at
-    a time.
+    The loss is the mean over the batch plus the penalty. If 'train.micro-batch' is above 0, the
+    batch is computed in parts of about that many samples. The parts' losses are weighted by their
+    numbers of samples, so the gradients are those of the whole batch. Only batch norm sees one part
+    at a time.
 
     Args:
         objective: maps inputs and labels to a mean loss.
         inputs: the batch, on the device.
-        labels: classes (batch,), on the device.
+        labels: the labels of the batch (batch, ...), on the device.
         settings: 'train.micro-batch'.
         compute: the device and the precision.
         penalty: returns a term that is added once per batch; None for no penalty.
@@ -218,14 +218,15 @@ class LocalTraining:
     def run(self) -> float:
         """Train the network in place, and return the mean loss per sample in the last pass.
 
-        The mean is 0 if the last pass had no sample. The numbers of steps and samples go into
-        ``work``. Divergence is not checked if ``minimum_steps`` is 0, or if the noise comes from
-        the operating system, because an error could reveal a patient.
+        The mean is 0 if no sample of the last pass counted. The numbers of steps and samples are
+        added to ``work``. If ``minimum_steps`` is 0, neither the loss nor the number of steps is
+        checked. The loss is also not checked if the noise of a private training comes from the
+        operating system, because an error could reveal a patient.
 
         Raises:
             SiteError: the loss is not finite, or no step in fp16 had finite gradients.
-            RefusedError: a batch has fewer samples, or the training has fewer steps, than the
-                hospital allows.
+            RefusedError: a batch has fewer different samples, or fewer steps count, than the
+                hospital requires.
         """
         self.network.train()
         steps, count, passes = _Steps(self), len(self.split.labels), self.plan
@@ -297,10 +298,10 @@ class _Steps:
     def take(self, batches_of_pass: list[Tensor]) -> None:
         """Take the optimiser steps of one pass over the samples, one for each batch.
 
-        In each step the batch is augmented, the learning rate set, and the gradients computed,
-        before all optimisers step. ``losses`` and ``samples`` are set to 0 first, and then add up
-        over the pass. In fp16, a batch with gradients that are not finite is skipped and does not
-        count.
+        Each step augments the batch, sets the learning rate and computes the gradients. Then all
+        optimisers step, and ``after_step`` is called. ``losses`` and ``samples`` are set to 0
+        first, and then add up over the pass. In fp16, a batch with gradients that are not finite
+        does not count, and ``after_step`` is not called for it.
 
         Args:
             batches_of_pass: the sample indices of each batch.
@@ -339,10 +340,10 @@ def refuse_unusable(loss: float, rates: list[float], minimum: int, fp16: bool) -
 
     Args:
         loss: the mean loss over the last pass.
-        rates: the learning rate of each step.
+        rates: the learning rate of each step that was taken.
         minimum: the minimum number of steps that must count; 0 turns off all checks, also of the
             loss.
-        fp16: whether steps with infinite gradients were skipped.
+        fp16: whether the training skipped steps whose gradients were not finite.
 
     Raises:
         SiteError: the loss is not finite, or no step in fp16 had finite gradients.
@@ -372,11 +373,14 @@ def refuse_unusable(loss: float, rates: list[float], minimum: int, fp16: bool) -
 def continue_from_earlier_rounds(
     training: LocalTraining, settings: CommonSettings, rounds: int, aside: tuple[str, ...] = ()
 ) -> None:
-    """Make the learning rate and the evidential KL weight carry on from earlier rounds.
+    """Let the learning rate and the evidential KL weight continue from earlier rounds.
 
-    ``training.before_pass`` anneals the KL weight, if the network has evidential losses.
-    ``training.counted`` is set to the steps of earlier rounds and of all rounds, if the rate
-    decays, or if it has a schedule or warm-up and no plan.
+    If the network has evidential losses, ``training.before_pass`` is set to a function that
+    increases the KL weight. ``training.counted``, the steps of earlier rounds and of all rounds, is
+    set in two cases:
+
+    - The run has 'train.rate-decay'.
+    - The run has a schedule or a warm-up, and ``training`` has no plan of its own.
 
     Args:
         training: the training, changed in place; its private mechanism and its minimums must be set
@@ -398,14 +402,14 @@ def round_steps(
 ) -> int:
     """Return the number of optimiser steps in a round, from which the learning rate follows.
 
-    The first rule that fits decides:
+    The first rule that fits decides. A schedule includes a warm-up here.
 
     - A private training has the steps of its mechanism.
-    - If epochs span rounds, a round has 'train.pace' steps. With a schedule, this does not hold for
-      the training of another model.
-    - Otherwise the batches over the training samples are counted, with a schedule by the training's
-      own settings, because a round may have several trainings, and without one by the run's
-      settings.
+    - If epochs span rounds, a round has 'train.pace' steps. With a schedule, this rule applies only
+      to the site's own model.
+    - With a schedule, the batches over the training samples are counted by the training's own
+      settings, because a round may have several trainings.
+    - Without one, they are counted by the run's settings.
 
     Args:
         training: the training, with its samples and its own settings.
@@ -425,7 +429,8 @@ def round_steps(
 def count_steps(steps: int, settings: CommonSettings, rounds: int) -> tuple[int, int]:
     """Return the number of a site's optimiser steps in earlier rounds, and in all rounds.
 
-    Each round is assumed to be as long as this one. The second number is 0 without a schedule.
+    Each round is assumed to be as long as this one. The second number is 0 without a schedule or
+    warm-up of the learning rate.
 
     Args:
         steps: the optimiser steps of this round.
@@ -443,8 +448,9 @@ def anneal_evidence(
 ) -> Callable[[int], None]:
     """Return a function that sets the evidential KL weight before each pass of this round.
 
-    The function takes the index of the pass, from 0. The weight grows with the number of epochs in
-    all rounds so far.
+    The function takes the index of the pass in the round, from 0. The weight is t / 10, at most 1,
+    where t is the number of passes over the samples in all rounds before this pass. If epochs span
+    rounds, t is this index plus the number of the epoch, from 0, in which the round is.
 
     Args:
         training: the training; the evidential losses of its network get the weight.

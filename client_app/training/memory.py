@@ -31,12 +31,13 @@ def raise_memory_shortage(
     Args:
         error: the exception that ended a site's answer.
         run_config: the run's settings by key.
-        message: the message that the site was answering.
+        message: the message that the site was answering; its type says whether the site was
+            training.
         together: the number of sites that were trained as one batch.
 
     Raises:
-        MemoryShortageError: the site's GPU or machine has no memory left. The text consists of
-            amounts of memory and of the run's settings, so a hospital may send it.
+        MemoryShortageError: the site's GPU or machine has no memory left. The text has only amounts
+            of memory, the GPU's number and the run's settings, so a hospital may send it.
     """
     settings = build_settings(CommonSettings, run_config)
     training = message.metadata.message_type == TRAIN
@@ -50,9 +51,9 @@ def memory_shortage(
 ) -> MemoryShortageError | None:
     """Build the one-line error for a failed allocation of memory; None for any other error.
 
-    The memory that the failed work held is freed, as far as ``error`` still refers to it.
-    Otherwise the next site of this process, or another process on the same GPU, would find the
-    memory taken. The caller raises the result.
+    The local variables of the failed work are freed as far as ``error`` refers to them. Otherwise
+    the next site of this process, or another process on the same GPU, would find the memory taken.
+    The caller raises the result.
 
     Args:
         error: an exception of PyTorch, or Python's MemoryError.
@@ -80,11 +81,13 @@ def memory_shortage(
 
 
 def _describe_gpu(text: str) -> tuple[str, str, float]:
-    """Describe the GPU that an error names, and who holds its memory.
+    """Describe the GPU that an error names, and the processes that hold its memory.
 
     Returns:
-        The GPU, such as "GPU 0"; a clause in brackets that starts with a space, or an empty string
-        if CUDA does not tell; and the share of the GPU, 0 to 1, that other processes hold.
+        Three values. The first is the GPU, such as "GPU 0", which also stands for a GPU that the
+        error does not name. The second is a clause in brackets after a space, such as " (of 80.0
+        GiB this process holds 12.0, other processes 60.0)". The third is the share of the GPU, 0 to
+        1, that other processes hold. If CUDA gives no numbers, the clause is "" and the share 0.
     """
     index, match = 0, _GPU.search(text)
     if match:
@@ -104,10 +107,16 @@ def _describe_gpu(text: str) -> tuple[str, str, float]:
 
 
 def _remedy(settings: CommonSettings, training: bool, together: int, others: float) -> str:
-    """Say what to change so that the work fits into memory, as imperatives.
+    """Propose changes with which the work fits into memory, as imperatives.
 
-    While training, smaller batches are proposed, and otherwise a smaller network or images. If
-    other processes hold more than half of the GPU, ending them comes first.
+    The advice is to start another run with one of several changes, which are listed in this order:
+
+    - a larger share of the GPU, if this process may not use all of it,
+    - fewer sites per batch, if several were trained as one batch; otherwise smaller batches while
+      training, and a smaller network or smaller images if not,
+    - the CPU as the device.
+
+    If other processes hold more than half of the GPU, ending them comes first.
 
     Args:
         settings: the run's settings.
@@ -141,10 +150,10 @@ def _smaller_steps(settings: CommonSettings) -> list[str]:
 
 
 def _free_memory_of(error: BaseException) -> None:
-    """Free the memory that failed work still holds: the local variables of the error's frames.
+    """Free the memory that failed work still holds, by clearing the error's traceback.
 
-    The errors that led to ``error`` are included. Cached memory is returned to the GPU, if there is
-    one.
+    The local variables of all its functions are cleared, and those of the errors that led to
+    ``error``. Cached memory is returned to the GPU, if there is one.
     """
     link: BaseException | None = error
     while link is not None:

@@ -52,7 +52,7 @@ def open_optimiser(module: nn.Module, settings: CommonSettings) -> Optimizer:
     parameters that it returns are left out, because the method's own optimiser trains them.
 
     Raises:
-        SettingError: PyTorch does not have the optimiser, or the optimiser refuses the arguments.
+        SettingError: PyTorch has no optimiser of that name, or the optimiser refuses the arguments.
     """
     slow: set[nn.Parameter] = set(getattr(module, "slow_parameters", list)())
     apart: set[nn.Parameter] = set(getattr(module, "apart_parameters", list)())
@@ -150,10 +150,10 @@ def check_optimiser(settings: CommonSettings) -> None:
 def refuse_forgetful(settings: CommonSettings, least: int, pull: float = 0.0) -> None:
     """Check that each of the first ``least`` steps, at most 5, has an effect on the result.
 
-    With a damped or huge momentum, a strong decay, or a strong penalty, one step's gradient can be
-    nearly all that remains, and the reply would reveal it. So a model with a single weight is
-    trained again for each step, with that step's gradient negated. The step counts if this moves
-    the trained weight by at least a hundredth of the largest move over all steps.
+    With a damped or huge momentum, a strong decay or a strong penalty, one step's gradient can
+    nearly decide the result alone, and the reply would reveal it. So a single weight is trained
+    again for each step, with that step's gradient negated. The step counts if this moves the
+    trained weight by at least a hundredth of the largest move over all steps.
 
     Args:
         settings: the run's settings.
@@ -161,7 +161,7 @@ def refuse_forgetful(settings: CommonSettings, least: int, pull: float = 0.0) ->
         pull: the factor of a penalty's gradient towards the initial weights; 0 for no penalty.
 
     Raises:
-        RefusedError: fewer steps count. The error gives the required number and the number that
+        RefusedError: not all of these steps count. The error gives their number and the number that
             count.
         SettingError: the optimiser cannot be built.
     """
@@ -220,10 +220,10 @@ def moments_of(optimiser: Optimizer, module: nn.Module) -> dict[str, Tensor]:
 def restore_moments(optimiser: Optimizer, module: nn.Module, stored: Mapping[str, Tensor]) -> None:
     """Put an optimiser's stored state back into it, so that it continues where it stopped.
 
-    The arrays are those of ``moments_of``, and are moved to the device of their parameters. Step
-    counts stay on the CPU, unless the optimiser is fused. A parameter begins with new moments if no
-    arrays are stored for it, or if their shape differs from its own. Arrays for unknown parameters
-    are ignored.
+    ``stored`` has the arrays of ``moments_of``, which are moved to the device of their parameters.
+    Step counts stay on the CPU, unless the optimiser is fused or capturable. A parameter begins
+    without moments if none are stored for it, or if one has another shape than the parameter.
+    Arrays for unknown parameters are ignored.
     """
     moments: dict[str, dict[str, Tensor]] = {}
     for key, value in stored.items():

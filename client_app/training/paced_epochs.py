@@ -37,8 +37,9 @@ class Pacing:
     def batches(self) -> list[Tensor]:
         """Return the sample indices of each step in this round, (size,) each.
 
-        After the last sample of the order, the first sample follows again. Within an epoch this
-        happens only at a site with fewer than two samples per step.
+        The steps continue from ``position`` in the epoch's order. After the last sample of the
+        order, the first sample follows again. Within an epoch this happens only at a site whose
+        samples are fewer than two per step of the epoch.
         """
         # (steps * size,) positions in the epoch's order, wrapped around its end
         places = torch.arange(self.steps * self.size) + self.position * self.size
@@ -65,9 +66,9 @@ def train_continued(
 ) -> tuple[float, dict[str, Tensor]]:
     """Train from the point where the site's last round stopped; return the loss and the new state.
 
-    The optimiser continues with its stored moments. If epochs span rounds, the training also
-    continues at the stored position in the epoch. A parameter that is new, or whose shape has
-    changed, begins with new moments.
+    The optimiser continues with its stored moments, such as Adam's running means. If epochs span
+    rounds, the training also continues at the stored position in the epoch. A parameter that is
+    new, or whose shape has changed, begins with new moments.
 
     Args:
         training: the training; its ``optimiser`` is set here and, if epochs span rounds, its
@@ -124,8 +125,9 @@ def open_pacing(
 ) -> Pacing:
     """Return the site's position in its epoch, and the order of its samples, for this round.
 
-    Within an epoch the stored position and order are continued. At the start of an epoch, or if no
-    state of this epoch is stored, the position is 0 and the order is new.
+    An epoch spans several rounds here. Within an epoch the stored position and order are continued.
+    At the start of an epoch, or if no state of this epoch is stored, the position is 0 and the
+    order is new.
 
     Args:
         stored: the site's state before this message; may be empty.

@@ -39,7 +39,8 @@ class PrivateTraining:
         """Yield passes over ``count`` samples, each a list of batches of sample indices.
 
         Each sample is in each batch with probability ``rate``, independently, so batches differ in
-        size and may be empty. A pass has 1 / ``rate`` batches, rounded up; the last may have fewer.
+        size and may be empty. A pass has 1 / ``rate`` batches, rounded up. The passes have
+        ``steps()`` batches in total, so the last pass may have fewer.
         """
         # Poisson batches differ in size, so an epoch has 1 / q batches on average
         left, per_epoch = self.steps(), math.ceil(1 / self.rate)
@@ -68,11 +69,12 @@ class PrivateTraining:
 
         Args:
             network: the network whose gradients are set.
-            objective: maps inputs and labels to a loss.
+            objective: maps inputs and labels to a mean loss.
             inputs: the batch, on the device. With an empty batch, the gradients consist only of
                 noise.
             labels: classes (batch,), on the device.
-            settings: 'train.micro-batch' is the number of samples computed at a time.
+            settings: 'train.micro-batch' is the number of samples computed at a time; a real
+                hospital always computes them one by one.
             compute: the device and the precision.
             penalty: returns a term that depends only on the parameters. The parameters are private
                 already, so the gradient of the term is added without clipping and noise. None for
@@ -81,7 +83,7 @@ class PrivateTraining:
 
         Returns:
             The mean loss over the real batch (0 for an empty batch) plus the penalty, a detached
-            scalar.
+            scalar. A sample's loss that is not finite counts as 0.
 
         Raises:
             RuntimeError: all charged releases are used up, which is a bug in the caller.
@@ -112,8 +114,8 @@ def private_rate(settings: CommonSettings, reported: int) -> float:
 def private_steps(settings: CommonSettings, reported: int) -> int:
     """Return the number of optimiser steps in a private training.
 
-    It is 'train.local-steps' or, if that is 0, 'train.local-epochs' times the batches of an epoch:
-    ``reported`` / batch size, rounded up.
+    It is 'train.local-steps' or, if that is 0, 'train.local-epochs' times the batches of an epoch.
+    An epoch has ``reported`` / batch size batches, rounded up.
     """
     per_epoch = max(1, math.ceil(reported / settings.batch_size))
     return settings.local_steps or settings.local_epochs * per_epoch

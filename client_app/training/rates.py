@@ -44,9 +44,9 @@ def rate_setter(
     """Return a function that sets the learning rates before each step; None for constant rates.
 
     Each call is for the next step, and multiplies the initial rate of every parameter group by the
-    same factor. With a schedule (``total`` above 0) the factor is the schedule's. Otherwise, with
-    'train.rate-decay', it is one divided by the square root of the step's number, which counts from
-    1 over all rounds. A call after the schedule's last step raises StopIteration.
+    same factor. With a schedule (``total`` above 0) this is the schedule's factor, and a call after
+    the schedule's last step raises StopIteration. Otherwise, with 'train.rate-decay', the factor of
+    step n is 1 / sqrt(n), where n counts from 1 over all rounds.
 
     Args:
         optimisers: the network's optimiser, and all other optimisers that step together with it.
@@ -112,9 +112,9 @@ def _scheduler(
 ) -> lr_scheduler.LRScheduler:
     """Build the run's PyTorch scheduler for ``steps`` steps per round.
 
-    A linear warm-up, if set, comes first; the step after it has the full learning rate. A warm-up
-    below 1 is a share of all rounds, otherwise a number of rounds. The step schedule's
-    ``step_size`` is in rounds too.
+    The run must have a schedule or a warm-up. A linear warm-up comes first, and the step after it
+    has the full learning rate. 'train.warm-up' below 1 is a share of all rounds, and from 1 a
+    number of rounds. The ``step_size`` of the step schedule is a number of rounds too.
     """
     rounds, warm_up = settings.rounds, settings.warm_up
     if warm_up < 1:  # a share of all rounds; a larger number counts rounds
@@ -168,13 +168,12 @@ def _arguments(schedule: str, text: str) -> dict[str, Any]:
 def check_schedule(settings: CommonSettings) -> None:
     """Check that the learning rate's schedule can be built, and fits the other settings.
 
-    Without a schedule and a warm-up, only 'train.schedule-arguments' are checked.
+    If there is neither a schedule nor a warm-up, only 'train.schedule-arguments' are checked.
 
     Raises:
-        SettingError: the arguments are malformed or unknown to the schedule; or the schedule
-            contradicts 'train.rate-decay', the warm-up or 'rounds'; or PyTorch cannot build it; or
-            a rate would be negative or infinite. The error gives the first reason and the setting
-            to change.
+        SettingError: the arguments are malformed or unknown to the schedule, or
+            ``_reasons_against`` finds a reason. The error gives the first reason and the setting to
+            change.
     """
     arguments = _arguments(settings.schedule, settings.schedule_arguments)
     if is_scheduled(settings):
@@ -186,8 +185,16 @@ def check_schedule(settings: CommonSettings) -> None:
 def _reasons_against(settings: CommonSettings, arguments: dict[str, Any]) -> Iterator[str]:
     """Yield each reason why a schedule is impossible; the user gets only the first reason.
 
-    The last check computes the first 1,000 rates, with one step per round: no rate may be negative
-    or infinite. ``arguments`` are the parsed 'train.schedule-arguments'.
+    The reasons are, in this order:
+
+    - The run also has 'train.rate-decay'.
+    - Schedule 'one-cycle', which warms up by itself, also has 'train.warm-up'.
+    - 'train.warm-up' is at least the number of rounds.
+    - Schedule 'step' has no ``step_size``, or one that is not above 0.
+    - PyTorch refuses the arguments, or one of the first 1,000 rates, with one step per round, is
+      negative or not finite.
+
+    ``arguments`` are the parsed 'train.schedule-arguments'.
     """
     if settings.rate_decay != "none":
         yield (

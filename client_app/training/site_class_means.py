@@ -31,9 +31,9 @@ class PrivateMeans:
     def mean(self, rows: Tensor) -> Tensor:
         """Compute the noisy mean (d,), float32, over the rows (n, d) of all training samples.
 
-        Each row is clipped, Gaussian noise is added to the sum, and the noisy sum is divided by the
-        reported number of samples, or by 1 if that number is 0. Every call uses one release, and
-        the ledger was charged for it before.
+        Each row is clipped, and Gaussian noise is added to the sum. The noisy sum is divided by the
+        reported number of samples, or by 1 if that number is 0. Every call uses up one release, for
+        which the ledger was charged before.
 
         Raises:
             RuntimeError: all charged releases are used up, which is a bug in the caller.
@@ -55,11 +55,13 @@ def class_means(
 ) -> dict[int, Tensor]:
     """Return the mean of ``function`` over the training samples of each class with enough samples.
 
-    In a task without classes, the strata of the task take their place.
+    In a task without classes, the task's groups of samples (strata) take their place. Exact sums
+    are divided by the true number of samples. Private sums get noise, and are divided by the
+    reported number.
 
     The network is put into eval mode, because in training mode batch norm and dropout would make a
     sample's values depend on its batch and on chance. Samples are computed in batches, which limits
-    the memory. Exact sums are float64, and private sums are integers, which get noise.
+    the memory, or one at a time for private means at a real hospital.
 
     Args:
         network: placed on the compute device.
@@ -71,6 +73,9 @@ def class_means(
 
     Returns:
         Class -> mean (d,), float32 on the CPU; empty if no class has enough samples.
+
+    Raises:
+        RuntimeError: all charged releases are used up, which is a bug in the caller.
     """
     task, split = task_named(silo.task), silo.train
     strata, classes = task.strata(split.labels), task.stratum_count(silo.shape.outputs)

@@ -14,11 +14,11 @@ from fedsilo.strategies.wire.records import unpack
 
 
 def ready_silo(silo: Silo, settings: CommonSettings, content: RecordDict) -> Silo:
-    """Return a silo as networks take it; a table is standardised, with missing values as 0.
+    """Return a site's data in the form that networks take.
 
-    Images are returned unchanged, except that a numeric outcome gets its statistics.
-    'data.standardise' decides whether the means and deviations are the site's own, the schema's, or
-    those in the server's message ``content``.
+    A table is standardised, with missing values as 0. Images are returned unchanged, except that a
+    numeric outcome gets its mean and deviation. 'data.standardise' decides whether these statistics
+    are the site's own, the schema's, or those in the server's message ``content``.
 
     Raises:
         SettingError: 'data.standardise' is 'declared', but the schema declares no statistics.
@@ -34,10 +34,9 @@ def find_standardisation(
 ) -> FeatureStatistics:
     """Return the mean and standard deviation of each column, (columns,), by 'data.standardise'.
 
-    Columns are the features of a table and a numeric outcome (``Silo.columns``).
-
-    "site" computes them from the site's training samples, "declared" takes them from the schema,
-    and "pooled" takes them from the server's message.
+    Columns are the features of a table and a numeric outcome (``Silo.columns``). With "site", the
+    statistics are computed from the site's training samples. With "declared" they come from the
+    schema, and with "pooled" from the server's message, which has them over all sites.
 
     Raises:
         SettingError: 'data.standardise' is 'declared', but the schema declares no statistics.

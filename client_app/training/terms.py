@@ -70,9 +70,10 @@ class StackableLoss:
         return loss
 
     def losses(self, inputs: Tensor, labels: Tensor) -> Tensor:
-        """Compute the loss of each sample (batch,), with the cross-entropy as criterion.
+        """Compute the loss of each sample, (batch,), instead of one loss for the batch.
 
-        The samples may belong to several stacked sites.
+        Stacked simulated sites train as one batch, so the samples may be of several sites. The
+        loss's function gets the cross-entropy of each sample as the batch's ``criterion``.
         """
         each = Batch(inputs, labels, self._network.losses, cross_entropies, _keep_each)
         losses: Tensor = self._function(each, *self.parts)
