@@ -142,9 +142,9 @@ class SiteSession(OpenedSite):
         """Return a copy of the session with the real data in place of the declared zero samples.
 
         This is for a hospital at trust 'sums', which was checked without its data. If the run uses
-        class weights, they are checked on the real data. If the hospital has its own cap on
-        epsilon, the reported counts become noisy counts of the real data. Without a cap they stay
-        the declared ones.
+        class weights, they are checked on the real data. The reported counts stay the declared
+        ones. Such a hospital has no cap on epsilon, because a run at trust 'sums' is not private
+        and a hospital with a cap refuses it.
 
         From here on an error could reveal a patient, so no error may reach the server. The caller
         adds 0 to the secret sum instead. In that sum over sites, the server cannot see a single
@@ -153,15 +153,11 @@ class SiteSession(OpenedSite):
         Raises:
             DataError: the data cannot be read.
             SiteError: the data no longer match the hospital's declaration.
-            RefusedError: the real data break a limit of the hospital, or noisy counts would exceed
-                its cap on epsilon.
-            CheckpointError: stored counts or the ledger are damaged, or cannot be written.
+            RefusedError: the real data break a limit of the hospital.
         """
         session = replace(self, silo=self.read_declared())
         if session.settings.class_weights != "none":
             session._refuse_few_weighed()
-        if session.cap:
-            session = replace(session, reported=reported_counts(session))
         return session
 
     def measured_splits(self) -> tuple[str, ...]:
@@ -381,10 +377,9 @@ def reported_counts(site: OpenedSite) -> Counts:
     """Return the number of samples of each class that the site reports to the server, by split.
 
     Without the hospital's own cap on epsilon these are the true counts, or at trust 'sums' the
-    lower bounds that the hospital declared before the run. With a cap, Gaussian noise is added to
-    the counts of ``site.silo``: the true counts, or the declared ones while the data are not yet
-    open. The noise is drawn once for the same data, stored, and charged to the ledger (the
-    hospital's record of spent epsilon).
+    lower bounds that the hospital declared before the run. With a cap, which no hospital at trust
+    'sums' has, they are the true counts with Gaussian noise. The noise is drawn once for the same
+    data, stored, and charged to the ledger (the hospital's record of spent epsilon).
 
     Raises:
         EpsilonSpentError: noisy counts must be drawn for the first time, but would exceed the cap.

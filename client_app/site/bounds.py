@@ -27,8 +27,14 @@ from fedsilo.core.messages import CONFIG, EVALUATE, HELLO, SURVEY, Instruction
 from fedsilo.core.settings.common_settings import CommonSettings
 from fedsilo.datasets.silo.retention import prune_cache
 
-# A web address has ':' or a word before its '/'
-_PATH = re.compile(r"(?<![\w.~:/)])~?/[^\s'\":;,)]+")
+_WORD = r"[^\s'\":;,)]+"
+# A path begins with '/', '~/', '~name/' or 'file:/'. In a web address '//' follows the ':', and
+# other words with '/', such as 'and/or', have a letter before it. A folder's or file's name may
+# have spaces: the words up to the next word that has a '/' inside, or an extension, belong to it
+_PATH = re.compile(
+    rf"(?:file:/|(?<![\w.~:/)])(?:~[\w.-]*)?/|(?<=:)/(?!/)){_WORD}"
+    rf"(?:(?: (?!/){_WORD}){{0,3}}? (?!/)(?:[^\s'\":;,)/]+/{_WORD}|{_WORD}\.[A-Za-z]\w{{1,4}}(?![\w/])))*"
+)
 _PLACES = ("data-dir", "cache-dir", "state-dir", "site-file")
 _CHECK_PERIOD = 0.5  # seconds between checks of time and memory
 _SHARE = 0.9  # the share of the machine's memory that is allowed by default
@@ -91,8 +97,10 @@ def without_paths(text: str, context: Context) -> str:
     """Return an error's text without its paths, because the server may not learn them.
 
     A folder of the node config becomes its key in brackets, such as "(data-dir)/a.csv". Any other
-    path that begins with "/" or "~/" becomes "(a path of the site)", up to a space, quotation mark
-    or comma. A path directly after a letter or colon, such as in a web address, stays.
+    path, such as "/a/b", "~/a", "~name/a" or "file:/a", becomes "(a path of the site)". A path ends
+    at a quotation mark, a comma, a semicolon, a colon, a closing bracket or a space. After a space
+    it goes on if one of the next four words has a "/" inside or ends with a file extension, because
+    names may have spaces. A web address such as "https://a.org/b" stays.
     """
     for key in _PLACES:
         folder = str(context.node_config.get(key, "")).rstrip("/")

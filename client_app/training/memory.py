@@ -76,7 +76,7 @@ def memory_shortage(
     _free_memory_of(error)
     return MemoryShortageError(
         f"{place} has no memory left{wanted} in a run of method '{settings.method}'{held}: "
-        f"{_remedy(settings, training, together, others)}"
+        f"{_remedy(settings, training, together, on_gpu, others)}"
     )
 
 
@@ -106,15 +106,17 @@ def _describe_gpu(text: str) -> tuple[str, str, float]:
     return place, f" ({held}, other processes {others / _GIB:.1f})", others / total
 
 
-def _remedy(settings: CommonSettings, training: bool, together: int, others: float) -> str:
+def _remedy(
+    settings: CommonSettings, training: bool, together: int, on_gpu: bool, others: float
+) -> str:
     """Propose changes with which the work fits into memory, as imperatives.
 
     The advice is to start another run with one of several changes, which are listed in this order:
 
-    - a larger share of the GPU, if this process may not use all of it,
+    - a larger share of the GPU, if its memory is short and this process may not use all of it,
     - fewer sites per batch, if several were trained as one batch; otherwise smaller batches while
       training, and a smaller network or smaller images if not,
-    - the CPU as the device.
+    - the CPU as the device, if the GPU's memory is short.
 
     If other processes hold more than half of the GPU, ending them comes first.
 
@@ -122,10 +124,11 @@ def _remedy(settings: CommonSettings, training: bool, together: int, others: flo
         settings: the run's settings.
         training: whether the site was training.
         together: the number of sites that were trained as one batch.
+        on_gpu: whether the GPU's memory is short, not the machine's.
         others: the share of the GPU that other processes hold, 0 to 1.
     """
     changes = []
-    if gpu_share() < 1:
+    if on_gpu and gpu_share() < 1:
         changes.append("a larger 'client-resources-num-gpus', so that fewer processes share it")
     if together > 1:
         changes.append(f"'machine.vectorised' below {together}")
@@ -133,9 +136,13 @@ def _remedy(settings: CommonSettings, training: bool, together: int, others: flo
         changes += _smaller_steps(settings)
     else:
         changes += ["a smaller network", "smaller images"]
-    changes.append("'machine.device' cpu")
+    if on_gpu:
+        changes.append("'machine.device' cpu")
     # A resumed run has the settings that it began with, so lower ones need another run
-    remedy = f"start another run with {', '.join(changes[:-1])} or {changes[-1]}"
+    *first, last = changes
+    remedy = f"start another run with {last}"
+    if first:
+        remedy = f"start another run with {', '.join(first)} or {last}"
     if others > 0.5:
         return f"end other programs on it ('nvidia-smi' lists them) and resume the run, or {remedy}"
     return remedy

@@ -56,3 +56,17 @@ def test_a_declaration_is_not_pushed_out_by_others(federation: Federation) -> No
     federation.send(VICTIM, "query.hello", resolve(RUN).as_mapping() | {"split.use-test": False})
     assert first in declared(federation)
     assert "has declared 100" in federation.seen[-1][2]
+
+
+@pytest.mark.parametrize(
+    "private", [{}, {"privacy.sample-clip-norm": 1.0, "privacy.noise-multiplier": 1.0}]
+)
+def test_a_hospital_with_a_cap_on_epsilon_answers_no_run_at_sums(
+    private: dict[str, Any], tmp_path: Path
+) -> None:
+    """Its declared counts are rounded, not noisy, so they must not leave."""
+    limits = {"max-epsilon": 50.0, "counts-noise": 2.0}
+    hospital = Federation(tmp_path / "home", limits=limits)
+    config = resolve(RUN).as_mapping() | private
+    assert hospital.send(VICTIM, "query.hello", config) is None
+    assert "privacy.sample-clip-norm" in hospital.last_error

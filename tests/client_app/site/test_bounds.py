@@ -26,6 +26,16 @@ Node = Callable[..., Context]
         ("32/64 samples, and/or none", "32/64 samples, and/or none"),
         ("~/secret/file.csv, line 2", "(a path of the site), line 2"),
         ("/srv/state/run/north is gone", "(state-dir)/run/north is gone"),
+        ("/mnt/a/Ann Smith/x.png: no", "(a path of the site): no"),
+        ("'/mnt/a/Ann B Smith.png' is no", "'(a path of the site)' is no"),
+        (
+            "/mnt/a is neither /mnt/b nor c",
+            "(a path of the site) is neither (a path of the site) nor c",
+        ),
+        ("file:/mnt/secret/x, file:///mnt/y", "(a path of the site), (a path of the site)"),
+        ("~ann/secret/x is no file", "(a path of the site) is no file"),
+        ("cannot open:/mnt/x", "cannot open:(a path of the site)"),
+        ("/mnt/x is no folder. Make one", "(a path of the site) is no folder. Make one"),
     ],
 )
 def test_a_server_reads_no_path_of_a_site(context: Node, text: str, told: str) -> None:

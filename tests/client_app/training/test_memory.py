@@ -98,6 +98,15 @@ def test_libraries_and_the_machine_run_out_too(error: Exception, place: str) -> 
     """Without a driver nobody says who holds the memory."""
     told = explained(error)
     assert told.startswith(f"{place} has no memory left in a run of method 'uefl':")
+    assert ("'machine.device' cpu" in told) == (place == "GPU 0")
+
+
+def test_a_machine_without_memory_is_not_told_to_leave_its_gpu(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv(GPU_SHARE, "0.25")
+    told = str(memory_shortage(MemoryError(), CommonSettings(batch_size=64, micro_batch=8), True))
+    assert told.endswith(": start another run with 'train.micro-batch' below 8")
 
 
 def test_other_errors_are_none_of_memory() -> None:
