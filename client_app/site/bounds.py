@@ -28,13 +28,13 @@ from fedsilo.core.settings.common_settings import CommonSettings
 from fedsilo.datasets.silo.retention import prune_cache
 
 _WORD = r"[^\s'\":;,)]+"
-# A path begins with '/', '~/', '~name/' or 'file:/'. In a web address '//' follows the ':', and
-# other words with '/', such as 'and/or', have a letter before it. A folder's or file's name may
-# have spaces: the words up to the next word that has a '/' inside, or an extension, belong to it
-_PATH = re.compile(
-    rf"(?:file:/|(?<![\w.~:/)])(?:~[\w.-]*)?/|(?<=:)/(?!/)){_WORD}"
-    rf"(?:(?: (?!/){_WORD}){{0,3}}? (?!/)(?:[^\s'\":;,)/]+/{_WORD}|{_WORD}\.[A-Za-z]\w{{1,4}}(?![\w/])))*"
-)
+# '/', '~/', '~name/' or 'file:/'. In a web address '//' follows the ':', and other words with '/',
+# such as 'and/or', have a letter before it
+_ROOT = r"(?:file:/|(?<![\w.~:/)])(?:~[\w.-]*)?/|(?<=:)/(?!/))"
+# Names of folders and files may have spaces: up to three words, and then a word that has a '/'
+# inside or an extension, go on with the path
+_END = rf"(?:[^\s'\":;,)/]+/{_WORD}|{_WORD}\.[A-Za-z]\w{{1,4}}(?![\w/]))"
+_PATH = re.compile(rf"{_ROOT}{_WORD}(?:(?: (?!/){_WORD}){{0,3}}? (?!/){_END})*")
 _PLACES = ("data-dir", "cache-dir", "state-dir", "site-file")
 _CHECK_PERIOD = 0.5  # seconds between checks of time and memory
 _SHARE = 0.9  # the share of the machine's memory that is allowed by default
