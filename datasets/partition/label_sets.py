@@ -120,15 +120,14 @@ def _list_plans(classes: int, silos: int, share: float) -> Iterator[_Plan]:
 def _near_counts(private: int, shared: int, share: float) -> list[int]:
     """List how many shared labels a silo may hold so that its private share is near enough.
 
-    The silo's share is its number of private labels divided by the number of all its labels. It may
-    differ from ``share`` by at most 0.05.
+    The private share is a silo's number of private labels divided by the number of all its labels.
+    It may differ from ``share`` by at most 0.05.
 
     Args:
         private: the silo's number of private labels. If it is 0, the silo must hold all shared
-            labels, so the result is [shared]. It is [] if ``shared`` is 0 or ``share`` is above
-            0.05.
+            labels: [shared], or [] if ``shared`` is 0 or ``share`` is above 0.05.
         shared: the number of all shared labels, the most that a silo can hold.
-        share: wanted share of private labels.
+        share: the wanted private share.
     """
     if not private:
         # A silo without a label of its own holds all shared ones, as at share 0
@@ -499,7 +498,6 @@ class LabelCut:
         silos, have = len(self.sets), self._counts(part)
         if not sum(have) and not size:
             return [np.empty(0, np.int64)] * silos
-        # Every silo gets the same number of each label, so a remainder stays unused
         limits = [count // silos for count in have]
         if min(limits) == 0 or 0 < size < self.classes or size > sum(limits):
             raise DataError(
