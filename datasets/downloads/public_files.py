@@ -96,7 +96,7 @@ class PublicFiles:
         return folder
 
     def bytes(self) -> int:
-        """Return how many bytes a download of this data set has; 0 if that is unknown.
+        """Return the number of bytes to download for this data set; 0 if it is unknown.
 
         The attribute ``size`` is returned if it is above 0. Otherwise the result is the sum of the
         sizes of all files, or 0 if the size of any file is unknown.

@@ -324,10 +324,10 @@ def write_arrays(
 
 
 def _channels_first(x: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Move the channels of image samples from the last axis to the second axis.
+    """Move the channels of image samples from the last axis to the second axis, if they are last.
 
-    The last axis is taken for the channels if there are four axes, the last has at most 4 entries,
-    and the second has more than 4. In any other case ``x`` itself is returned.
+    They are last if there are four axes, the last axis has at most 4 entries, and the second axis
+    has more than 4. In any other case ``x`` itself is returned.
     """
     # 4 is the most channels an image has, so only the last axis can be the channels then
     are_last = x.ndim == 4 and x.shape[1] > 4 >= x.shape[-1]

@@ -173,9 +173,9 @@ def check_pixels(height: int, width: int) -> None:
 
 
 def _check_tiles(image: Image) -> None:
-    """Check the tile size of a TIFF, because each tile is decoded as a whole.
+    """Check the size of the tiles in a TIFF, because each tile is decoded as a whole.
 
-    Images of other formats, and a TIFF without tiles, are accepted.
+    Images of other formats, and a TIFF without tiles, pass.
 
     Raises:
         BrokenImageError: a tile has more than 89 million pixels, or its size is not a number.

@@ -41,7 +41,7 @@ def entries(folder: Path) -> list[Path]:
 
 
 def subfolders(folder: Path) -> list[Path]:
-    """List the folders in a folder, sorted by name, without hidden ones.
+    """List the folders directly in a folder, sorted by name, without hidden ones.
 
     Raises:
         DataError: the folder cannot be read.

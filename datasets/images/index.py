@@ -87,10 +87,15 @@ class ListedImage:
 def index_images(
     where: str, folder: Path, images: Sequence[ListedImage], task: str = CLASSIFICATION
 ) -> ImageIndex:
-    """Build the index of listed images in ``folder``, in their order, with labels of a task.
+    """Build the index of a site's listed images, in their order, with labels in the form of a task.
 
-    Either all images or no image must have a part, and the same holds for masks. ``where`` names
-    the site in errors.
+    Either all images or none must have a part (train, val or test), and the same holds for masks.
+
+    Args:
+        where: the site's name for errors.
+        folder: the folder that the images' names are relative to.
+        images: the images.
+        task: the task's name, which decides the type of the labels.
     """
     return ImageIndex(
         where=where,

@@ -367,7 +367,7 @@ class Manifest:
         return name
 
     def _part(self, number: int, part: str) -> str:
-        """Check that the part in line ``number`` is train, val or test, and return it.
+        """Check that the cell in column 'split' of line ``number`` is train, val or test; return it.
 
         Raises:
             DataError: the text is something else, such as an empty cell.
@@ -380,9 +380,9 @@ class Manifest:
         return part
 
     def _mention_large_group(self, index: ImageIndex) -> None:
-        """Log a warning if a single patient has more than half of a site's images.
+        """Log a warning if one patient has more than half of a site's images.
 
-        Nothing is logged if there is only one patient.
+        Nothing is logged if the site has only one patient.
         """
         if len(set(index.groups)) < 2:
             return

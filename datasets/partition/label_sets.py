@@ -384,12 +384,12 @@ class LabelCut:
         return bisect_left(sizes, True, key=self._runs_short)
 
     def _runs_short(self, size: int) -> bool:
-        """Tell whether the labels are too rare for silos of ``size`` samples.
+        """Tell whether the labels are too rare for silos of ``size`` samples each.
 
         They are too rare in two cases:
 
-        - Two labels of a silo differ by more than one training sample, or two labels by more than
-          one validation sample.
+        - At one silo, the training samples of two labels, or the validation samples of two labels,
+          differ by more than one.
         - A silo gets fewer training or validation samples than its ``size`` requires.
         """
         validation, trained = self._compute_sizes(size)

@@ -146,7 +146,7 @@ def _pool_of_silos(data: DataSet, settings: CommonSettings, places: Places) -> C
 
 
 def _shared_facts(silo: Silo) -> dict[str, Any]:
-    """Return what all silos have in common, for the files of silos cut from their samples.
+    """Return the facts that all silos have in common, for the files of silos cut from them.
 
     These facts are 'classes' (the names), 'schema' (a digest), and for a table 'features' (the
     names). If the data declare statistics, 'declared' has their 'mean' and 'std'.

@@ -159,13 +159,13 @@ def cut_fold(
 
 
 def _check_enough(labels: Indices, groups: Indices | None, folds: int, where: str) -> None:
-    """Check that rows can be cut into ``folds`` stratified folds.
+    """Check that there are enough rows and groups for ``folds`` stratified folds.
 
     A class with fewer rows than folds is allowed if another class has enough.
 
     Args:
         labels: class of each row, (n,).
-        groups: group number of each row, (n,); None if each row is its own group.
+        groups: group number of each row, (n,); None if each row is a group by itself.
         folds: number of folds.
         where: the site's name for errors.
 

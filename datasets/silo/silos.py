@@ -208,11 +208,10 @@ class DataSet(ABC):
         """Describe in a few words which files or silos of this data set are in the data directory.
 
         Returns:
-            - 'made when first used' for a made-up data set.
-            - 'K of N files in FOLDER' for a public data set.
-            - The names of the silos, with commas between, for the user's own data set.
-            - '' for the last two if there is no data directory, no file is present, or the user's
-              files are unusable.
+            'made when first used' for a made-up data set, and 'K of N files in FOLDER' for a public
+            one. For the user's own data set, the names of the silos, with commas between. If there
+            is no data directory, no file is present, or the user's files are unusable, the result
+            is ''. A made-up data set needs no data directory.
         """
         if self.origin == "made-up":
             return "made when first used"
@@ -434,14 +433,14 @@ def cached_silo(
 def open_silo(folder: Path, classes: int) -> Silo:
     """Open a silo that ``save_silo`` wrote: its arrays, and the facts in ``silo.json``.
 
-    The silo's notes are logged, each only once per process. Array files above 64 KiB are
-    memory-mapped copy-on-write, so changes in memory do not change the files; smaller files are
-    read. Whether the arrays still have their fingerprints is not checked here.
+    The notes on the silo's data are logged, each only once per process. Array files of at most 64
+    KiB are read. Larger ones are memory-mapped copy-on-write, so changes in memory do not change
+    the files. Whether the arrays still have their fingerprints is not checked here.
 
     Args:
         folder: the silo's folder.
         classes: the number of outputs that a network for the labels has, which the files do not
-            tell.
+            state.
     """
     facts = json.loads((folder / "silo.json").read_text())
     for note in facts.get("notes", ()):

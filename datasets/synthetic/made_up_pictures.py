@@ -70,11 +70,11 @@ class Look:
     field: float = 0.0
 
     def show(self, content: Field, rng: np.random.Generator) -> npt.NDArray[np.uint8]:
-        """Render ``content`` (channels, size, size) as uint8 of the same shape.
+        """Render ``content`` (channels, size, size) with this look, as uint8 of the same shape.
 
         The content is multiplied by the contrast and added to the background. Then noise, which
-        ``rng`` draws, is added. With a field of view, everything outside it becomes black. Values
-        outside 0..1 are clipped.
+        ``rng`` draws, is added. If the look has a field of view, everything outside it becomes
+        black. Brightness from 0 to 1 becomes 0..255, and values outside are clipped.
         """
         picture = np.array(self.ground, np.float32).reshape(-1, 1, 1) + self.contrast * content
         picture = picture + self.grain * rng.standard_normal(picture.shape, dtype=np.float32)

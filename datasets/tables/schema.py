@@ -90,10 +90,11 @@ class TableSchema(FileModel):
         return [*names, *self.label.columns()]
 
     def features(self) -> tuple[str, ...]:
-        """Return the features' names, in the order of ``RowReader.features``.
+        """Return the names of the features that the columns become, in ``RowReader.features`` order.
 
-        First come the numeric columns, then ``column=level`` for all levels except each column's
-        first, then ``column=unmeasured`` for indicators. Ignored columns have no feature.
+        First come the numeric columns. Then comes ``column=level`` for each level of a categorical
+        column except its first, and then ``column=unmeasured`` for each column with an indicator.
+        Ignored columns have no feature.
         """
         names = [column.name for column in self.numeric_columns()]
         for column in self.columns:

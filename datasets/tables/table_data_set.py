@@ -108,10 +108,10 @@ class TableDataSet(DataSet):
         return column_measures(self.schema(places), silo)
 
     def left_out(self, silo: Silo, settings: CommonSettings, places: Places) -> LeftOutRows:
-        """Read the site's table again, and count the rows that were left out.
+        """Read the site's table again, and count the rows that its silo does not contain.
 
-        The result has the total and, per column, the number of left-out rows whose value there is
-        missing or, with 'out-of-range: drop', out of range.
+        The result has the number of all these rows. For each column, it has the number of rows
+        whose value is missing or, with 'out-of-range: drop', out of range.
 
         Raises:
             DataError: the table is missing or invalid.

@@ -163,13 +163,13 @@ def _read_packed(path: Path, kind: str, read: Callable[[Path], _Read]) -> _Read:
 
 
 def _as_lines(path: Path, rows: Iterable[Sequence[Any]]) -> list[tuple[int, list[str]]]:
-    """Convert rows to pairs: the line number, from 1, and the cells as strings.
+    """Convert rows of cells to pairs: the line number, from 1, and the cells as strings.
 
     A missing value becomes ''. Empty rows are kept, so that the line numbers match the file.
 
     Raises:
-        DataError: all cells together have more characters than ``most_unpacked`` allows, which is
-            2^30 by default.
+        DataError: all cells together have more characters than ``most_unpacked`` allows (by default
+            2^30).
     """
     # Read once: ``check_unpacked`` would ask the file system for each row
     most = most_unpacked(path)
