@@ -313,7 +313,8 @@ def data_fingerprint(settings: CommonSettings) -> str:
 def load_silo(name: str, settings: CommonSettings, places: Places | None = None) -> Silo:
     """Load the silo ``name`` from the cache; create it there first if it is missing.
 
-    If ``settings.partition`` is not 'own', the silo is cut from the data set's pooled samples.
+    If ``settings.partition`` is not 'own', the silo is cut from all samples of the data set
+    together (``load_cut``).
 
     Args:
         name: the silo's name.

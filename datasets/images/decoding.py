@@ -74,11 +74,11 @@ class Decoded:
 
 
 def decode_image(path: Path, size: int, constancy: bool = False) -> Pixels:
-    """Decode an image file to RGB, uint8 (3, size, size).
+    """Decode an image file to RGB, uint8 (3, size, size), as a network sees it.
 
     The image is turned upright by its EXIF data, cropped to its central square, and resized
-    (bilinear, antialiased). Colour constancy is applied afterwards, because it should correct the
-    pixels that a network sees.
+    (bilinear, antialiased). If ``constancy`` is true, the colour of the light is then removed
+    (``shades_of_grey``).
 
     Raises:
         BrokenImageError: the file is missing, truncated or not an image, or has more than 8 bits
@@ -131,11 +131,11 @@ def opened_image(path: Path, formats: tuple[str, ...]) -> Iterator[Image]:
 
 
 def read_fault(error: Exception) -> str:
-    """Explain why a file cannot be read, as a predicate, from the error that reading it raised.
+    """Explain why a file cannot be read, from the error that the attempt raised.
 
-    A ``FileNotFoundError`` gives "is missing". Any other error of the operating system gives
-    "cannot be read" and the system's reason. All other errors come from a decoder, and give "is
-    truncated or damaged".
+    The text is a predicate to put after the file's name. A ``FileNotFoundError`` gives "is
+    missing". Any other error of the operating system gives "cannot be read" and the system's
+    reason. All other errors come from a decoder, and give "is truncated or damaged".
     """
     if isinstance(error, FileNotFoundError):
         return "is missing"

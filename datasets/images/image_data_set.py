@@ -140,9 +140,10 @@ class ImageDataSet(DataSet):
         return self.channels
 
     def decode(self, index: ImageIndex, size: int, settings: CommonSettings) -> Decoded:
-        """Decode all images of ``index`` to ``size`` pixels per side; broken images become faults.
+        """Decode all images of ``index`` to ``size`` pixels per side.
 
-        Decoding runs in one thread, because several threads may round differently.
+        Broken images are left out, and become the faults of the result. Decoding runs in one
+        thread, because several threads may round differently.
         """
         from threadpoolctl import threadpool_limits
 

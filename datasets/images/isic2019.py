@@ -138,12 +138,13 @@ def _image_folder(folder: Path) -> Path:
 
 
 def _read_listing(folder: Path) -> dict[str, tuple[int, int]]:
-    """Return the listing as ``_parse_listing`` reads it: image -> (diagnosis, centre).
+    """Return FLamby's list of images: image -> (index of the diagnosis, index of the centre).
 
-    The files are read again only if they have changed.
+    The files are read again only if they have changed (``_parse_listing``).
 
     Raises:
-        DataError: a line has an invalid name or number, or an image is listed twice.
+        DataError: the list is missing, a line has an invalid name or number, or an image is listed
+            twice.
     """
     return _parse_listing(folder, file_stamp(folder / _LISTING), file_stamp(folder / _AVAILABLE))
 

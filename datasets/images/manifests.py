@@ -337,7 +337,7 @@ class Manifest:
     def _make_relative(self, path: str, place: str) -> str:
         """Convert an absolute path to a path relative to the manifest's folder.
 
-        ``place`` tells the file, line and column, with which the error begins.
+        ``place`` names the file, line and column, and is the beginning of the error.
 
         Raises:
             DataError: the path is not below the data directory.
@@ -367,7 +367,7 @@ class Manifest:
         return name
 
     def _part(self, number: int, part: str) -> str:
-        """Check that the cell in column 'split' of line ``number`` is train, val or test; return it.
+        """Check that the 'split' cell of line ``number`` is train, val or test, and return it.
 
         Raises:
             DataError: the text is something else, such as an empty cell.

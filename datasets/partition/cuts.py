@@ -291,14 +291,14 @@ def _as_lists(rows: Mapping[str, Rows]) -> dict[str, list[int]]:
 def _cut_all(
     data: DataSet, pool: CutPool, settings: CommonSettings, names: list[str]
 ) -> list[dict[str, Rows]]:
-    """Compute the rows of every silo, or reuse the last cut if nothing has changed.
+    """Compute the rows of every silo for the run's partition, or reuse those of the last call.
 
-    A plugin's partition is computed every time. ``names`` are the silos' names, in the order of the
-    result.
+    They are reused if nothing has changed, but a plugin's partition is computed every time.
+    ``names`` are the silos' names, in the order of the result.
 
     Returns:
         One dictionary per silo: split -> rows, ascending. If the pool has no validation part, 'val'
-        rows refer to its training part.
+            rows refer to its training part.
 
     Raises:
         SettingError: the partition is impossible with these labels, or the plugin fails.

@@ -107,10 +107,10 @@ class _WithMasks(Endovascular):
         return read
 
     def decode(self, index: ImageIndex, size: int, settings: CommonSettings) -> Decoded:
-        """Decode only the images with masks, (k, 2, size, size).
+        """Decode only the images with masks, (k, 2, size, size): first the image, then the mask.
 
-        Images without masks are left out and do not count as faults. ``kept`` has positions in the
-        whole ``index``.
+        Images without masks are left out and do not count as faults. The positions ``Decoded.kept``
+        refer to the whole ``index``.
 
         Raises:
             DataError: the manifest cannot be read, or a mask is outside the data directory.

@@ -90,7 +90,7 @@ class TableSchema(FileModel):
         return [*names, *self.label.columns()]
 
     def features(self) -> tuple[str, ...]:
-        """Return the names of the features that the columns become, in ``RowReader.features`` order.
+        """Return the names of the columns' features, in the order of ``RowReader.features``.
 
         First come the numeric columns. Then comes ``column=level`` for each level of a categorical
         column except its first, and then ``column=unmeasured`` for each column with an indicator.

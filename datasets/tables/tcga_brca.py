@@ -80,7 +80,7 @@ class TcgaBrca(TableDataSet):
 
         Args:
             name: the file's name.
-            places: has the data directory.
+            places: names the data directory.
 
         Raises:
             DataError: the file is missing, or its MD5 is not the published one.

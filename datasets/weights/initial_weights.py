@@ -228,7 +228,7 @@ def _fill_vit(network: nn.Module, state: Mapping[str, Any], where: str) -> None:
 
 
 def _resample(state: Mapping[str, Any], vit: VisionTransformer) -> Mapping[str, Any]:
-    """Let timm convert weights to the names and sizes that ``vit`` has.
+    """Let timm convert weights to the array names and sizes that ``vit`` has, if it can.
 
     If timm raises any error, ``state`` is returned unchanged.
     """
