@@ -72,8 +72,8 @@ def data_set(name: str) -> DataSet:
     """Return the ``DataSet`` object with this name, which is one of fedsilo's or a plugin's.
 
     Raises:
-        SettingError: no data set or plugin has this name, the plugin's object is not a data set, or
-            fedsilo has no silos for this data set ('chestmnist').
+        SettingError: no data set or plugin has this name, or the plugin's object is not a data set.
+            Also for 'medmnist' and 'chestmnist', which have no silos.
     """
     if name in _UNREAD:
         raise SettingError(f"data set '{name}' {_UNREAD[name]}: name one of {', '.join(MEDMNIST)}")
@@ -376,10 +376,13 @@ def overview(data_dir: str) -> list[dict[str, str]]:
         data_dir: the directory to search for files; '' means $FEDSILO_DATA.
 
     Returns:
-        A dictionary of strings per data set, with the keys ``name``, ``kind`` (public, own or
-        made-up), ``tasks`` (the names of the tasks that it has labels for, with commas between),
-        ``licence``, ``source``, ``size``, ``terms`` and ``here`` (the files that were found). A
-        value is '' if it is unknown or does not apply.
+        For each data set, a dictionary of strings, which are '' if unknown or not applicable. Its
+        keys are:
+
+        - ``name``, ``licence``, ``source``, ``size`` and ``terms``.
+        - ``kind``: public, own or made-up.
+        - ``tasks``: the names of the tasks that it has labels for, with commas between.
+        - ``here``: the files that were found.
     """
     places = find_places(data_dir, "")
     rows = []

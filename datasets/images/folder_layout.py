@@ -121,8 +121,8 @@ def check_class_names(place: Path, names: Sequence[str]) -> None:
     """Check that the names of folders can be class names; there must be at least one name.
 
     Raises:
-        DataError: every name is a year from 1900 to 2099, or one name is that of an image folder
-            (such as 'images') and another that of a mask folder (such as 'masks').
+        DataError: every name is a year from 1900 to 2099. Or one name is that of an image folder
+            (such as 'images'), and another that of a mask folder (such as 'masks').
     """
     lowered = set(map(str.lower, names))
     if lowered & _PICTURES and lowered & _MASKS:

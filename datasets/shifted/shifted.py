@@ -252,9 +252,9 @@ class ShiftedImages(DataSet):
 
         Returns:
             'comes with scikit-learn' for the digits, which need no files. 'N files in FOLDER' for a
-            data set that can be read from some of its files (CIFAR, GTSRB); if two folders have
-            them in different forms, the folder with more files is named. 'K of N files in FOLDER'
-            for all others. '' if there are no files or no data directory.
+            data set that can be read from some of its files (CIFAR, GTSRB). If it is there in two
+            forms, the folder with more files is named. 'K of N files in FOLDER' for all others. ''
+            if there are no files or no data directory.
         """
         if not self.files:
             return "comes with scikit-learn"

@@ -289,8 +289,8 @@ def _architecture_fault(given: dict[str, Any], wanted: dict[str, Any]) -> str:
     Surplus arrays whose names begin with 'head' do not count, because a head belongs to the classes
     of other data. If the names fit, the text describes the first array with another shape.
 
-    If the run's images are grey and the weights are for colour images, the three colours of the
-    patch embedding in ``given`` are summed in place before shapes are compared.
+    Before shapes are compared, the three colours of the patch embedding in ``given`` are summed in
+    place if the run's images are grey and the weights are for colour images.
 
     Args:
         given: array name -> array of the weights.
