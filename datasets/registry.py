@@ -69,11 +69,11 @@ DATA_SETS = {
 
 
 def data_set(name: str) -> DataSet:
-    """Return the ``DataSet`` object for a data set's name, fedsilo's own or a plugin's.
+    """Return the ``DataSet`` object with this name, which is one of fedsilo's or a plugin's.
 
     Raises:
-        SettingError: no data set or plugin has this name, fedsilo does not support the data set
-            (multi-label chestmnist), or the plugin's object is not a data set.
+        SettingError: no data set or plugin has this name, or the plugin's object is not a data set.
+            Also for 'medmnist' and 'chestmnist', which have no silos.
     """
     if name in _UNREAD:
         raise SettingError(f"data set '{name}' {_UNREAD[name]}: name one of {', '.join(MEDMNIST)}")
@@ -87,9 +87,10 @@ def data_set(name: str) -> DataSet:
 
 
 def _load_plugin(name: str) -> DataSet:
-    """Load a plugin's data set: a ``DataSet`` object, or a class from which an instance is created.
+    """Load the data set of a plugin, which provides a ``DataSet`` object or a class of them.
 
-    Former keys in the object's ``settings`` are replaced by today's keys.
+    A class is called without arguments. Old names of settings in the object's ``settings`` are
+    replaced by today's names.
 
     Args:
         name: the plugin's name.
@@ -98,7 +99,7 @@ def _load_plugin(name: str) -> DataSet:
         SettingError: in one of these cases:
 
             - The plugin does not exist or cannot be imported, or is not a ``DataSet``.
-            - The object's ``settings`` have an unknown key, or one key under both names.
+            - The object's ``settings`` have an unknown key, or the old and new name of one key.
             - The object's own ``name`` is the name of one of fedsilo's data sets.
     """
     found = resolve_plugin("dataset", name, DATA_SETS)
@@ -116,16 +117,16 @@ def _load_plugin(name: str) -> DataSet:
 
 
 def _current_keys(name: str, keys: Iterable[str]) -> frozenset[str]:
-    """Replace former keys among the settings that a plugin's data set reads by today's keys.
+    """Replace old names of settings that a plugin's data set reads by today's names.
 
-    Each former key is added to the note on renamed settings.
+    For each old name, the user is told the new one.
 
     Args:
         name: the plugin's name, for errors.
         keys: the keys of the settings.
 
     Raises:
-        SettingError: a key is unknown, or is given under both names.
+        SettingError: a key is unknown, or is given under both its old and its new name.
     """
     current = with_current_keys(dict.fromkeys(keys, ""), f"data set '{name}', 'settings'")
     for key in current:
@@ -150,11 +151,12 @@ def _is_ours(key: str, name: str) -> bool:
 
 
 def plugs_of(settings: CommonSettings) -> list[PluginPlace]:
-    """Find the plugins that a run's method, network, data set and partition name; import none.
+    """Find the plugins that a run's settings name for method, network, data set and partition.
+
+    The plugins are located, but not imported.
 
     Returns:
-        The place of each plugin that these four settings name; empty if they name only fedsilo's
-        own parts.
+        The place of each plugin; empty if these four settings name only parts of fedsilo itself.
 
     Raises:
         SettingError: a setting names neither a part of fedsilo nor a plugin.
@@ -168,14 +170,17 @@ def plugs_of(settings: CommonSettings) -> list[PluginPlace]:
 
 
 def plugin_modules(values: Mapping[str, Value]) -> list[str]:
-    """List the top-level modules of the plugins that recorded settings name; import none.
+    """List the top-level modules of the plugins that the recorded settings of a run name.
 
-    A name with a ':' or '.' and a name that an entry point declares are resolved to the module's
-    top-level package. A plain name counts only if setting 'plugin' lists its file. All other names
-    are skipped, because building the settings rejects them later.
+    Nothing is imported. Only the settings for method, network, data set and partition are searched:
+
+    - A name with a ':' or '.', or a name that an entry point declares, gives the top-level package
+      of its module.
+    - A plain name gives a module only if setting 'plugin' lists that module's file.
+    - All other names, such as those of fedsilo's own parts, are skipped.
 
     Args:
-        values: setting key -> value, with today's keys; a plugin under a former key is not found.
+        values: setting key -> value, with today's keys; a plugin under an old key is not found.
     """
     files = set(map(module_of, plugin_entries(str(values.get("plugin", "")))))
     modules = []
@@ -195,12 +200,13 @@ def plugin_modules(values: Mapping[str, Value]) -> list[str]:
 
 
 def check_data_settings(settings: CommonSettings) -> None:
-    """Check that the settings fit the chosen data set; the data themselves are not read.
+    """Check that the run's settings fit its data set; the data themselves are not read.
 
     Raises:
-        SettingError: a key that only other data sets read differs from its default, the partition
-            is impossible, a fold does not exist, or the image size is above 0 but below 16 pixels.
-        DataError: the partition's silo set cannot be read.
+        SettingError: a setting that only other data sets read differs from its default, the
+            partition is impossible, a fold does not exist, or the image size is above 0 but below
+            16 pixels.
+        DataError: the file that names the partition's silos (the silo set) cannot be read.
     """
     chosen = data_set(settings.dataset)
     cuts.check_partition(chosen, settings)
@@ -229,26 +235,26 @@ def check_data_settings(settings: CommonSettings) -> None:
 
 
 def shown_metrics(dataset: str, task: str) -> tuple[str, ...]:
-    """Return the metrics of a data set's result tables, the headline first.
+    """Return the names of the metrics in a run's result tables, the most important one first.
 
-    If the task has metrics of its own to show, they are returned, and otherwise the data set's.
+    The task's own list is used if it has one, and otherwise the data set's.
 
     Raises:
-        SettingError: the task does not exist, or the data set's metrics are needed and it does not
+        SettingError: the task does not exist; or the task has no list, and the data set does not
             exist.
     """
     return task_class(task).shown or data_set(dataset).headline
 
 
 def shown_of(summary: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the metrics for the result tables of a finished run, the headline first.
+    """Return the names of the metrics in a finished run's result tables, the most important first.
 
     Args:
-        summary: the content of summary.json, with the data set's name and the task's. If it has no
-            task, the task is classification.
+        summary: the content of the run's summary.json, with the keys 'dataset' and 'task'. Without
+            'task', the task is classification.
 
     Raises:
-        SettingError: as in ``shown_metrics``.
+        SettingError: the task or the data set does not exist, as in ``shown_metrics``.
     """
     return shown_metrics(str(summary["dataset"]), str(summary.get("task", CLASSIFICATION)))
 
@@ -258,7 +264,8 @@ def silo_names(settings: CommonSettings) -> list[str]:
 
     Raises:
         DataError: the files that name the silos are missing or unusable.
-        SettingError: no data set has the name in the settings.
+        SettingError: no data set has the name in the settings, or 'split.silos' contradicts the
+            silo set.
     """
     if cuts.is_cut(settings):
         return cuts.cut_names(settings)
@@ -269,8 +276,15 @@ def silo_names(settings: CommonSettings) -> list[str]:
 def silo_count(settings: CommonSettings) -> int | None:
     """Return the number of silos in the run's partition; None if this machine cannot know it.
 
-    The result is None in three cases. The sites' own files decide the silos and the settings choose
-    no other partition; the data are missing or unusable; or the data set names no silos.
+    It is None in three cases:
+
+    - The partition is 'own', and the files at each site decide which silos exist.
+    - The files that name the silos are missing or unusable.
+    - The data set names no silos.
+
+    Raises:
+        SettingError: no data set has the name in the settings, or 'split.silos' contradicts the
+            silo set.
     """
     if data_set(settings.dataset).silos_by_files and not cuts.is_cut(settings):
         return None
@@ -281,10 +295,10 @@ def silo_count(settings: CommonSettings) -> int | None:
 
 
 def data_fingerprint(settings: CommonSettings) -> str:
-    """Compute one digest over all silos' names, schemas and split checksums under these settings.
+    """Compute a SHA-256 digest of the run's data: all silos' names, schemas and split checksums.
 
-    Every silo is loaded, so equal digests mean equal data and equal splits. If only the sites know
-    the silos' names, the digest covers nothing.
+    Every silo is loaded. Equal digests mean equal data and equal splits. If only the sites know the
+    silos' names, no silo is included, and the digest says nothing.
 
     Raises:
         DataError: a silo cannot be loaded.
@@ -299,7 +313,8 @@ def data_fingerprint(settings: CommonSettings) -> str:
 def load_silo(name: str, settings: CommonSettings, places: Places | None = None) -> Silo:
     """Load the silo ``name`` from the cache; create it there first if it is missing.
 
-    If ``settings.partition`` is not 'own', the silo is cut from the data set's pooled samples.
+    If ``settings.partition`` is not 'own', the silo is cut from all samples of the data set
+    together (``load_cut``).
 
     Args:
         name: the silo's name.
@@ -321,11 +336,12 @@ def load_silo(name: str, settings: CommonSettings, places: Places | None = None)
 def cut_of(settings: CommonSettings) -> dict[str, Any] | None:
     """Record which samples a random partition gives to each silo, so that a run can be repeated.
 
-    The data set's samples are cut with these settings, which may have to load the data.
+    The cut is computed from the settings and the data set's labels, for which the data may be
+    loaded.
 
     Returns:
         The result of ``cut_document``: the deciding settings, each silo's row indices and a digest.
-        None for the partitions 'own' and 'unseen', because they give no sample to a silo at random.
+        None for the partitions 'own' and 'unseen', which are not random.
 
     Raises:
         SettingError: the partition is impossible with the data set's labels, its plugin is missing
@@ -360,10 +376,13 @@ def overview(data_dir: str) -> list[dict[str, str]]:
         data_dir: the directory to search for files; '' means $FEDSILO_DATA.
 
     Returns:
-        A dictionary of strings per data set, with the keys ``name``, ``kind`` (public, own or
-        made-up), ``tasks`` (the names of the tasks that it has labels for, with commas between),
-        ``licence``, ``source``, ``size``, ``terms`` and ``here`` (the files that were found). A
-        value is '' if it is unknown or does not apply.
+        For each data set, a dictionary of strings, which are '' if unknown or not applicable. Its
+        keys are:
+
+        - ``name``, ``licence``, ``source``, ``size`` and ``terms``.
+        - ``kind``: public, own or made-up.
+        - ``tasks``: the names of the tasks that it has labels for, with commas between.
+        - ``here``: the files that were found.
     """
     places = find_places(data_dir, "")
     rows = []

@@ -32,19 +32,22 @@ _DAMAGES = (
 
 
 def fetch(source: PublicFiles, data_dir: Path, base_url: str = "") -> Iterator[str]:
-    """Download the missing files of ``source`` below ``data_dir``, and unpack archives once.
+    """Download the missing files of a public data set, and unpack those that are archives.
 
-    A file that already exists with the right MD5 is not downloaded again. Nothing happens until the
-    result is iterated.
+    A file that already exists with the right MD5 is not downloaded again. An archive whose files
+    are already unpacked with the right sizes is not unpacked again. Nothing happens, and no error
+    is raised, until the result is iterated.
 
     Args:
-        source: the public data set; its own folder is created.
+        source: the public data set. Its files go into its folder below ``data_dir``, which is
+            created.
         data_dir: the data directory.
-        base_url: another address with the same file names; '' means ``source.url``.
+        base_url: another address that has files of the same names; '' means ``source.url``.
 
     Yields:
-        A line of text about source and licence, then a line per file and per archive; nothing if
-        the data set has no files.
+        First a line of text about source and licence. Then a line for each file that says whether
+        it was downloaded or was there, and after an archive another line about unpacking. Nothing
+        is yielded if the data set has no files.
 
     Raises:
         DataError: a download fails, an MD5 differs, or an archive cannot be unpacked.
@@ -124,13 +127,13 @@ def _unpack_once(archive: Path, folder: Path) -> str:
 def unpack(archive: Path, folder: Path) -> int:
     """Unpack a zip or tar archive into ``folder``, creating it; return the number of files.
 
-    All files are first unpacked into a scratch folder and then moved, so that a bad archive leaves
-    ``folder`` unchanged. Existing files of the same names are replaced. Empty folders are not
-    created.
+    All files are first unpacked into a scratch folder and then moved, so a damaged archive leaves
+    existing files unchanged. Files in ``folder`` that have the name of a file in the archive are
+    replaced. Empty folders in the archive are not created.
 
     Raises:
-        DataError: the archive is damaged or too large, holds a link or a path outside its folder,
-            or cannot be written.
+        DataError: the archive is damaged or too large when unpacked (by default above 1 GiB),
+            contains a link or a path outside its folder, or cannot be written.
     """
     folder.mkdir(parents=True, exist_ok=True)
     try:
@@ -153,10 +156,10 @@ def unpack(archive: Path, folder: Path) -> int:
 
 
 def _extract_tar(tar: tarfile.TarFile, work: Path) -> None:
-    """Unpack a tar archive into ``work``; ``_open_archive`` has checked its names and sizes.
+    """Unpack a tar archive into ``work``, after ``_open_archive`` has checked its names and sizes.
 
-    ``tarfile`` never writes more of a file than its checked size. Its filter 'data' checks the
-    names a second time; Debian's Python 3.11.2 does not have it.
+    The filter 'data' of ``tarfile`` checks the names again. Old versions of Python, such as 3.11.2,
+    lack this filter, and then the archive is unpacked without it.
     """
     if hasattr(tarfile, "data_filter"):
         tar.extractall(work, filter="data")
@@ -181,12 +184,13 @@ def _extract_zip(archive: Path, zipped: zipfile.ZipFile, sizes: Iterable[str], w
 
 
 def is_unpacked(archive: Path, folder: Path) -> bool:
-    """Tell whether every file of an archive is in ``folder`` with the same name and size.
+    """Tell whether every file in an archive already exists in ``folder``, with the same size.
 
-    The contents are not compared. An archive without files counts as unpacked.
+    The contents are not compared. The answer is True for an archive without files.
 
     Raises:
-        DataError: the archive is damaged, or holds a link or a path outside its folder.
+        DataError: the archive is damaged or too large when unpacked (by default above 1 GiB), or
+            contains a link or a path outside its folder.
     """
     with _open_archive(archive) as (_, sizes):
         for name, size in sizes.items():
@@ -200,13 +204,15 @@ def is_unpacked(archive: Path, folder: Path) -> bool:
 def _open_archive(
     archive: Path,
 ) -> Iterator[tuple[zipfile.ZipFile | tarfile.TarFile, dict[str, int]]]:
-    """Open a zip or tar archive as a context; yield the archive and each file's size by name.
+    """Open a zip or tar archive for a ``with`` block, after checking all entries in it.
 
-    All entries are checked before the block runs.
+    Yields:
+        The open archive, and a dictionary: file name -> size in bytes, without folders.
 
     Raises:
-        DataError: the archive is damaged, which may only show inside the block; or it has a link, a
-            device, a path outside its folder or too many bytes.
+        DataError: the archive is damaged, which may show only inside the block. Or it is too large
+            when unpacked (by default above 1 GiB), or contains a link, a device or a path outside
+            its folder.
     """
     try:
         if zipfile.is_zipfile(archive):
@@ -249,10 +255,10 @@ class _Member(tarfile.TarInfo):
 
 
 def _count_members(tar: tarfile.TarFile, archive: Path) -> Iterator[tarfile.TarInfo]:
-    """Yield the members of a tar archive, and refuse it once they are too large when unpacked.
+    """Yield the members of a tar archive until their total unpacked size exceeds the limit.
 
-    The total of the members' sizes and headers is checked before each member is yielded, because
-    ``tarfile`` must inflate a member to find the next one.
+    Each member counts with its size and 1024 bytes for its header. The total is checked before a
+    member is yielded, because ``tarfile`` must inflate a member to find the next one.
 
     Raises:
         DataError: the members together are larger than allowed when unpacked (by default 1 GiB).
@@ -271,16 +277,20 @@ def _is_plain(entry: zipfile.ZipInfo) -> bool:
 
 
 def _check_entries(entries: Iterable[tuple[str, int, bool]], archive: Path) -> dict[str, int]:
-    """Check an archive's entries (name, size, whether it is a plain file or folder).
+    """Check the names and kinds of an archive's entries, and return the sizes of its files.
 
-    The archive's own order is kept, and a later entry of the same name replaces an earlier one.
+    Args:
+        entries: for each entry its name, its size in bytes, and whether it is a plain file or a
+            folder. A folder's name ends in '/'.
+        archive: the archive's path, for errors.
 
     Returns:
-        File name -> size in bytes, without folders.
+        File name -> size in bytes, in the archive's order, without folders. If a name appears
+        twice, the later size counts.
 
     Raises:
-        DataError: a name is absolute or contains '..' or a backslash, or an entry is a link or
-            device.
+        DataError: a name is empty, is absolute, or contains '..' or a backslash; or an entry is a
+            link or device.
     """
     sizes = {}
     for name, size, plain in entries:

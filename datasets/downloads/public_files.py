@@ -60,10 +60,11 @@ class PublicFiles:
         return f"run 'fedsilo fetch {self.name} --data-dir DIR' (public source: {self.url})"
 
     def data_dir(self, places: Places) -> Path:
-        """Return the data directory of ``places``, whether or not it exists.
+        """Return the data directory that ``places`` names, whether or not it exists.
 
         Raises:
-            DataError: neither 'data.dir' nor $FEDSILO_DATA names a data directory.
+            DataError: ``places.data`` is None, because neither 'data.dir' nor $FEDSILO_DATA names a
+                data directory.
         """
         if places.data is None:
             raise DataError(
@@ -73,18 +74,18 @@ class PublicFiles:
         return places.data
 
     def find(self, places: Places, names: Iterable[str] | None = None) -> Path:
-        """Check that the files exist, and return their folder.
+        """Check that the files of this data set exist, and return the folder that contains them.
 
         Only existence is checked, not the MD5. If the data set has no files to download, nothing is
-        checked and the result is ``Path()``.
+        checked, and the empty path ``Path()`` is returned.
 
         Args:
             places: the data directory.
-            names: file names to check; None or an empty list checks all.
+            names: the names of the files to check; None or an empty list checks all files.
 
         Raises:
-            DataError: no data directory is named, or a file is missing. The error tells how to get
-                it.
+            DataError: no data directory is named, or a file is missing. The error explains how to
+                get it.
         """
         if not self.files:
             return Path()
@@ -95,10 +96,10 @@ class PublicFiles:
         return folder
 
     def bytes(self) -> int:
-        """Return the size of a download in bytes; 0 if it is unknown.
+        """Return the number of bytes to download for this data set; 0 if it is unknown.
 
-        If ``size`` is set, it is the result. Otherwise the result is the sum of all files' sizes,
-        or 0 if the size of one file is unknown.
+        The attribute ``size`` is returned if it is above 0. Otherwise the result is the sum of the
+        sizes of all files, or 0 if the size of any file is unknown.
         """
         sizes = [file.size for file in self.files]
         if self.size or not all(sizes):
@@ -106,9 +107,10 @@ class PublicFiles:
         return sum(sizes)
 
     def size_text(self) -> str:
-        """Write the size of a download with a unit, such as '12.3 MB'; 'not stated' for 0 bytes.
+        """Format the size of a download with a unit, such as '12.3 MB'; 'not stated' for 0 bytes.
 
-        Three significant digits are written. Sizes below the smallest unit are in bytes.
+        The number is in GB, MB or kB (powers of 1000) with three significant digits, or in bytes if
+        it is below 1000.
         """
         size = self.bytes()
         for unit, name in _UNITS:

@@ -58,10 +58,13 @@ class OwnArrays(DataSet):
     headline = ("balanced-accuracy", "accuracy", "auc", "calibration-error")
 
     def silo_names(self, settings: CommonSettings, places: Places) -> list[str]:
-        """Return the names of the ``.npz`` files without their endings, in alphabetical order.
+        """Return the names of the sites that have an ``.npz`` file, in alphabetical order.
+
+        A file is named after its site, in plain or encoded form (``folder_name``).
 
         Raises:
-            DataError: the data directory has no ``.npz`` file, or the name of one is invalid.
+            DataError: the data directory has no ``.npz`` file, the name of a file cannot be a
+                site's, or two files belong to one site.
         """
         folder = self._folder(places)
         names = sorted(_find_files(folder))
@@ -70,13 +73,13 @@ class OwnArrays(DataSet):
         return names
 
     def image_reader(self, site: str, settings: CommonSettings, places: Places) -> ImageReader:
-        """Return a function that reads a ``.npy`` file as one sample, like those of ``x``.
+        """Return a function that reads a ``.npy`` file as one sample, like the samples in ``x``.
 
-        The sample has the shape and type of the samples in the site's array ``x``. The function
-        raises ``BrokenImageError`` if the file cannot be used.
+        The sample must have the shape and type of the samples in the site's array ``x``. The
+        function raises ``BrokenImageError`` if it does not, or if the file cannot be read.
 
         Raises:
-            DataError: the site's own arrays are missing or invalid.
+            DataError: the file with the site's arrays is missing or invalid.
         """
         x = _read(self._file(site, places), task_of(settings))[0]
         return lambda path: _read_sample(path, x.shape[1:], x.dtype)
@@ -90,14 +93,14 @@ class OwnArrays(DataSet):
         return _find_files(folder).get(site, folder / f"{folder_name(site)}.npz")
 
     def _load(self, name: str, settings: CommonSettings, places: Places) -> Silo:
-        """Read a site's arrays, split them, and load the silo through the cache.
+        """Read and split a site's arrays, and open the resulting silo in the cache.
 
-        The arrays are read even if the silo is cached. Copies of a sample stay in one part, and a
-        note for the site's log counts them. Without test folds, a quarter of the samples are test
-        samples.
+        The arrays are read even if the silo is already in the cache. Equal samples stay in the same
+        part (train, val or test), and the site's log notes how many copies there are. Without test
+        folds, a quarter of the samples are test samples.
 
         Raises:
-            DataError: the arrays are invalid, or fewer than 2 training samples are left.
+            DataError: the arrays are missing or invalid, or fewer than 2 training samples are left.
         """
         path = self._file(name, places)
         stamp = path.stat()
@@ -145,10 +148,12 @@ class OwnArrays(DataSet):
 
 
 def _find_files(folder: Path) -> dict[str, Path]:
-    """Return site -> its file, for the ``.npz`` files in a folder, in the order of their names.
+    """Return site -> its ``.npz`` file in a folder, sorted by the files' paths.
+
+    A file is named after its site, in plain or encoded form (``folder_name``).
 
     Raises:
-        DataError: a file's name cannot be a site's, or two files belong to one site.
+        DataError: the name of a file cannot be a site's, or two files belong to one site.
     """
     return find_by_site({path.stem: path for path in sorted(folder.glob("*.npz"))})
 
@@ -168,20 +173,21 @@ def _number_contents(x: npt.NDArray[Any]) -> list[int]:
 
 
 def _read_sample(path: Path, shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
-    """Read a ``.npy`` file as one sample.
+    """Read a ``.npy`` file as one sample, and check it against the site's other samples.
 
     Args:
         path: the file.
-        shape: expected shape, (channels, height, width); a sample with one channel may also be
-            stored as (height, width).
-        dtype: expected type; floats of any width are converted to float32 first.
+        shape: the expected shape, (channels, height, width). If it has one channel, the file may
+            also have (height, width).
+        dtype: the expected type. Floats of any width are converted to float32 before they are
+            compared with it.
 
     Returns:
-        The sample, of that shape and type.
+        The sample, with this shape and type.
 
     Raises:
-        BrokenImageError: the file is missing or not an array, has another shape or type, or
-            contains NaN or infinity.
+        BrokenImageError: the file is missing or not an array, the sample has a different shape or
+            type, or it contains NaN or infinity.
     """
     check_file(path)
     try:
@@ -222,18 +228,22 @@ def _read(path: Path, task: Task) -> Arrays:
 def _check_arrays(
     where: str, task: Task, x: npt.NDArray[Any], y: npt.NDArray[Any], classes: npt.NDArray[Any]
 ) -> Arrays:
-    """Check a site's arrays and bring them into their normal form.
+    """Check the three arrays of a site, and convert them to the shapes and types used in a silo.
 
-    If ``x`` lacks the channels' axis, as in (n, height, width), it gets one. ``y`` are labels of
-    the task, such as class indices.
+    Args:
+        where: the arrays' origin, with which an error begins.
+        task: the task that the labels are for.
+        x: the samples, (n, channels, height, width) or (n, height, width), floats or uint8.
+        y: the labels in the form of the task, such as class indices (n,).
+        classes: the names of the classes, findings or outcome.
 
     Returns:
-        Samples (n, channels, height, width), float32 or uint8; labels (n, ...) of the task's type;
-        and the names of the classes, findings or outcome.
+        The samples as (n, channels, height, width), float32 or uint8; the labels in the task's
+        type; and the names in the Unicode form NFC.
 
     Raises:
-        DataError: the type or shape of an array is wrong, a sample is not finite, a class name is
-            repeated, or a label is out of range. The error begins with ``where``.
+        DataError: the type or shape of an array is wrong, a sample has NaN or infinity, a name
+            appears twice, or a label is invalid for the task.
     """
     if x.dtype.kind == "f":
         x = _as_float32(x)
@@ -264,10 +274,10 @@ def _sample_fault(x: npt.NDArray[Any]) -> str:
 
 
 def _class_fault(classes: npt.NDArray[Any], fewest: int) -> str:
-    """Explain why an array is not a list of distinct names of classes; '' if it is.
+    """Explain why an array is not a list of distinct class names; '' if it is one.
 
-    It must be a one-dimensional array of strings with at least ``fewest`` entries. Names must
-    differ in their normalised form, and must not have characters that cannot be seen.
+    It must be a one-dimensional array of strings with at least ``fewest`` entries. The names must
+    differ even after conversion to the Unicode form NFC, and must not contain invisible characters.
     """
     are_names = classes.ndim == 1 and classes.dtype.kind == "U"
     names = set(map(normalise_name, map(str, classes.reshape(-1).tolist())))
@@ -281,17 +291,19 @@ def _class_fault(classes: npt.NDArray[Any], fewest: int) -> str:
 def write_arrays(
     folder: Path, silos: Mapping[str, tuple[npt.NDArray[Any], npt.NDArray[Any]]]
 ) -> None:
-    """Write a file ``SITE.npz`` per site into ``folder``; every distinct label becomes a class.
+    """Write a file ``SITE.npz`` for each site, and make every distinct label a class.
 
-    Classes are sorted by label, over all sites, and named by the labels' text.
+    The classes are the labels of all sites together, in ascending order. The name of a class is the
+    label as a string. The files contain class indices instead of the labels.
 
     Args:
         folder: an existing folder; files of the same names are replaced.
-        silos: site -> (samples, labels), at least one. Samples may have their channels last.
+        silos: site -> (samples, labels), at least one site. Samples may have their channels last,
+            and are then rearranged.
 
     Raises:
-        DataError: the samples' shapes differ between sites, a sample has no label, or the arrays
-            are invalid. The files of earlier sites are then already written.
+        DataError: the samples' shapes differ between sites, the labels are not one per sample, or
+            the arrays are invalid. The files of the sites before that one are already written.
     """
     # The labels of all sites, ascending, so that a label has the same number everywhere
     every = np.unique(np.concatenate([np.asarray(y).reshape(-1) for _, y in silos.values()]))
@@ -312,10 +324,10 @@ def write_arrays(
 
 
 def _channels_first(x: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Move the channels of image samples from the last axis to the second axis.
+    """Move the channels of image samples from the last axis to the second axis, if they are last.
 
-    The last axis is taken for the channels if there are four axes, the last has at most 4 entries,
-    and the second has more than 4. In any other case ``x`` itself is returned.
+    They are last if there are four axes, the last axis has at most 4 entries, and the second axis
+    has more than 4. In any other case ``x`` itself is returned.
     """
     # 4 is the most channels an image has, so only the last axis can be the channels then
     are_last = x.ndim == 4 and x.shape[1] > 4 >= x.shape[-1]

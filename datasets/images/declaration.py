@@ -29,9 +29,10 @@ _NAMED_BY = {
 
 
 def resolve_inside(folder: str, path: str) -> str | None:
-    """Normalise ``folder/path``, relative to the data directory; None if it leads outside.
+    """Join ``folder`` and ``path`` and remove '..'; return None if this leaves the data directory.
 
-    Only the text is used: symbolic links are not followed, and the file need not exist.
+    ``folder`` and the result are relative to the data directory. Only the text is used: symbolic
+    links are not followed, and the file need not exist.
     """
     # normpath removes '..', so only a path that leads outside still begins with '..'. It keeps two
     # slashes at the beginning, which pathlib takes for another root than one slash
@@ -42,11 +43,14 @@ def resolve_inside(folder: str, path: str) -> str | None:
 
 
 def label_columns(task: str, names: Iterable[str]) -> tuple[str, ...]:
-    """Return the columns of a manifest that have the labels of a task.
+    """Return the columns of a manifest (a site's list of images) that contain the labels.
+
+    These are 'time' and 'event' for survival, ``names`` for several findings, and 'label' for any
+    other task.
 
     Args:
         task: the task's name.
-        names: the names of the findings; only used for several findings.
+        names: the names of the findings, used only for several findings.
     """
     if task == MULTI_LABEL:
         return tuple(names)
@@ -56,12 +60,12 @@ def label_columns(task: str, names: Iterable[str]) -> tuple[str, ...]:
 
 
 def _names_as_lists(content: Any) -> Any:
-    """Convert a list of class names to a mapping: each class has its own name as its only label.
+    """Convert a list of class names to a mapping: each class gets its name as its only label.
 
     Anything but a list is returned unchanged.
 
     Raises:
-        ValueError: a name appears twice.
+        ValueError: a name appears twice in the list.
     """
     if not isinstance(content, list):
         return content
@@ -69,7 +73,7 @@ def _names_as_lists(content: Any) -> Any:
 
 
 def distinct_names(content: Sequence[Any]) -> list[str]:
-    """Convert the class names of a list under 'classes' to strings.
+    """Convert the entries of a list of class names to strings, and check that none appears twice.
 
     Raises:
         ValueError: a name appears twice.
@@ -132,10 +136,11 @@ class Declaration(FileModel):
         return self
 
     def labels(self) -> Classes:
-        """Return the names of what is predicted: name -> the labels in manifests that mean it.
+        """Return the names of what is predicted, each with the labels that mean it in manifests.
 
-        Only classes have labels. For findings the keys are their names, for a regression the
-        outcome with its unit in brackets, and for survival the event; their values are empty.
+        For classes, this is class name -> the labels in manifests (the sites' lists of images) that
+        mean the class. For all other tasks the values are empty, and the keys are the findings'
+        names, the outcome with its unit in brackets, or the event.
         """
         if self.outcome and self.unit:
             return {f"{self.outcome} ({self.unit})": ()}

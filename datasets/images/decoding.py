@@ -74,11 +74,11 @@ class Decoded:
 
 
 def decode_image(path: Path, size: int, constancy: bool = False) -> Pixels:
-    """Decode an image file to RGB, uint8 (3, size, size).
+    """Decode an image file to RGB, uint8 (3, size, size), as a network sees it.
 
     The image is turned upright by its EXIF data, cropped to its central square, and resized
-    (bilinear, antialiased). Colour constancy is applied afterwards, because it should correct the
-    pixels that a network sees.
+    (bilinear, antialiased). If ``constancy`` is true, the colour of the light is then removed
+    (``shades_of_grey``).
 
     Raises:
         BrokenImageError: the file is missing, truncated or not an image, or has more than 8 bits
@@ -91,19 +91,19 @@ def decode_image(path: Path, size: int, constancy: bool = False) -> Pixels:
 
 @contextmanager
 def opened_image(path: Path, formats: tuple[str, ...]) -> Iterator[Image]:
-    """Open an image file as a context, and turn errors of reading into ``BrokenImageError``.
+    """Open an image file for a ``with`` block, and turn reading errors into ``BrokenImageError``.
 
-    Pillow opens the file, but decodes its pixels only inside the block, so errors that the block
-    raises are converted too. The size in the header is checked before the block runs.
+    The number of pixels in the header is checked before the block runs. Pillow decodes the pixels
+    only inside the block, so errors that the block raises are converted too.
 
     Args:
         path: the file.
-        formats: the only formats to accept, by Pillow's names.
+        formats: the formats to accept, by Pillow's names.
 
     Raises:
-        BrokenImageError: the file is missing, unreadable, damaged, not a regular file, larger than
-            1 GiB or in none of the formats; or it has no pixels or more than 89 million. Other
-            errors inside the block are explained by ``read_fault``.
+        BrokenImageError: the file cannot be read, is damaged, is in none of the formats, or is
+            larger than 1 GiB. Or the image has no pixels or more than 89 million. ``read_fault``
+            explains any other error.
         MemoryError: the image does not fit into memory.
     """
     from PIL import Image, UnidentifiedImageError
@@ -131,11 +131,11 @@ def opened_image(path: Path, formats: tuple[str, ...]) -> Iterator[Image]:
 
 
 def read_fault(error: Exception) -> str:
-    """Explain why a file cannot be read, as a predicate, from the error that reading it raised.
+    """Explain why a file cannot be read, from the error that the attempt raised.
 
-    A ``FileNotFoundError`` gives "is missing". Any other error of the operating system gives
-    "cannot be read" and the system's reason. All other errors come from a decoder, and give "is
-    truncated or damaged".
+    The text is a predicate to put after the file's name. A ``FileNotFoundError`` gives "is
+    missing". Any other error of the operating system gives "cannot be read" and the system's
+    reason. All other errors come from a decoder, and give "is truncated or damaged".
     """
     if isinstance(error, FileNotFoundError):
         return "is missing"
@@ -146,10 +146,10 @@ def read_fault(error: Exception) -> str:
 
 
 def check_file(path: Path) -> None:
-    """Check that a path can be read as a whole; opening a pipe would wait forever.
+    """Check that a path is a regular file or folder of acceptable size before it is opened.
 
-    A missing file passes, because reading it raises a better error. Whether it is an image is not
-    checked.
+    Opening a pipe would wait forever. A missing file passes, because the attempt to read it raises
+    a clearer error. The content of the file is not checked.
 
     Raises:
         BrokenImageError: the path is a pipe, a device or a file that is too large.
@@ -173,9 +173,9 @@ def check_pixels(height: int, width: int) -> None:
 
 
 def _check_tiles(image: Image) -> None:
-    """Check the tile size of a TIFF, because each tile is decoded as a whole.
+    """Check the size of the tiles in a TIFF, because each tile is decoded as a whole.
 
-    Images of other formats, and a TIFF without tiles, are accepted.
+    Images of other formats, and a TIFF without tiles, pass.
 
     Raises:
         BrokenImageError: a tile has more than 89 million pixels, or its size is not a number.
@@ -289,17 +289,19 @@ def check_faults(
 ) -> None:
     """Raise an error if some of a site's images could not be decoded and must not be skipped.
 
-    Before the error, the real names of these files are logged, on this machine only.
+    The error shows only safe names, because a file may be named after a patient. The real names are
+    logged first, on this machine only.
 
     Args:
         faults: the images that could not be decoded.
-        images: number of images in all.
-        safe_names: file -> its name for errors, because a file may be named after a patient.
-        policy: 'data.broken-images'; 'skip' allows faults.
+        images: the number of all images, decoded or not.
+        safe_names: file -> its name in errors.
+        policy: the value of 'data.broken-images'; only 'skip' allows faults.
         where: the site's name for errors.
 
     Raises:
-        DataError: there are faults. The error has their number and the first five with reasons.
+        DataError: there are faults, and ``policy`` is not 'skip'. The error has their number, and
+            the safe names and reasons of the first five.
     """
     if not faults or policy == "skip":
         return
@@ -316,12 +318,12 @@ def check_faults(
 
 
 def log_names(where: str, images: Sequence[tuple[str, str]]) -> None:
-    """Log which files an error means, on this machine only, because the error hides their names.
+    """Log the real names of the files that an error mentions by other names, on this machine only.
 
     Args:
         where: the site's name.
-        images: pairs (name in the error, file). A pair of equal names is not logged, because the
-            error then shows the file's name.
+        images: for each file, its name in the error and its real name. A pair of equal names is not
+            logged.
     """
     # If both names are equal, the error already names the file
     named = []
@@ -353,7 +355,8 @@ class ImageHeader:
 def picture_header(path: Path) -> ImageHeader:
     """Read width, height and bits per pixel of an image file without decoding its pixels.
 
-    The bits are 0 if the image's Pillow mode is unknown here.
+    The bits are those of all channels together, such as 24 for RGB. They are 0 for an unusual
+    colour mode.
 
     Raises:
         BrokenImageError: the file is missing, is not an image, or has too many pixels.
@@ -366,10 +369,17 @@ def picture_header(path: Path) -> ImageHeader:
 
 
 def header_measures(paths: Iterable[Path], read: Callable[[Path], ImageHeader]) -> list[Measure]:
-    """Collect width, height and bits per pixel of image files as three features for histograms.
+    """Collect the widths, heights and bits per pixel of image files, for histograms.
 
-    Files that ``read`` cannot open (``BrokenImageError``) are left out. All values are under the
-    split ``ALL``.
+    Files for which ``read`` raises ``BrokenImageError`` are left out.
+
+    Args:
+        paths: the image files.
+        read: a function that reads the header of a file.
+
+    Returns:
+        Three measures, 'width', 'height' and 'bits a pixel', each with all values under the only
+        split name, ``ALL``.
     """
     headers: list[ImageHeader] = []
     for path in paths:

@@ -27,7 +27,7 @@ _MOST_NAMES = 5  # names that an error quotes
 
 
 def entries(folder: Path) -> list[Path]:
-    """List the entries of a folder, sorted by name; hidden entries are left out.
+    """List the files and folders directly in a folder, sorted by name, without hidden ones.
 
     Raises:
         DataError: the folder cannot be read.
@@ -41,7 +41,7 @@ def entries(folder: Path) -> list[Path]:
 
 
 def subfolders(folder: Path) -> list[Path]:
-    """List the folders in a folder, sorted by name, without hidden ones.
+    """List the folders directly in a folder, sorted by name, without hidden ones.
 
     Raises:
         DataError: the folder cannot be read.
@@ -62,15 +62,15 @@ def pictures(folder: Path) -> list[Path]:
 
 
 def are_parts(folders: Sequence[Path]) -> bool:
-    """Tell whether all folders are parts of a split, that is, named train, val or test.
+    """Tell whether folders are the parts of a split, because all are named train, val or test.
 
     Returns:
-        True if every folder is a part. False if no folder's name resembles a part, or if there are
-        no folders.
+        True if every folder has one of these three names. False if no folder has a name that
+        resembles them, or if there are no folders.
 
     Raises:
-        DataError: only some folders are parts, or their names only resemble parts, such as
-            'Training'.
+        DataError: some folders have such a name or a similar one, such as 'Training', but not all
+            folders have exactly one of the three names.
     """
     names = [folder.name for folder in folders]
     if names and set(names) <= set(SPLITS):
@@ -98,14 +98,15 @@ def are_parts(folders: Sequence[Path]) -> bool:
 
 
 def _looks_like_part(name: str, names: Sequence[str]) -> bool:
-    """Tell whether a folder's name resembles 'train', 'val' or 'test', in any case.
+    """Tell whether a folder's name is one that data sets use for training, validation or test.
 
-    Names for validation, such as 'valid', count only if the folder is alone or next to a training
-    or test folder, because 'valid' next to 'invalid' is a class.
+    Training and test names, such as 'train', 'training' or 'testing', count in any case. Validation
+    names, such as 'val' or 'valid', count only if the folder is alone or next to a training or test
+    folder. The reason is that 'valid' next to 'invalid' is a class.
 
     Args:
         name: the folder's name.
-        names: the names of all folders in the same place, with this one.
+        names: the names of all folders in the same place, including this one.
     """
     sure = _TRAINING | _TEST
     if name.lower() in sure:
@@ -117,11 +118,11 @@ def _looks_like_part(name: str, names: Sequence[str]) -> bool:
 
 
 def check_class_names(place: Path, names: Sequence[str]) -> None:
-    """Refuse folder names that cannot be class names; there must be at least one name.
+    """Check that the names of folders can be class names; there must be at least one name.
 
     Raises:
-        DataError: every name is a year, or the names include both an image folder (such as
-            'images') and a mask folder (such as 'masks').
+        DataError: every name is a year from 1900 to 2099. Or one name is that of an image folder
+            (such as 'images'), and another that of a mask folder (such as 'masks').
     """
     lowered = set(map(str.lower, names))
     if lowered & _PICTURES and lowered & _MASKS:
@@ -138,15 +139,14 @@ def check_class_names(place: Path, names: Sequence[str]) -> None:
 
 
 def check_no_class_folders(folders: Sequence[Path]) -> None:
-    """Check that folders which may be classes do not look like sites.
+    """Check that folders that are taken for classes are not sites with their own class folders.
 
-    At least one of the folders must have images directly in it, which is why they are taken for
-    classes. Classes hardly ever contain the same folders of images, but sites do. A single folder
-    passes.
+    Sites contain folders of the same names, but classes hardly ever do. A single folder passes. At
+    least one of the folders must have images directly in it, which is not checked here.
 
     Raises:
-        DataError: a folder cannot be read; or there are several folders, and in all of them the
-            subfolders with images have the same names, at least two.
+        DataError: a folder cannot be read. Or there are several folders, and their subfolders that
+            contain images have the same two or more names in all of them.
     """
     below = []
     for folder in folders:
@@ -167,12 +167,15 @@ def _has_pictures(folder: Path) -> bool:
 
 
 def count_loose(folders: Iterable[Path]) -> dict[Path, int]:
-    """Count the images directly in each folder, for folders whose images are not read.
+    """Count the images that are directly in each folder and are therefore not read.
 
-    Images in subfolders do not count.
+    The caller passes folders above the class folders. Images in their subfolders do not count.
 
     Returns:
-        Folder -> number of images; folders without any are left out.
+        Folder -> number of images. Folders without images are left out.
+
+    Raises:
+        DataError: a folder cannot be read.
     """
     counts = {}
     for folder in folders:
@@ -183,11 +186,14 @@ def count_loose(folders: Iterable[Path]) -> dict[Path, int]:
 
 
 def count_unread(class_folder: Path) -> dict[str, int]:
-    """Count the files below a class folder that are not read, by reason.
+    """Count the files in a class folder that are not read as images, by reason.
+
+    Hidden files directly in the class folder do not count.
 
     Returns:
-        Reason -> number of files: one entry per non-empty subfolder, and one for files directly in
-            the class folder whose ending is not an image's. Empty if every file is read.
+        Reason -> number of files. There is one reason for each subfolder that contains files at any
+        depth. Another reason is for all files directly in the class folder without an image's
+        ending.
 
     Raises:
         DataError: the folder cannot be read.
@@ -208,9 +214,10 @@ def _is_picture(path: Path) -> bool:
 
 
 def quote_names(names: Sequence[str]) -> str:
-    """Quote names for an error, joined with commas and 'and'; names after the fifth are counted.
+    """Quote names for an error, separated by commas, with 'and' before the last one.
 
-    There must be at least one name. A name is cut at 60 characters.
+    Only the first five names are quoted, and 'N more' counts the rest. There must be at least one
+    name. A name is cut at 60 characters.
     """
     quoted = [f"'{one_line(name, 60)}'" for name in names[:_MOST_NAMES]]
     if len(names) > _MOST_NAMES:

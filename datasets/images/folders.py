@@ -51,14 +51,14 @@ class Image:
 
 
 def read_folder(folder: Path) -> dict[str, list[Image]]:
-    """List the images of each site, ordered by part, class and file name.
+    """List the images of each site in a folder, ordered by part, class and file name.
 
-    If the top folders are parts or classes, all images belong to one site, ``ALONE``. Top folders
-    are classes if any of them has images directly in it. Whether sites have the same classes is not
-    checked here.
+    If the top folders are named train, val and test, or if any of them has images directly in it,
+    then the folders name no sites. All images then belong to one site, ``ALONE``. Otherwise each
+    top folder is a site. Whether all sites have the same classes is not checked here.
 
     Raises:
-        DataError: the folders match no layout, a name is invalid, a class is empty, or there is
+        DataError: the folders match no layout, a name is invalid, a class has no image, or there is
             only one class.
     """
     tops = subfolders(folder)
@@ -111,10 +111,13 @@ def _read_site(folder: Path) -> list[Image]:
 
 
 def _part_folders(folder: Path) -> dict[str, Path]:
-    """Return part -> folder for a site; without parts, '' -> the site's folder itself.
+    """Return the folder of each part of a site: 'train', 'val' or 'test' -> folder.
+
+    If the site's folders are not parts, the result is '' -> the site's folder.
 
     Raises:
-        DataError: only some of the folders look like parts of a split.
+        DataError: some folders look like parts of a split, but not all are named train, val or
+            test.
     """
     tops = subfolders(folder)
     if are_parts(tops):
@@ -154,7 +157,7 @@ class FolderImages(ImageDataSet):
         return list(self._list_sites(places))
 
     def load(self, name: str, settings: CommonSettings, places: Places) -> Silo:
-        """Load a silo; if the folders do not name sites, any ``name`` gets all images.
+        """Load the silo of a site; if the folders do not name sites, any ``name`` gets all images.
 
         Raises:
             DataError: the folders match no layout, the sites' classes differ, no site has this
@@ -165,9 +168,10 @@ class FolderImages(ImageDataSet):
         return super().load(name, settings, places)
 
     def index(self, site: str, settings: CommonSettings, places: Places) -> ImageIndex:
-        """List a site's images, and keep 'split.sample-share' of them; each file is its own group.
+        """List about 'split.sample-share' of a site's images; each file is a group by itself.
 
-        If the folders do not name sites, all images are listed for any ``site``.
+        If the folders do not name sites, the images of the whole data directory are listed for any
+        ``site``.
 
         Raises:
             DataError: the folders match no layout, or the sites' classes differ.
@@ -203,13 +207,11 @@ class FolderImages(ImageDataSet):
         return False
 
     def notices(self, settings: CommonSettings) -> list[str]:
-        """List notices for the user: files that are not read, and folders that do not name sites.
+        """List notices for the user about unread files and about folders that do not name sites.
 
-        The second notice appears only if 'split.partition' is 'own' and all images are therefore
-        one silo.
-
-        Returns:
-            One sentence for each notice; [] if the folders cannot be read.
+        There is one sentence for each folder and reason for unread files. Another sentence says
+        that all images are one silo, if they are and 'split.partition' is 'own'. The list is empty
+        if the folders cannot be read.
         """
         places = find_places(settings.data_dir, settings.cache_dir)
         try:
@@ -263,12 +265,12 @@ class FolderImages(ImageDataSet):
         return data_folder(places, self.name, f"of images sorted into {LAYOUTS}")
 
     def _list_sites(self, places: Places) -> dict[str, list[Image]]:
-        """List the images of each site in the data directory.
+        """List the images of each site in the data directory; all sites must have equal classes.
 
         Raises:
             FileNamesError: the folders match no layout, or two sites have different classes. This
-                kind of DataError marks a text that may name patients, because folders may be named
-                after patients.
+                kind of ``DataError`` warns that its text may name patients, because folders may be
+                named after patients.
             DataError: no data directory is named.
         """
         folder = self.files_folder(places)
@@ -293,10 +295,14 @@ class FolderImages(ImageDataSet):
 
 
 def _folder_of(site: str, sites: Mapping[str, Sequence[Image]], data: Path) -> Path:
-    """Return a site's own folder, whose name may be another form of the site's name.
+    """Return the folder of a site, which may be named after the site in an encoded form.
 
-    ``sites`` maps each site to its images in the data directory ``data``, at least one image each.
     If the folders do not name sites, the result is ``data``.
+
+    Args:
+        site: the site's name.
+        sites: site -> its images, at least one image each.
+        data: the data directory, which contains the images.
     """
     if list(sites) == [ALONE]:
         return data
@@ -312,15 +318,18 @@ def _name_folder(folder: Path, data: Path) -> str:
 def write_folder_manifests(
     folder: Path, labels: Mapping[str, str] | None = None
 ) -> dict[Path, Counter[str]]:
-    """Write a manifest into each site's folder, and ``images.yaml`` into ``folder``.
+    """Write a manifest (a list of images) for each site, and ``images.yaml`` into ``folder``.
+
+    Each manifest is in its site's folder. ``images.yaml`` lists the manifests and the classes, so
+    that the data set 'images' can read the same files.
 
     Args:
         folder: the folder that ``read_folder`` reads.
-        labels: the name of a class's folder -> the class. If a folder is not in ``labels``, its
-            class has the folder's name.
+        labels: the name of a class folder -> its class. A class folder that is not in ``labels``
+            gives its class its own name.
 
     Returns:
-        For each manifest's path, the number of images with each label.
+        Manifest's path -> number of images with each label.
 
     Raises:
         DataError: ``read_folder`` refuses the folder, one of the files already exists, or a class
@@ -361,11 +370,10 @@ def _relabel(image: Image, labels: Mapping[str, str]) -> Image:
 
 
 def refuse_existing(*paths: Path) -> None:
-    """Check that no file exists at these paths, before the first of them is written.
+    """Check that nothing exists at these paths yet, so that no file is overwritten.
 
     Raises:
-        DataError: a file or folder already exists at one of the paths. The error names the first
-            such path.
+        DataError: a file or folder exists at one of the paths. The error names the first such path.
     """
     for path in paths:
         if path.exists():
@@ -373,9 +381,10 @@ def refuse_existing(*paths: Path) -> None:
 
 
 def write_images(manifest: Path, images: Sequence[Image]) -> None:
-    """Write a manifest with a line per image; all images must be below the manifest's folder.
+    """Write a manifest (CSV): a header, then path, label, patient and split of each image.
 
-    An existing file is replaced. The column 'split' is written only if every image has a part.
+    The paths are relative to the manifest's folder, which must contain all images. The column
+    'split' is left out unless every image has a part. An existing file is replaced.
 
     Raises:
         OSError: the file cannot be written.

@@ -120,10 +120,10 @@ class ImageDataSet(DataSet):
         return self.share
 
     def content(self, index: ImageIndex) -> list[Any]:
-        """Return the facts that identify the image files, as part of the key of a cached silo.
+        """Return facts about the image files that change when a file changes, for a cache key.
 
-        They are the resolved folder, and a list with the size in bytes and the modification time in
-        ns of each file (None for a missing file). File contents are not read.
+        These facts are the absolute path of the folder, and for each file its size in bytes and its
+        modification time in ns (None for a missing file). File contents are not read.
         """
         stamps = [file_stamp(index.folder / name) for name in index.names]
         return [str(index.folder.resolve()), stamps]
@@ -140,9 +140,10 @@ class ImageDataSet(DataSet):
         return self.channels
 
     def decode(self, index: ImageIndex, size: int, settings: CommonSettings) -> Decoded:
-        """Decode all images of ``index`` to ``size`` pixels per side; broken images become faults.
+        """Decode all images of ``index`` to ``size`` pixels per side.
 
-        Decoding runs in one thread, because several threads may round differently.
+        Broken images are left out, and become the faults of the result. Decoding runs in one
+        thread, because several threads may round differently.
         """
         from threadpoolctl import threadpool_limits
 
@@ -192,14 +193,15 @@ class ImageDataSet(DataSet):
         return header_measures([own.folder / file for file in own.names], self.header)
 
     def _load(self, name: str, settings: CommonSettings, places: Places) -> Silo:
-        """List, split and decode a site's images, and load the silo through the cache.
+        """List, split and decode a site's images, or open the resulting silo in the cache.
 
-        Public images are left out. Copies of a file stay in one part, and a note for the site's log
-        counts them. If the site's listing gives parts, these parts are used.
+        Public images, which no silo contains, are left out. Files of equal content stay in the same
+        part (train, val or test), and the site's log notes how many copies there are. If the site's
+        list of images gives parts, these parts are used.
 
         Raises:
-            DataError: the listing is invalid, copies are in two parts, images are broken and may
-                not be skipped, or fewer than 2 training images are left.
+            DataError: the list of images is invalid, equal files are in two of the given parts,
+                images are broken and may not be skipped, or fewer than 2 training images are left.
         """
         own, _ = self._split_off_public(name, settings, places)
 
@@ -225,13 +227,14 @@ class ImageDataSet(DataSet):
     def _split_off_public(
         self, site: str, settings: CommonSettings, places: Places
     ) -> tuple[ImageIndex, ImageIndex]:
-        """Divide a site's images into the site's own images and the public ones, in this order.
+        """Divide a site's images into the images of its silo and the public images, in this order.
 
-        If 'split.public-share' is above 0, copies of a file are on the same side, because their
-        groups are joined first. If it is 0, no image is public, and groups are not joined.
+        Public images are left out of all silos, so that weights can be pretrained on them. Images
+        of a group, such as a patient, are on the same side. If 'split.public-share' is above 0,
+        groups with copies of the same file are joined first. If it is 0, no image is public.
 
         Raises:
-            DataError: the site's listing is missing or invalid.
+            DataError: the site's list of images is missing or invalid.
         """
         index = self.index(site, settings, places)
         if settings.public_share:
@@ -239,12 +242,11 @@ class ImageDataSet(DataSet):
         return split_public(index, settings.public_share)
 
     def public(self, settings: CommonSettings, places: Places) -> Split:
-        """Load the public images of all sites, which no silo contains, as one split.
+        """Load the public images of all sites, which are in no silo, as one split.
 
         Raises:
             SettingError: 'split.public-share' is 0.
-            DataError: the public part is empty, or some image cannot be decoded and may not be
-                skipped.
+            DataError: no image is public, or an image cannot be decoded and may not be skipped.
         """
         if settings.public_share == 0:
             raise SettingError("'split.public-share' must be above 0, but is 0: name a share")
@@ -271,10 +273,11 @@ class ImageDataSet(DataSet):
         """Open a silo in the cache; if it is missing, decode its images and write it first.
 
         Args:
-            kind: 'silo', or 'public' for the public part, whose key ignores the split's settings.
+            kind: 'silo' for a site's images, or 'public' for the public images. The cache stores
+                the public images only once for all settings of the split.
             name: the silo's name.
             index: the images.
-            rows: computes their split; called only if the silo must be written.
+            rows: a function that splits the images; it is called only if the silo must be written.
             settings: the run's settings.
             places: the cache.
 
@@ -371,18 +374,20 @@ def _split_as_given(
     settings: CommonSettings,
     strata: npt.NDArray[np.int64],
 ) -> RowSplit:
-    """Split images by the parts that the user gave, and cut missing parts as folds from 'train'.
+    """Split images into the parts that the user gave, and cut folds for missing parts from 'train'.
 
-    A missing part without folds stays empty.
+    If folds are set, the test fold is cut first, and the validation fold from the rest. A part that
+    the user did not give, and for which no folds are set, stays empty.
 
     Args:
         index: the images, with parts.
-        groups: group of each image, with copies joined.
-        settings: the folds; 'split.use-test' false empties the test part.
-        strata: the stratum of each image, (n,), whose shares folds keep.
+        groups: the group of each image, in which copies of a file share a group.
+        settings: the numbers of folds and the chosen folds. If 'split.use-test' is false, the test
+            part is empty.
+        strata: the stratum of each image, (n,); folds keep the shares of the strata.
 
     Raises:
-        DataError: the user gave a part, but folds are set for that part too; or there are too few
+        DataError: the user gave a part, but folds are set for this part too; or there are too few
             images for the folds.
     """
     # A test fold is cut before the validation fold, which comes from the rows that are left

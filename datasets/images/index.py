@@ -87,10 +87,15 @@ class ListedImage:
 def index_images(
     where: str, folder: Path, images: Sequence[ListedImage], task: str = CLASSIFICATION
 ) -> ImageIndex:
-    """Build the index of listed images in ``folder``, in their order, with labels of a task.
+    """Build the index of a site's listed images, in their order, with labels in the form of a task.
 
-    Either all images or no image must have a part, and the same holds for masks. ``where`` names
-    the site in errors.
+    Either all images or none must have a part (train, val or test), and the same holds for masks.
+
+    Args:
+        where: the site's name for errors.
+        folder: the folder that the images' names are relative to.
+        images: the images.
+        task: the task's name, which decides the type of the labels.
     """
     return ImageIndex(
         where=where,
@@ -114,10 +119,11 @@ def _pick(texts: tuple[str, ...], rows: Rows) -> tuple[str, ...]:
 def join_indices(where: str, parts: Sequence[ImageIndex]) -> ImageIndex:
     """Concatenate the indices of several sites whose images are all in one folder.
 
-    The result is empty if ``parts`` is. It has no division into train, val and test, and no masks.
-    Safe names are the names that errors may show. If a site's safe names differ from its file
-    names, they are numbers of lines in its manifest, so " of <site>" is added to tell the sites
-    apart.
+    The joined index has no parts (train, val or test) and no masks. It is empty if ``parts`` is
+    empty.
+
+    Errors show an image by its safe name. If a site's safe names are not its file names, they are
+    only unique at the site, so " of " and ``ImageIndex.where`` are added to them.
 
     Args:
         where: the name of the result in errors.
@@ -141,30 +147,32 @@ def join_indices(where: str, parts: Sequence[ImageIndex]) -> ImageIndex:
 
 
 def split_public(index: ImageIndex, share: float) -> tuple[ImageIndex, ImageIndex]:
-    """Split an index into the silo's own images and the public images, in this order.
+    """Split an index into a silo's images and the public images (in no silo), in this order.
 
-    A group of images, such as a patient's, is either public or not. About ``share`` of the groups
-    are public, and a hash of each group's name decides which. With share 0 no group is public, and
-    with share 1 every group.
+    A group of images, such as a patient's, is on one side only. About ``share`` of the groups are
+    public, and a hash of each group's name decides which. With share 0 no group is public, and with
+    share 1 every group is.
     """
     public = in_public(index.groups, share)
     return index.take(np.flatnonzero(~public)), index.take(np.flatnonzero(public))
 
 
 def in_public(groups: Sequence[str], share: float) -> npt.NDArray[np.bool_]:
-    """Tell for each image, (n,) bool, whether its group is public.
+    """Tell for each image, as bool (n,), whether its group (such as a patient) is public.
 
     A group is public if a hash of its name, from 0 to 1, is below ``share``. So the answer is the
-    same at every site, and a group that is public at one share is public at every larger share.
+    same at every site, and a group that is public at one share is also public at every larger
+    share.
     """
     return np.array([_fraction("public-part", group) < share for group in groups], dtype=bool)
 
 
 def take_share(index: ImageIndex, share: float) -> ImageIndex:
-    """Keep about ``share`` of the groups, 0..1, but enough groups for at least 2 images.
+    """Keep the images of about ``share`` of the groups (such as patients), for smaller experiments.
 
-    A hash of the groups' names chooses the groups, and a larger share keeps every group that a
-    smaller share keeps. Share 1 returns the index unchanged.
+    The number of groups is rounded, but enough groups are kept for at least 2 images. A hash of the
+    groups' names chooses the groups, so a larger share keeps every group that a smaller share
+    keeps. A share of 1 returns the index unchanged.
     """
     if share == 1:
         return index
@@ -228,14 +236,15 @@ def _rows_by_size(index: ImageIndex) -> Iterable[list[int]]:
 
 
 def join_copies(index: ImageIndex, copies: Sequence[tuple[int, int]]) -> ImageIndex:
-    """Merge the groups of files with equal content, because a split keeps a group in one part.
+    """Merge the groups of images that have equal files, because a split keeps a group in one part.
 
-    Otherwise a copy of a training image could be a test image, which would raise the accuracy. A
-    merged group is named after one of its groups. Without copies the index is returned unchanged.
+    Otherwise a copy of a training image could be a test image, which would raise the accuracy. All
+    images of both groups get the name of one of the two groups. Without copies the index is
+    returned unchanged.
 
     Args:
         index: the images.
-        copies: the pairs of rows from ``find_copies``.
+        copies: pairs of row indices of equal files, from ``find_copies``.
     """
     if not copies:
         return index
@@ -254,17 +263,17 @@ def join_copies(index: ImageIndex, copies: Sequence[tuple[int, int]]) -> ImageIn
 
 
 def check_copies(index: ImageIndex, copies: Sequence[tuple[int, int]]) -> None:
-    """Check that the user's own split keeps files of equal content in one part.
+    """Check that the user's own split keeps files of equal content in one part, such as 'train'.
 
     If the user did not give parts, nothing is checked.
 
     Args:
         index: the images.
-        copies: the pairs of rows from ``find_copies``.
+        copies: pairs of row indices of equal files, from ``find_copies``.
 
     Raises:
-        DataError: a file and its copy are in two parts. The error has their safe names, and the
-            file names are logged on this machine.
+        DataError: two equal files are in different parts. The error shows their safe names, and the
+            real file names are logged on this machine only.
     """
     if not index.parts:
         return

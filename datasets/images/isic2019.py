@@ -27,10 +27,10 @@ _LESIONS = (("HAM10000_metadata", "image_id"), ("ISIC_2019_Training_Metadata.csv
 
 
 def classes_of(target: str) -> dict[str, tuple[str, ...]]:
-    """Return the classes to predict for 'data.target', in order: class name -> its diagnoses.
+    """Return the classes for setting 'data.target', in order: class name -> its diagnoses.
 
-    For 'diagnosis', each of the eight diagnoses is a class. Otherwise there are two: 'nevus' (NV),
-    and before it 'other' with the other seven.
+    For the target 'diagnosis', each of the eight diagnoses is a class. For any other target there
+    are two classes: first 'other' with seven diagnoses, then 'nevus' with NV.
     """
     if target == "diagnosis":
         return {diagnosis: (diagnosis,) for diagnosis in DIAGNOSES}
@@ -39,9 +39,10 @@ def classes_of(target: str) -> dict[str, tuple[str, ...]]:
 
 
 def class_of(diagnosis: int, target: str) -> int:
-    """Return the class index for 'data.target' of a diagnosis, an index into ``DIAGNOSES``.
+    """Convert a diagnosis (index into ``DIAGNOSES``) to the class index for 'data.target'.
 
-    For 'diagnosis' it is the same index. Otherwise it is 1 for a nevus (NV) and 0 for any other.
+    For the target 'diagnosis' the index stays the same. For any other target it is 1 for a nevus
+    (NV) and 0 for all other diagnoses.
     """
     if target == "diagnosis":
         return diagnosis
@@ -96,11 +97,11 @@ class Isic2019(ImageDataSet):
         """List a centre's images, grouped by lesion, and keep 'split.sample-share' of the lesions.
 
         If ``available.csv`` exists, images that it does not list are left out. An image without a
-        lesion id is a group of its own. ``site`` is one of ``CENTRES``.
+        lesion id is a group by itself. ``site`` is one of ``CENTRES``.
 
         Raises:
-            DataError: a table is missing or invalid, or no table names any image of this centre,
-                because then one lesion could be in training and test data.
+            DataError: a file is missing or invalid; or no table of lesions has any image of this
+                centre. Images of one lesion could then be in both training and test data.
         """
         folder = _folder(places)
         centre = CENTRES.index(site)
@@ -137,29 +138,32 @@ def _image_folder(folder: Path) -> Path:
 
 
 def _read_listing(folder: Path) -> dict[str, tuple[int, int]]:
-    """Return the listing as ``_parse_listing`` reads it: image -> (diagnosis, centre).
+    """Return FLamby's list of images: image -> (index of the diagnosis, index of the centre).
 
-    The files are read again only if they have changed.
+    The files are read again only if they have changed (``_parse_listing``).
 
     Raises:
-        DataError: a line has an invalid name or number, or an image is listed twice.
+        DataError: the list is missing, a line has an invalid name or number, or an image is listed
+            twice.
     """
     return _parse_listing(folder, file_stamp(folder / _LISTING), file_stamp(folder / _AVAILABLE))
 
 
 @lru_cache(maxsize=4)
 def _parse_listing(folder: Path, *stamps: object) -> dict[str, tuple[int, int]]:
-    """Read FLamby's listing: image -> (diagnosis, centre), both as numbers, in the file's order.
+    """Read FLamby's list of images: image -> (index of the diagnosis, index of the centre).
 
-    If ``available.csv`` exists, images that are not in it are left out. The result is cached.
+    The images are in the file's order. If ``available.csv`` exists, images that are not in it are
+    left out. The result is cached.
 
     Args:
         folder: the data set's folder.
-        stamps: the sizes and times of the files. They only renew the cached result after a file has
-            changed.
+        stamps: the sizes and times of the files, which are part of the cache's key, so that changed
+            files are read again.
 
     Raises:
-        DataError: a line has an invalid name or number, or an image is listed twice.
+        DataError: the list is missing, a line has an invalid name or number, or an image is listed
+            twice.
     """
     path = folder / _LISTING
     rows: dict[str, tuple[int, int]] = {}
@@ -208,18 +212,18 @@ def _number(text: str, column: str, count: int, place: str) -> int:
 
 @lru_cache(maxsize=4)
 def _read_lesions(folder: Path, *stamps: object) -> dict[str, str]:
-    """Read the lesion of each image from the tables: image -> lesion id, '' if the cell is empty.
+    """Read the lesion that each image shows: image -> lesion id, '' if no table states it.
 
-    If two tables give an image's lesion, the first table with a non-empty cell wins. Images in no
-    table are left out.
+    If several lines or tables name an image, the first non-empty lesion id counts. Images in no
+    table are left out. The result is cached.
 
     Args:
         folder: the data set's folder.
-        stamps: the files' sizes and times, used only to renew the cached result when a file
-            changes.
+        stamps: the sizes and times of the tables, which are part of the cache's key, so that
+            changed files are read again.
 
     Raises:
-        DataError: the folder has no table of lesions.
+        DataError: the folder has neither of the two tables of lesions, or a table is invalid.
     """
     lesions: dict[str, str] = {}
     has_table = False

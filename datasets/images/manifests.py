@@ -62,9 +62,10 @@ class ManifestDataSet(ImageDataSet):
         return self.declaration(places).task
 
     def declared_outcome(self, places: Places) -> FeatureStatistics | None:
-        """Return the declared mean and deviation of a numeric outcome, (1,) each, or None.
+        """Return the mean and standard deviation that the declaration states for a numeric outcome.
 
-        None means that the declaration has no mean and deviation.
+        The declaration is the user's YAML file that describes the data set. The two arrays are (1,)
+        each. The result is None if the declaration states no mean and deviation.
         """
         declaration = self.declaration(places)
         if declaration.mean is None or declaration.std is None:
@@ -84,13 +85,13 @@ class ManifestDataSet(ImageDataSet):
         return self.declaration(places).test_share
 
     def index(self, site: str, settings: CommonSettings, places: Places) -> ImageIndex:
-        """Read the site's manifest, and keep 'split.sample-share' of its patients.
+        """Read a site's manifest (list of images), and keep 'split.sample-share' of its patients.
 
-        Images without a known patient count as one patient each.
+        Each image without a known patient counts as one patient.
 
         Raises:
-            DataError: the declaration or manifest is missing, invalid or outside the data
-                directory.
+            DataError: the declaration or the manifest is missing or invalid, or the manifest is
+                outside the data directory.
         """
         folder = self.files_folder(places)
         declaration = self.declaration(places)
@@ -180,13 +181,15 @@ class Manifest:
         return str(self.folder / self.file)
 
     def read(self) -> ImageIndex:
-        """Read all lines into an index, grouped by patient, and check the patients' parts.
+        """Read all lines into an index of images, grouped by patient.
 
-        An image whose patient is empty or unknown is a group of its own. If any line has a 'split',
-        every line must have one.
+        An image whose patient is empty or unknown is a group by itself. If any line has a value in
+        column 'split', every line must have one. A patient with more than half of the images is
+        logged.
 
         Raises:
-            DataError: a line is invalid, or a patient is in two parts.
+            DataError: a line is invalid, or a patient's images are in two parts (train, val or
+                test).
         """
         optional = ("split", "patient", *self.columns)
         needed = (self.image_column, *self.label_columns())
@@ -221,11 +224,12 @@ class Manifest:
         return ""
 
     def label(self, number: int, row: Mapping[str, str]) -> Any:
-        """Return the label of line ``number`` as the task has it.
+        """Return the label in line ``number`` in the form of the task.
 
-        The result is a class index, the number itself for a regression, a list of 0 or 1 for each
-        finding, or a list of a time and of 1 for an event or 0 for a censored patient. The label of
-        a class is compared in its normal form, in which 1.0 equals 1.
+        The label is a class index for a classification, and a number for a regression. For several
+        findings it is a list with 0 or 1 for each finding. For survival it is a list of the time
+        and of 1 for an event, or 0 for a censored patient. Labels of classes are compared after
+        normalisation, so '1.0' equals '1'.
 
         Raises:
             DataError: no class has this label, or a number, finding, time or event has an
@@ -251,10 +255,10 @@ class Manifest:
         )
 
     def _number(self, number: int, column: str, text: str, lowest: float) -> float:
-        """Parse a cell of line ``number`` as a finite number of at least ``lowest``.
+        """Parse a cell of line ``number`` as a number from ``lowest`` to below the largest float32.
 
         Raises:
-            DataError: the cell is anything else, such as empty.
+            DataError: the cell is empty, is not a number, or is outside this range.
         """
         try:
             value = float(text)
@@ -309,8 +313,8 @@ class Manifest:
     def resolve(self, number: int, column: str, path: str) -> str:
         """Return the path of the file that a cell names, relative to the data directory.
 
-        The file need not exist. If it exists under another Unicode form of its name (NFC or NFD),
-        the path has that form.
+        The file need not exist. If it exists only under another Unicode form of its name (NFC or
+        NFD), the result has that form.
 
         Args:
             number: the line of the cell, for errors.
@@ -333,7 +337,7 @@ class Manifest:
     def _make_relative(self, path: str, place: str) -> str:
         """Convert an absolute path to a path relative to the manifest's folder.
 
-        ``place`` tells the file, line and column, with which the error begins.
+        ``place`` names the file, line and column, and is the beginning of the error.
 
         Raises:
             DataError: the path is not below the data directory.
@@ -348,9 +352,10 @@ class Manifest:
         return os.path.relpath(path, base)
 
     def _stored_name(self, name: str) -> str:
-        """Return a file's name in the Unicode form (NFC or NFD) that the existing file has.
+        """Return a file's name in the Unicode form (NFC or NFD) under which the file exists.
 
-        If no form of the name exists, the name is returned unchanged.
+        The given form is tried first. If the file exists under no form, the name is returned
+        unchanged.
         """
         # A Mac stores an umlaut as two characters (NFD), which most programs write as one (NFC)
         if (self.folder / name).exists():
@@ -362,7 +367,7 @@ class Manifest:
         return name
 
     def _part(self, number: int, part: str) -> str:
-        """Check that the part in line ``number`` is train, val or test, and return it.
+        """Check that the 'split' cell of line ``number`` is train, val or test, and return it.
 
         Raises:
             DataError: the text is something else, such as an empty cell.
@@ -375,9 +380,9 @@ class Manifest:
         return part
 
     def _mention_large_group(self, index: ImageIndex) -> None:
-        """Log a warning if a single patient has more than half of a site's images.
+        """Log a warning if one patient has more than half of a site's images.
 
-        Nothing is logged if there is only one patient.
+        Nothing is logged if the site has only one patient.
         """
         if len(set(index.groups)) < 2:
             return

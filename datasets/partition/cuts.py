@@ -38,11 +38,11 @@ Shares = npt.NDArray[np.float64]
 def dirichlet_shares(
     classes: int, silos: int, concentration: float, rng: np.random.Generator
 ) -> Shares:
-    """Draw each silo's share of each label from a symmetric Dirichlet distribution, with ``rng``.
+    """Draw each silo's share of each label from a symmetric Dirichlet distribution.
 
     Returns:
-        Shares (classes, silos); each row sums to 1. Near a ``concentration`` of 0, one silo has all
-        of a label, each silo with the same probability.
+        Shares (classes, silos); each row sums to 1. If all draws for a label underflow, which
+        happens at a ``concentration`` near 0, one random silo gets the whole label.
     """
     shares = rng.dirichlet(np.full(silos, concentration), classes)
     # Near concentration 0 all draws underflow, and numpy divides 0 by 0. The limit of the
@@ -54,10 +54,11 @@ def dirichlet_shares(
 
 
 def label_shares(classes: int, silos: int, per_silo: int, rng: np.random.Generator) -> Shares:
-    """Choose ``per_silo`` random labels per silo, and share each label equally among its silos.
+    """Choose ``per_silo`` random labels for each silo; divide each label equally among its silos.
 
-    ``rng`` draws the order of the labels. The silos take labels in turn from this order, so the
-    number of silos that have a label differs by at most 1 between labels.
+    The labels are put into a random order. The first silo takes the first ``per_silo`` labels, the
+    next silo the labels that follow, and so on, starting again at the end. So the number of silos
+    that have a label differs by at most 1 between labels.
 
     Returns:
         Shares (classes, silos); each row sums to 1.
@@ -89,11 +90,12 @@ def deal_rows(
 
     Args:
         labels: split -> label of each row, (n,).
-        shares: (classes, silos), as from ``dirichlet_shares``; a silo's number of rows is rounded.
-        rng: draws the rows.
+        shares: (classes, silos), as from ``dirichlet_shares``. Shares are rounded to whole rows.
+        rng: the random generator that shuffles the rows.
 
     Returns:
-        One dictionary per silo: split -> rows, ascending. Every row is at exactly one silo.
+        For each silo, a dictionary: split -> row indices, ascending. Every row is at exactly one
+            silo.
     """
     silos: list[dict[str, Rows]] = [{} for _ in range(shares.shape[1])]
     for part, labels_of_part in labels.items():
@@ -126,10 +128,11 @@ def is_cut(settings: CommonSettings) -> bool:
 
 
 def cut_keys(partition: str) -> frozenset[str]:
-    """Return the setting keys that a partition reads, in addition to the data set's keys.
+    """Return the setting keys that a cut by this partition reads besides the data set's keys.
 
-    The set is empty for 'own'. 'unseen' does not read 'split.fold-seed', because nothing in it is
-    random.
+    These are the number and the sizes of silos, and 'split.fold-seed' unless the partition is
+    'unseen', which is not random. The set is empty for 'own', because then the data set's silos are
+    used as they are.
     """
     if partition == "own":
         return frozenset()
@@ -139,13 +142,19 @@ def cut_keys(partition: str) -> frozenset[str]:
 
 
 def check_partition(data: DataSet, settings: CommonSettings) -> None:
-    """Check that the partition is possible, as far as the settings alone can tell.
+    """Check that the run's partition is possible, as far as the settings alone can tell.
+
+    A partition decides how silos are cut from all samples of the data set; 'own' keeps its silos.
 
     Raises:
-        SettingError: a setting belongs to another partition, the plugin is missing, 'unseen' is
-            combined with a table or with a share that the labels cannot give, or 'split.silos'
-            contradicts 'split.silo-set'.
-        DataError: the silo set cannot be read.
+        SettingError: in one of these cases:
+
+            - A setting of another partition differs from its default.
+            - The plugin that the partition names is missing, or is not a function.
+            - 'unseen' is combined with a table, or with a share of private labels that is
+              impossible for these labels and silos.
+            - 'split.silos' contradicts 'split.silo-set'.
+        DataError: the silo set (the file that names the silos) cannot be read.
     """
     values, usual = as_mapping(settings), defaults(CommonSettings)
     for key, partition in _OF.items():
@@ -191,7 +200,10 @@ def _known_classes(data: DataSet, settings: CommonSettings) -> int | None:
 
 
 def cut_names(settings: CommonSettings) -> list[str]:
-    """Return the silos' names: from the silo set, or silo-1, silo-2, ... with leading zeros.
+    """Return the names of the silos of a cut: silo-1, silo-2, ..., or those of the silo set.
+
+    The numbers have leading zeros, so that all are equally long. Setting 'split.silo-set' may name
+    a silo set, which has its own names.
 
     Raises:
         SettingError: 'split.silos' is neither its default nor the number of silos in the set.
@@ -210,13 +222,15 @@ def cut_names(settings: CommonSettings) -> list[str]:
 
 
 def load_cut(data: DataSet, name: str, settings: CommonSettings, places: Places) -> Silo:
-    """Load the silo ``name`` of a cut from the cache; if it is missing, cut it from all samples.
+    """Load a silo that the run's partition cuts from all samples of a data set.
+
+    The silo is opened in the cache. If it is missing there, it is written first.
 
     Raises:
-        SettingError: the partition is impossible with the data set's labels, or is 'unseen' with a
-            table.
-        DataError: no silo has this name, data are missing or unusable, or there are too few
-            samples.
+        SettingError: the partition is impossible with this data set, its plugin is missing or
+            fails, or 'split.silos' contradicts the silo set.
+        DataError: no silo has this name, data or the silo set are missing or unusable, or there are
+            too few samples.
     """
     _refuse_table(data, settings)
     names = cut_names(settings)
@@ -242,12 +256,14 @@ def load_cut(data: DataSet, name: str, settings: CommonSettings, places: Places)
 
 
 def cut_document(data: DataSet, settings: CommonSettings, places: Places) -> dict[str, Any]:
-    """Record which samples a cut gives to each silo, so that the cut can be compared or repeated.
+    """Record which samples a partition gives to each silo, so that it can be compared or repeated.
+
+    Row indices count from 0 within a split of the whole data set. If the data set has no validation
+    split, the 'val' rows are rows of its training split.
 
     Returns:
-        'decided-by': the settings that decide the cut; 'silos': silo -> split -> row indices;
-        'sha256': a digest of 'silos'. Rows are counted from 0 within a split of the whole data set.
-        If the data set has no validation split, 'val' has rows of its training split.
+        A dictionary with the keys 'decided-by' (the settings that decide the cut: key -> value),
+        'silos' (silo -> split -> row indices) and 'sha256' (a digest of 'silos').
 
     Raises:
         SettingError: the partition is impossible with the data set's labels, its plugin is missing
@@ -275,14 +291,14 @@ def _as_lists(rows: Mapping[str, Rows]) -> dict[str, list[int]]:
 def _cut_all(
     data: DataSet, pool: CutPool, settings: CommonSettings, names: list[str]
 ) -> list[dict[str, Rows]]:
-    """Compute the rows of every silo, or reuse the last cut if nothing has changed.
+    """Compute the rows of every silo for the run's partition, or reuse those of the last call.
 
-    A plugin's partition is computed every time. ``names`` are the silos' names, in the order of the
-    result.
+    They are reused if nothing has changed, but a plugin's partition is computed every time.
+    ``names`` are the silos' names, in the order of the result.
 
     Returns:
         One dictionary per silo: split -> rows, ascending. If the pool has no validation part, 'val'
-        rows refer to its training part.
+            rows refer to its training part.
 
     Raises:
         SettingError: the partition is impossible with these labels, or the plugin fails.
@@ -304,14 +320,23 @@ def _cut_all(
 def _cut_unseen(
     dataset: str, pool: CutPool, settings: CommonSettings, names: list[str]
 ) -> list[dict[str, Rows]]:
-    """Compute the rows of every silo for partition 'unseen': one dictionary part -> rows per silo.
+    """Compute the rows of every silo for partition 'unseen': silos train on different labels.
 
-    Sizes come from the settings, or from the pool if a setting is 0. If both are 0, silos are as
-    large as possible. If 'split.use-test' is false, the pool has no test samples, and test rows are
-    empty. ``dataset`` is the data set's name, for errors, and ``names`` are the silos' names.
+    The sizes are those in the settings, or those of the pool where a setting is 0. If both are 0,
+    silos are as large as possible. If 'split.use-test' is false, the pool has no test samples, and
+    the test rows are empty.
+
+    Args:
+        dataset: the data set's name, for errors.
+        pool: all samples of the data set.
+        settings: the wanted share of private labels ('split.unseen'), and the sizes.
+        names: the silos' names.
+
+    Returns:
+        For each silo, part -> rows, ascending.
 
     Raises:
-        SettingError: the labels cannot give this share.
+        SettingError: no division of the labels gives the wanted share.
         DataError: the pool has too few samples for the sizes.
     """
     sets = label_sets(pool.classes, len(names), settings.unseen)
@@ -326,12 +351,12 @@ def _cut_unseen(
 def _cut_at_random(
     dataset: str, pool: CutPool, settings: CommonSettings, names: list[str]
 ) -> list[dict[str, Rows]]:
-    """Choose the rows of every silo for a random partition: 'dirichlet', 'labels' or a plugin's.
+    """Choose the rows of every silo for the partition 'dirichlet', 'labels' or a plugin's.
 
-    The random numbers are seeded by 'split.fold-seed'. A silo with more rows than
-    'split.silo-train-size' or 'split.silo-test-size' keeps that many at random; a size of 0 keeps
-    all. If the pool has no validation part, a random tenth of a silo's training rows, rounded down,
-    becomes its validation rows. If 'split.use-test' is false, test rows are empty.
+    'split.fold-seed' seeds the random numbers. If a silo has more rows than 'split.silo-train-size'
+    or 'split.silo-test-size', it keeps that many at random; a size of 0 keeps all. If the pool has
+    no validation part, a random tenth of a silo's training rows, rounded down, becomes its
+    validation rows. If 'split.use-test' is false, test rows are empty.
 
     Args:
         dataset: the data set's name, for errors.

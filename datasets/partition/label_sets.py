@@ -47,17 +47,16 @@ class _Plan:
     common: tuple[int, int]
 
     def error(self, share: float) -> float:
-        """Compute the largest difference between ``share`` and a silo's share of private labels.
+        """Compute the largest difference, over silos, between ``share`` and a silo's share.
 
-        A silo's share is its number of private labels divided by the number of all its labels. The
-        difference is absolute, and is rounded to 9 digits so that equally good plans compare as
+        A silo's share is the number of its private labels divided by the number of all its labels.
+        The difference is absolute. It is rounded to 9 digits, so that equally good plans compare as
         equal.
         """
         largest = 0.0
         for silos, private, common in zip(self.silos, self.private, self.common, strict=True):
             if silos:
                 largest = max(largest, abs(private / (private + common) - share))
-        # Rounded, so that plans with equal errors compare as equal
         return round(largest, 9)
 
     def slots(self) -> int:
@@ -67,11 +66,12 @@ class _Plan:
 
 
 def label_sets(classes: int, silos: int, share: float) -> list[tuple[int, ...]]:
-    """Choose each silo's labels, so that the fraction ``share`` of them is at no other silo.
+    """Choose each silo's labels so that about ``share`` of them are private to the silo.
 
-    The division with the smallest error at its worst silo is chosen. Ties prefer an equal number of
-    private labels at all silos, then the fewest shared labels. At share 0 all silos hold all
-    labels.
+    A private label is at no other silo. Among the possible divisions, that with the smallest
+    difference from ``share`` at its worst silo is chosen. A tie goes to a division with equally
+    many private labels at all silos, then to the fewest shared labels. At share 0 all silos hold
+    all labels.
 
     Args:
         classes: K; labels are 0 to K - 1.
@@ -82,8 +82,8 @@ def label_sets(classes: int, silos: int, share: float) -> list[tuple[int, ...]]:
         A tuple of labels per silo, ascending.
 
     Raises:
-        SettingError: there is one silo, or every division is more than 0.05 from ``share`` at some
-            silo.
+        SettingError: there is one silo; or in every division the share of some silo differs from
+            ``share`` by more than 0.05.
     """
     if silos < 2:
         raise SettingError(
@@ -97,11 +97,12 @@ def label_sets(classes: int, silos: int, share: float) -> list[tuple[int, ...]]:
 
 
 def _list_plans(classes: int, silos: int, share: float) -> Iterator[_Plan]:
-    """Yield the divisions in which each silo's share of private labels is close to ``share``.
+    """Yield the divisions of labels in which each silo's share of private labels is near ``share``.
 
-    A private label is at only one silo, and a shared label at two or more. The private labels are
-    dealt to the silos as evenly as possible. A silo without a private label has all shared labels,
-    which is possible only if ``share`` is close to 0. If no division is close, nothing is yielded.
+    The share may differ by at most 0.05. A private label is at only one silo, and a shared label at
+    two or more. The private labels are divided among the silos as evenly as possible. A silo
+    without a private label has all shared labels, which is possible only if ``share`` is at most
+    0.05.
     """
     for shared in range(classes + 1):
         fewer, more = divmod(classes - shared, silos)
@@ -117,16 +118,16 @@ def _list_plans(classes: int, silos: int, share: float) -> Iterator[_Plan]:
 
 
 def _near_counts(private: int, shared: int, share: float) -> list[int]:
-    """List the numbers of shared labels with which a silo's share of private labels is near enough.
+    """List how many shared labels a silo may hold so that its private share is near enough.
 
-    The silo's share is the number of its private labels divided by the number of all its labels. It
-    may differ from ``share`` by at most 0.05.
+    The private share is a silo's number of private labels divided by the number of all its labels.
+    It may differ from ``share`` by at most 0.05.
 
     Args:
-        private: the silo's number of private labels. If it is 0, the result has only ``shared``,
-            and is empty if ``shared`` is 0 or ``share`` is above 0.05.
-        shared: number of shared labels, the most that a silo can have.
-        share: wanted share of private labels.
+        private: the silo's number of private labels. If it is 0, the silo must hold all shared
+            labels: [shared], or [] if ``shared`` is 0 or ``share`` is above 0.05.
+        shared: the number of all shared labels, the most that a silo can hold.
+        share: the wanted private share.
     """
     if not private:
         # A silo without a label of its own holds all shared ones, as at share 0
@@ -139,10 +140,9 @@ def _near_counts(private: int, shared: int, share: float) -> list[int]:
 
 
 def _describe_impossible(classes: int, silos: int, share: float) -> str:
-    """Build the error text for an impossible share, with the nearest possible shares.
+    """Build the error text for an impossible share, which suggests the nearest possible shares.
 
-    The text names the nearest share at or below ``share``, and the nearest one above it if there is
-    one.
+    These are the largest share up to ``share`` and the smallest share above it, if there is one.
     """
     possible = sorted(set(_list_possible_shares(classes, silos)))
     above = bisect_right(possible, share)
@@ -159,23 +159,17 @@ def _describe_impossible(classes: int, silos: int, share: float) -> str:
 def _list_possible_shares(classes: int, silos: int) -> Iterator[Fraction]:
     """Yield each share of private labels that all silos can have exactly, as a fraction.
 
-    Share 0 comes first. One share may be yielded several times. The others are found by two loops:
+    Share 0 comes first, and a share may be yielded several times. All other shares follow from two
+    loops:
 
-    - The outer loop tries each number of shared labels. All other labels are private and are
-      divided among the silos as evenly as possible: each silo has p of them, and some silos may
-      have p + 1.
-    - The inner loop tries each number h of shared labels that a silo with p private labels may
-      hold. For the same share, a silo with p + 1 private labels must hold h (p + 1) / p shared
-      labels.
+    - The outer loop tries each number of shared labels. The private labels are divided as evenly as
+      possible: a silo has p or p + 1 of them.
+    - The inner loop tries each number h of shared labels for a silo with p private labels. A silo
+      with p + 1 then needs h (p + 1) / p shared labels to have the same share.
 
-    The share is p / (p + h). It is yielded if p is at least 1, h (p + 1) / p is a whole number
-    where it is needed, no silo holds more shared labels than there are, and the silos' numbers of
-    shared labels add up to at least twice as many as there are, so that each label can be shared by
-    two silos.
-
-    Args:
-        classes: the number of labels.
-        silos: the number of silos.
+    The share p / (p + h) is yielded under four conditions. p is at least 1. h (p + 1) / p is a
+    whole number if any silo needs it. No silo needs more shared labels than there are. All silos
+    together hold enough labels for each shared label to be at two silos.
     """
     yield Fraction(0)
     for shared in range(classes):
@@ -212,14 +206,14 @@ def _deal_labels(plan: _Plan) -> list[tuple[int, ...]]:
 
 
 def divide_evenly(need: int, limits: Sequence[int]) -> list[int]:
-    """Divide ``need`` into parts that are as equal as the upper ``limits`` allow.
+    """Divide ``need`` into whole parts that are as equal as the upper ``limits`` allow.
 
-    The larger limits get the remainder of a division, and among equal limits the later ones: 5 over
-    (9, 9) gives [2, 3].
+    If the parts cannot be equal, larger limits get more, and among equal limits the later ones: 5
+    over (9, 9) gives [2, 3].
 
     Returns:
-        One integer for each limit, at most that limit. The sum of the parts is ``need``, or the sum
-        of all limits if ``need`` is larger.
+        One integer for each limit, at most that limit. They add up to ``need``, or to the sum of
+        all limits if ``need`` is larger.
     """
     parts = [0] * len(limits)
     smallest_first = sorted(range(len(limits)), key=limits.__getitem__)
@@ -249,15 +243,15 @@ class LabelCut:
     where: str
 
     def rows(self, train_size: int, test_size: int) -> list[dict[str, Rows]]:
-        """Cut every silo: training rows from its own labels, val and test rows from all labels.
+        """Choose every silo's rows: training rows of its labels, val and test rows of all labels.
 
         If the pool has no validation part, 'val' rows are taken from the end of its training part.
 
         Args:
             train_size: training samples per silo. If the pool has no validation part, a tenth of
-                them is held out for validation. 0 means as many as possible with equal numbers per
-                label.
-            test_size: test samples per silo; 0 means as many as possible with equal numbers per
+                them is held out for validation. 0 means as many as possible while a silo's labels
+                differ by at most one sample.
+            test_size: test samples per silo; 0 means as many as possible with equally many per
                 label.
 
         Returns:
@@ -287,13 +281,14 @@ class LabelCut:
         return silos
 
     def _deal_own_labels(self, rows: Sequence[Rows], counts: Sequence[Sequence[int]]) -> list[Rows]:
-        """Deal each silo the next unused rows of its own labels.
+        """Give each silo the first rows of its own labels that no earlier silo has taken.
 
         Whether enough rows are left is not checked here.
 
         Args:
-            rows: label -> rows of the pool.
-            counts: silo -> number of rows for each of its labels, in the order of ``sets``.
+            rows: for each label, its rows in the pool.
+            counts: for each silo, the number of rows of each of its labels, in the order of
+                ``sets``.
 
         Returns:
             Rows per silo, ascending.
@@ -344,17 +339,17 @@ class LabelCut:
     def _compute_sizes(self, size: int) -> tuple[list[int], list[list[int]]]:
         """Compute how many samples of each label a silo of ``size`` validates and trains on.
 
-        If the pool has a validation part, no validation samples are taken here. Otherwise a tenth
-        of ``size``, rounded down, are validation samples. Their number is divided as evenly as
-        possible among all K labels, in the same way at every silo. For validation, all silos
-        together take at most half of a label's samples. The samples that remain of a label are
-        offered to the silos that have the label; a silo with fewer labels is offered more of each.
-        A silo divides its training samples among its labels as evenly as these offers allow. If
-        labels are rare, the numbers add up to less than ``size``.
+        Validation samples are taken only if the pool has no validation part. They are a tenth of
+        ``size``, rounded down, divided evenly among all K labels, and the same at every silo. All
+        silos together take at most half of a label's samples for this.
+
+        The other samples of a label are offered to the silos that have the label. A silo with fewer
+        labels is offered more of each. A silo divides its training samples among its labels as
+        evenly as these offers allow. If labels are rare, the numbers add up to less than ``size``.
 
         Returns:
-            For each of the K labels, the number of validation samples of a silo; and for each silo,
-            the number of training samples for each of its own labels.
+            A silo's validation samples for each of the K labels, and for each silo the training
+            samples of each of its own labels.
         """
         silos = len(self.sets)
         held_out = size - self._training_size(size)
@@ -379,22 +374,22 @@ class LabelCut:
         return validation, trained
 
     def _find_largest_size(self) -> int:
-        """Find the largest size at which every silo is complete and balanced over its labels.
+        """Find the largest size of silos for which the labels are not too rare (``_runs_short``).
 
         A binary search is used, which assumes that no size above an impossible one is possible. The
-        result is 0 if even silos of one sample would not be complete.
+        result is 0 if even silos of one sample are impossible.
         """
         sizes = range(1, len(self.labels["train"]) // len(self.sets) + 2)
         # Sizes run short from some size on, so the first such size can be bisected
         return bisect_left(sizes, True, key=self._runs_short)
 
     def _runs_short(self, size: int) -> bool:
-        """Tell whether the labels are too rare for silos of ``size`` samples.
+        """Tell whether the labels are too rare for silos of ``size`` samples each.
 
         They are too rare in two cases:
 
-        - Two labels of a silo differ by more than one training sample, or two labels by more than
-          one validation sample.
+        - At one silo, the training samples of two labels, or the validation samples of two labels,
+          differ by more than one.
         - A silo gets fewer training or validation samples than its ``size`` requires.
         """
         validation, trained = self._compute_sizes(size)
@@ -420,10 +415,10 @@ class LabelCut:
         return all(sum(parts) == training for parts in trained)
 
     def _check_sizes(self, size: int, given: bool) -> tuple[list[int], list[list[int]]]:
-        """Compute the sizes by label, and check that each silo gets all samples and all its labels.
+        """Compute the samples per label, and check that no silo lacks samples or a label.
 
         Args:
-            size: training samples per silo.
+            size: training samples per silo, including those held out for validation.
             given: whether the user set ``size``. If not, it is the largest possible, and errors do
                 not advise raising it.
 
@@ -485,23 +480,24 @@ class LabelCut:
         )
 
     def _cut_part(self, part: str, size: int) -> list[Rows]:
-        """Cut every silo's rows of part 'val' or 'test', as balanced over all K labels as possible.
+        """Choose every silo's rows of part 'val' or 'test', as balanced over labels as possible.
+
+        All silos get the same number of samples of a label; rows that remain are not used.
 
         Args:
             part: 'val' or 'test'.
-            size: samples per silo; 0 takes from every label as many as the rarest label allows.
+            size: samples per silo; 0 means as many of every label as the rarest label allows.
 
         Returns:
             Rows per silo, ascending; empty if the pool has no such part and ``size`` is 0.
 
         Raises:
             DataError: a label has fewer samples than there are silos, or ``size`` is below K or
-                above what the labels allow.
+                above the number that the labels allow.
         """
         silos, have = len(self.sets), self._counts(part)
         if not sum(have) and not size:
             return [np.empty(0, np.int64)] * silos
-        # Every silo gets the same number of each label, so a remainder stays unused
         limits = [count // silos for count in have]
         if min(limits) == 0 or 0 < size < self.classes or size > sum(limits):
             raise DataError(

@@ -48,7 +48,7 @@ class CutPool:
     test_size: int = 0
 
     def split(self, part: str, rows: Rows) -> Split:
-        """Return the samples ``rows`` of a part as a split, in the order of ``rows``.
+        """Return the samples ``rows`` of a part (row indices) as a split, in the order of ``rows``.
 
         If the pool has no validation part, rows of 'val' are taken from the training part.
         """
@@ -61,10 +61,11 @@ class CutPool:
 
 
 def open_cut_pool(data: DataSet, settings: CommonSettings, places: Places) -> CutPool:
-    """Open the pool of all samples of ``data``.
+    """Open the pool of all samples of a data set, from which a partition cuts silos.
 
     Raises:
-        DataError: files are missing or unusable, or the data set's silos differ in their schema.
+        DataError: files are missing or unusable, or the data set's silos differ in shape or
+            classes.
     """
     if isinstance(data, ShiftedImages):
         return _pool_of_source(data, settings, places)
@@ -72,12 +73,11 @@ def open_cut_pool(data: DataSet, settings: CommonSettings, places: Places) -> Cu
 
 
 def _pool_of_source(data: ShiftedImages, settings: CommonSettings, places: Places) -> CutPool:
-    """Open the images of a UEFL data set as one pool, not rotated (distribution D1).
+    """Open the images of a public data set of the UEFL paper as one pool, without rotating them.
 
-    The validation part is the data set's own, if there is one. Otherwise it is empty, unless the
-    images have tracks (frames of one object): then a tenth of each label's tracks is held out from
-    training (``hold_out_tracks``). Test images are those of the data set. The sizes are the
-    source's.
+    The parts are those of the data set. If it has no validation part, that part is empty. But if
+    its images have tracks (frames of one object), a tenth of each label's training tracks becomes
+    the validation part (``hold_out_tracks``). The sizes of silos are the source's.
 
     Raises:
         DataError: files are missing or unusable.
@@ -115,10 +115,10 @@ def _pool_of_source(data: ShiftedImages, settings: CommonSettings, places: Place
 
 
 def _pool_of_silos(data: DataSet, settings: CommonSettings, places: Places) -> CutPool:
-    """Join the samples of all own silos of a data set; each stays in its part (train, val, test).
+    """Join the samples of all silos that a data set has; a sample stays in its part, as in 'test'.
 
-    Within a part the silos are mixed by label. All silos are loaded, which may create them in the
-    cache. The pool has no sizes of its own.
+    Within a part the samples are reordered so that silos alternate within each label. All silos are
+    loaded, which may create them in the cache. The pool states no sizes for new silos.
 
     Raises:
         DataError: a silo cannot be loaded, or its shape or classes differ from the first silo's.
@@ -146,9 +146,10 @@ def _pool_of_silos(data: DataSet, settings: CommonSettings, places: Places) -> C
 
 
 def _shared_facts(silo: Silo) -> dict[str, Any]:
-    """Return the facts that all silos share: class names, schema and, for a table, its features.
+    """Return the facts that all silos have in common, for the files of silos cut from them.
 
-    If the table declares statistics, these are added as 'declared': 'mean' and 'std'.
+    These facts are 'classes' (the names), 'schema' (a digest), and for a table 'features' (the
+    names). If the data declare statistics, 'declared' has their 'mean' and 'std'.
     """
     facts: dict[str, Any] = {"classes": list(silo.classes), "schema": silo.schema}
     if silo.features:

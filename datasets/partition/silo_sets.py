@@ -69,13 +69,15 @@ class SiloSet:
 
 
 def open_silo_set(text: str) -> SiloSet:
-    """Open the silo set that setting 'split.silo-set' names: 'gaia', or the path of a CSV file.
+    """Open the silo set (names of silos, and links between them) that 'split.silo-set' names.
 
-    A relative path is relative to the working directory; '~' is expanded.
+    ``text`` is 'gaia', or the path of a CSV file with the columns 'site' and 'neighbour', and
+    optionally 'latency-ms' and 'gbps'. A relative path is relative to the working directory, and
+    '~' is expanded.
 
     Raises:
         DataError: the file is missing or not CSV, a column is missing, a name or number is invalid,
-            an edge appears twice or joins a silo with itself, or the file has no edge.
+            or the file has no edge. Or an edge appears twice, or joins a silo with itself.
     """
     if text == GAIA:
         return _gaia()
@@ -112,9 +114,10 @@ def _gaia() -> SiloSet:
 
 
 def _read_edges(path: Path) -> SiloSet:
-    """Read the silos and links of a set from a CSV file in which each line is an edge.
+    """Read a silo set from a CSV file in which each line is an edge between two silos.
 
-    The silos are in the order of their first appearance. An edge has no direction.
+    The columns are 'site' and 'neighbour', and optionally 'latency-ms' and 'gbps'. The silos are in
+    the order of their first appearance. An edge has no direction.
 
     Raises:
         DataError: a silo's name or a number is invalid, an edge is repeated or joins a silo with

@@ -83,18 +83,18 @@ def read_radiograph(path: Path, bits: int) -> Grey:
 def read_dicom(path: Path, bits: int) -> Grey:
     """Decode a DICOM's picture to (height, width), float32, from 0 (black) to 1 (white).
 
-    The modality's lookup table or rescaling is applied, and then the VOI lookup table or, without
-    one, the first window. Without table and window, the whole range of the stored bits is shown.
-    MONOCHROME1 is inverted, and padding pixels become black.
+    The stored values are converted by the modality's lookup table or rescaling. Then the VOI lookup
+    table or, without one, the first window decides the brightness. Without table and window, the
+    whole range of the stored bits is shown. MONOCHROME1 is inverted, and padding pixels become
+    black.
 
     Args:
         path: the file.
         bits: the declared bits per pixel, 8 to 16.
 
     Raises:
-        BrokenImageError: the file is missing, damaged, not grey, or deflated; or it has several
-            frames, another depth, another number of pixels than its header states, or a compression
-            that cannot be decoded here.
+        BrokenImageError: the file is missing, damaged, deflated or not grey; it has several frames
+            or another depth; its size contradicts its header; or it cannot be decoded here.
     """
     try:
         return _read(path, bits)
@@ -105,12 +105,12 @@ def read_dicom(path: Path, bits: int) -> Grey:
 
 
 def radiograph_header(path: Path) -> ImageHeader:
-    """Read width, height and bits per pixel of a DICOM or picture without reading its pixels.
+    """Read width, height and bits per pixel of a DICOM or an image file without decoding pixels.
 
-    The bits of a DICOM are the stored ones (8 or 16), not the used ones.
+    The bits of a DICOM are those that a pixel takes in the file (8 or 16), not those in use.
 
     Raises:
-        BrokenImageError: the file is neither a DICOM nor a picture, is missing or damaged, or its
+        BrokenImageError: the file is neither a DICOM nor an image, is missing or damaged, or its
             header lacks these values.
     """
     if not is_dicom(path):
@@ -123,16 +123,16 @@ def radiograph_header(path: Path) -> ImageHeader:
 
 
 def _read(path: Path, bits: int) -> Grey:
-    """Decode a DICOM's picture to (height, width), float32, from 0 (black) to 1 (white).
+    """Check and decode a DICOM's picture to (height, width), float32, from 0 (black) to 1 (white).
 
-    Kind, depth, compression and size are checked first. The stored values are then decoded and
-    converted to the displayed brightness, a MONOCHROME1 picture is inverted, and padding pixels
+    Kind, depth, compression and size are checked before the stored values are decoded. These values
+    are converted to the displayed brightness, a MONOCHROME1 picture is inverted, and padding pixels
     become 0. ``bits`` is the declared number of bits per pixel.
 
     Raises:
         BrokenImageError: the file is missing, is not a grey DICOM with one frame and this depth, or
-            cannot be decoded here; or its rescaling, window or lookup table cannot be applied. A
-            damaged header may raise any other error, which ``read_dicom`` replaces.
+            cannot be decoded here. Or its rescaling, window or lookup table cannot be applied.
+        Exception: any other error, if the header is damaged; ``read_dicom`` replaces it.
     """
     dataset = _read_header(path)
     _check_kind(dataset, bits)
@@ -151,11 +151,11 @@ def _read(path: Path, bits: int) -> Grey:
 
 
 def _read_header(path: Path, pixels: bool = True) -> FileDataset:
-    """Read a DICOM file by pydicom, without decoding its pixels.
+    """Read a DICOM file with pydicom, without decoding its pixels.
 
     Args:
         path: the file.
-        pixels: whether to read the pixel data, still encoded, as well.
+        pixels: whether to read the encoded pixel data too.
 
     Raises:
         BrokenImageError: the file is missing, damaged, not a DICOM, or deflated.
@@ -260,8 +260,9 @@ def _decode_pixels(dataset: FileDataset) -> npt.NDArray[Any]:
 def _check_amount(dataset: FileDataset, shape: tuple[int, int]) -> None:
     """Check, before decoding, that the amount of pixel data fits the size in the header.
 
-    Trailing padding bytes are removed from ``dataset``. Compressed data state their own size, which
-    must be ``shape``. RLE states no size, so RLE data are checked only while they are decoded.
+    Uncompressed data must have the expected number of bytes; equal padding bytes at the end are
+    accepted and removed from ``dataset``. Compressed data state their own size, which must be
+    ``shape``. RLE data state no size, and are not checked here.
 
     Raises:
         BrokenImageError: there are too few bytes, or more than padding explains; or compressed data
@@ -314,10 +315,13 @@ def declared_shape(content: bytes) -> tuple[int, int] | None:
 
 
 def _jpeg_shape(content: bytes) -> tuple[int, int] | None:
-    """Find a JPEG's frame header and return (height, width) from it.
+    """Find the frame header of a JPEG, and return (height, width) from it.
 
-    Returns None if the image's data begin before a frame header. The error of ``struct`` or
-    ``bytes`` is raised if the content ends too early.
+    The result is None if the image data begin before a frame header, or if a segment is malformed.
+
+    Raises:
+        IndexError: the content ends too early.
+        struct.error: the content ends within a number.
     """
     # A segment is 0xFF, a marker and, for most markers, a length of 2 bytes that includes itself
     place = len(_JPEG)
@@ -341,17 +345,18 @@ def _jpeg_shape(content: bytes) -> tuple[int, int] | None:
 def _apply_display(dataset: FileDataset, raw: npt.NDArray[Any]) -> npt.NDArray[Any]:
     """Convert a DICOM's stored values to the brightness that a viewer shows, from 0 to 1.
 
-    The modality step comes first: a lookup table, or a slope and an intercept. The second step
-    spreads the values of interest (VOI) over the whole brightness, by a lookup table or the first
-    window. Without either, the smallest possible value becomes 0, and the largest 1.
+    The first step (modality) applies a lookup table, or a slope and an intercept. The second step
+    (values of interest, VOI) applies a lookup table or the first window, which spreads some values
+    over the whole brightness. Without either, the smallest possible value becomes 0, and the
+    largest 1.
 
     Args:
-        dataset: the DICOM; its header may be adapted for pydicom.
+        dataset: the DICOM; its VOI table's descriptor may be changed, as pydicom needs it.
         raw: the stored values, (height, width).
 
     Raises:
-        ValueError: the header rescales by a slope that is not above 0. A damaged table may raise
-            any other error.
+        ValueError: the header rescales by a slope that is not above 0.
+        Exception: any other error, if a table is damaged.
     """
     from pydicom.pixels.processing import apply_modality_lut, apply_voi_lut
 
@@ -404,10 +409,13 @@ def _modality_range(dataset: FileDataset) -> tuple[float, float]:
 
 
 def _find_padding(dataset: FileDataset, raw: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
-    """Return a bool mask (height, width) of the padding pixels around the image.
+    """Find the padding pixels, which fill a DICOM's picture outside the image.
 
-    The header gives the value or range of padding, which is compared with the stored values
-    ``raw``. Without such a value, no pixel is padding.
+    A pixel is padding if its stored value equals the header's padding value, or lies between it and
+    the header's limit. Without a padding value in the header, no pixel is padding.
+
+    Returns:
+        A bool mask (height, width), True for padding.
     """
     value = dataset.get("PixelPaddingValue")
     if value is None:

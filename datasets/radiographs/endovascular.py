@@ -68,12 +68,12 @@ class _WithMasks(Endovascular):
     channels = 2
 
     def index(self, site: str, settings: CommonSettings, places: Places) -> ImageIndex:
-        """List all images of a source, also images without masks, so that the split stays the same.
+        """List all images of a source, even those without masks, so that the split stays the same.
 
-        At least one of them must have a mask.
+        At least one of these images must have a mask.
 
         Raises:
-            DataError: no listed image has a mask, or the listing is invalid.
+            DataError: no listed image has a mask, or the manifest (the list of images) is invalid.
         """
         index = super().index(site, settings, places)
         if not read_masks(index).keys() & set(index.names):
@@ -90,11 +90,11 @@ class _WithMasks(Endovascular):
         return [*super().content(index), masks, super().content(files)]
 
     def reader(self, index: ImageIndex, size: int, settings: CommonSettings) -> Reader:
-        """Return a function that decodes an image by name to uint8 (2, size, size).
+        """Return a function that decodes an image by name to uint8 (2, size, size), with its mask.
 
-        The second channel is the mask, 0 or 1. Image and mask are cropped to their central square
-        first. The function raises ``BrokenImageError`` if the image or its mask is unusable, and
-        KeyError for an image without a mask.
+        The first channel is the grey image, and the second the mask, 0 or 1. Both are cropped to
+        their central square first. The function raises ``BrokenImageError`` if the image or its
+        mask is unusable, and KeyError for an image without a mask.
         """
         bits, masks = self.bits(index), read_masks(index)
 
@@ -107,10 +107,10 @@ class _WithMasks(Endovascular):
         return read
 
     def decode(self, index: ImageIndex, size: int, settings: CommonSettings) -> Decoded:
-        """Decode only the images with masks, (k, 2, size, size).
+        """Decode only the images with masks, (k, 2, size, size): first the image, then the mask.
 
-        Images without masks are left out and do not count as faults. ``kept`` has positions in the
-        whole ``index``.
+        Images without masks are left out and do not count as faults. The positions ``Decoded.kept``
+        refer to the whole ``index``.
 
         Raises:
             DataError: the manifest cannot be read, or a mask is outside the data directory.
@@ -122,10 +122,11 @@ class _WithMasks(Endovascular):
 
 
 def read_masks(index: ImageIndex) -> dict[str, str]:
-    """Read image -> mask from the column 'mask' of the manifest ``index.where``.
+    """Read which images have a mask, from the column 'mask' of the manifest ``index.where``.
 
-    Both are files relative to ``index.folder``. Images without a mask are left out. Whether the
-    mask exists is not checked.
+    Returns:
+        Image -> its mask, both relative to ``index.folder``. Images without a mask are left out.
+        Whether the files exist is not checked.
 
     Raises:
         DataError: the manifest cannot be read, or a mask is outside the data directory.
@@ -150,8 +151,8 @@ def read_picture(path: Path, bits: int) -> Grey:
     """Decode an image file or a DICOM to a grey image, (height, width) float32, from 0 to 1.
 
     Args:
-        path: a DICOM or an image file. For 8 bits an image file is PNG or JPEG, and its colours are
-            converted to grey. For more bits it is a grey PNG or TIFF.
+        path: a DICOM; or for 8 bits a PNG or JPEG, whose colours are converted to grey; or for more
+            bits a grey PNG or TIFF.
         bits: the declared number of bits per pixel, 8 to 16.
 
     Raises:
@@ -196,9 +197,9 @@ def _read_8_bits(path: Path) -> Grey:
 
 
 def _read_mask(picture: Grey, path: Path) -> Mask:
-    """Read a PNG as the mask of ``picture``: (height, width) bool, True where a colour is not 0.
+    """Read a PNG as the mask of ``picture``, (height, width) bool, True for the marked pixels.
 
-    The alpha channel is ignored.
+    A pixel is marked if any of its stored values, except alpha, is above 0.
 
     Raises:
         BrokenImageError: the file cannot be read, or its size differs from the picture's.
@@ -223,7 +224,7 @@ def _read_mask(picture: Grey, path: Path) -> Mask:
 def central_square(picture: npt.NDArray[Any]) -> npt.NDArray[Any]:
     """Return a view of the largest central square of a picture or mask (height, width, ...).
 
-    An odd surplus leaves one more row or column at the bottom or right.
+    If the surplus is odd, one more row or column is cut at the bottom or right.
     """
     height, width = picture.shape[:2]
     side = min(height, width)

@@ -62,7 +62,7 @@ class DeepManifests(ManifestDataSet):
         return radiograph_header(path)
 
     def bits(self, index: ImageIndex) -> int:
-        """Return the bits per pixel that the declaration states.
+        """Return the bits per pixel that the user's declaration file states for all images.
 
         Raises:
             DataError: the declaration is missing or invalid.
@@ -92,8 +92,9 @@ class Mammography(DeepManifests, RadiographDataSet):
     def reader(self, index: ImageIndex, size: int, settings: CommonSettings) -> Reader:
         """Return a function that decodes an image by name to int16 (1, size, size).
 
-        Empty edges are cropped, and the rest is fitted into the square (``fit_square``). The
-        function raises ``BrokenImageError`` if the file is unusable or empty.
+        It crops empty edges, fits the rest into a square (``fit_square``), and stores brightness
+        0..1 as -32768..32767. The function raises ``BrokenImageError`` if the file is unusable or
+        empty.
         """
         bits = self.bits(index)
 

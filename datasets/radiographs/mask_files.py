@@ -22,11 +22,13 @@ ValueTable = npt.NDArray[np.uint8]
 
 
 def value_table(classes: Mapping[str, Sequence[str]]) -> ValueTable:
-    """Return a table (65536,) from the value of a pixel to its class; 255 for undeclared values.
+    """Build a table (65536,) that maps the value of a pixel in a mask to the index of its class.
+
+    The entry is 255 for a value that no class declares.
 
     Args:
-        classes: class -> its pixel values, whole numbers from 0 to 65535 as strings. The first
-            class, which has index 0, is the background.
+        classes: class -> its pixel values, whole numbers from 0 to 65535 as strings. The index of a
+            class is its position; the first class, 0, is the background.
     """
     table = np.full(LARGEST_VALUE + 1, _UNKNOWN, dtype=np.uint8)
     for number, values in enumerate(classes.values()):
@@ -35,16 +37,16 @@ def value_table(classes: Mapping[str, Sequence[str]]) -> ValueTable:
 
 
 def read_class_mask(path: Path, height: int, width: int, table: ValueTable) -> ClassMask:
-    """Read a mask as the class of each pixel, uint8 (height, width).
+    """Read a mask file as the class index of each pixel, uint8 (height, width).
 
-    The values are those that the file stores. For an image with a palette these are the indices
-    into the palette, and for an image with one bit per pixel 0 and 1. An alpha channel is ignored.
-    Colours are accepted if the channels of each pixel are equal.
+    A pixel's class depends on the value that the file stores. In an image with a palette this is
+    the index into the palette, and in an image with one bit per pixel it is 0 or 1. An alpha
+    channel is ignored. A colour image is accepted if the colour channels of each pixel are equal.
 
     Args:
         path: the file, in one of ``FORMATS``.
-        height: the height of the mask's image in pixels.
-        width: the width of the mask's image in pixels.
+        height: the height of the image that the mask belongs to, in pixels.
+        width: the width of that image.
         table: the class of each value (``value_table``).
 
     Raises:
@@ -65,7 +67,11 @@ def read_class_mask(path: Path, height: int, width: int, table: ValueTable) -> C
 
 
 def _grey_values(pixels: npt.NDArray[Any], bands: npt.NDArray[np.str_]) -> npt.NDArray[np.int64]:
-    """Reduce pixels (h, w) or (h, w, bands) to one value each, (h, w), without the alpha band.
+    """Reduce the pixels of a mask to one value each, (h, w) int64, without the alpha band.
+
+    Args:
+        pixels: (h, w) or (h, w, bands).
+        bands: the names of the bands, such as 'R' or 'A' (alpha).
 
     Raises:
         BrokenImageError: the colour channels of a pixel differ.

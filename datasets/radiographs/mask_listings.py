@@ -50,7 +50,10 @@ class MaskManifest(Manifest):
 
 
 def has_mask_folders(folder: Path) -> bool:
-    """Tell whether a folder is a site: it or each of its parts has ``images`` and ``masks``.
+    """Tell whether a folder is a site, because it contains the folders ``images`` and ``masks``.
+
+    If it does not, it is a site if it consists of parts (train, val, test), and each part contains
+    both folders.
 
     Raises:
         DataError: a folder cannot be read, or only some of its folders look like parts.
@@ -63,18 +66,18 @@ def has_mask_folders(folder: Path) -> bool:
 
 
 def list_mask_folders(folder: Path, data: Path) -> ImageIndex:
-    """List the images of a site with their masks, which have equal names up to the ending.
+    """List a site's images with their masks, which have the same file names except for the ending.
 
-    The images are ordered by part and name. Each is a group of its own, because folders name no
-    patients.
+    The images are ordered by part and name. Each image is a group by itself, because folders do not
+    name patients.
 
     Args:
         folder: the site's folder.
         data: the data directory, to which the names in the index are relative.
 
     Raises:
-        DataError: the layout is another one, an image has no mask, a mask has no image, or two
-            files of a folder have equal names up to the ending.
+        DataError: the folders have another layout, an image has no mask, a mask has no image, or
+            two files in a folder have the same name except for the ending.
     """
     if not has_mask_folders(folder):
         raise DataError(f"{folder} must have the folders of {LAYOUT}: sort the files into them")
@@ -92,7 +95,10 @@ def list_mask_folders(folder: Path, data: Path) -> ImageIndex:
 
 
 def _pair_files(folder: Path) -> list[tuple[Path, Path]]:
-    """Pair the files in ``images`` and ``masks`` by their names without ending, in order.
+    """Pair the files in ``images`` and ``masks`` that have the same name without ending.
+
+    Returns:
+        Pairs (image, mask), in the order of the images' names.
 
     Raises:
         DataError: a file has no partner, or two files in one folder have the same name without
@@ -128,10 +134,17 @@ def _check_partners(
 ) -> None:
     """Check that each file has a partner of the same name without ending.
 
-    The names of files without one are logged on this machine only.
+    The names of files without a partner are logged on this machine only.
+
+    Args:
+        folder: the folder of the files, for errors.
+        files: name without ending -> file.
+        partners: name without ending -> file in the other folder.
+        what: the partner's kind for errors, 'mask' or 'image'.
+        where: the other folder's name, for errors.
 
     Raises:
-        DataError: files have no partner. The error has their number.
+        DataError: files have no partner. The error has the number of these files.
     """
     lone: Sequence[str] = [stem for stem in files if stem not in partners]
     if lone:

@@ -27,7 +27,10 @@ class MaskedDataSet(DataSet):
     tasks: ClassVar[tuple[str, ...]] = (CLASSIFICATION, SEGMENTATION)
 
     def load(self, name: str, settings: CommonSettings, places: Places) -> Silo:
-        """Load the silo ``name`` for the run's task: with masks as labels for segmentation.
+        """Load the silo ``name`` in the form that the run's task needs.
+
+        For segmentation only images with masks are loaded, and the masks are the labels. For any
+        other task the labels are the classes of the images.
 
         Raises:
             DataError: the silo cannot be loaded, or its masks are unusable.
@@ -50,12 +53,12 @@ class MaskedDataSet(DataSet):
 
 
 def load_masked_silo(name: str, settings: CommonSettings, places: Places | None = None) -> Silo:
-    """Load the silo ``name`` of the settings' data set, with masks as labels.
+    """Load the silo ``name`` of the run's data set for segmentation, with masks as labels.
 
     Args:
         name: the silo's name.
         settings: the run's settings.
-        places: the data directory and the cache directory; None to find them from the settings.
+        places: the data directory and the cache directory; None finds them from the settings.
 
     Raises:
         DataError: the data set has no masks, no silo has this name, or a file is unusable.
@@ -76,9 +79,9 @@ def masked_data_sets() -> list[str]:
 
 
 def masked_silo(silo: Silo) -> Silo:
-    """Turn a silo whose images have a mask (0 or 1) as last channel into a segmentation silo.
+    """Make a segmentation silo from a silo whose images have a mask (0 or 1) as last channel.
 
-    The mask becomes the labels, (n, height, width), and the inputs lose that channel. The classes
+    The masks become the labels, (n, height, width), and the inputs lose that channel. The classes
     become "background" and "catheter". ``silo`` itself is not changed.
     """
     split = split_masks(silo)
@@ -87,9 +90,10 @@ def masked_silo(silo: Silo) -> Silo:
 
 
 def split_masks(silo: Silo) -> Silo:
-    """Separate the last channel of a silo's images, the masks, as labels (n, height, width).
+    """Make a segmentation silo from a silo whose images have a mask of classes as last channel.
 
-    The silo's classes are those of the pixels and stay as they are. ``silo`` itself is not changed.
+    The masks become the labels, (n, height, width), and the inputs lose that channel. The silo's
+    classes stay as they are, because they are those of the pixels. ``silo`` itself is not changed.
     """
     # The mask is not an input of the network, so the shape has one channel less
     channels, *size = silo.shape.input_shape
@@ -105,9 +109,10 @@ def split_masks(silo: Silo) -> Silo:
 
 
 def _split_masks(split: Split, input_shape: tuple[int, ...]) -> Split:
-    """Separate the last channel of the inputs as labels; both are views of the mapped file.
+    """Make the last channel of a split's inputs its labels, without copying any data.
 
-    The images of an empty split get the shape ``input_shape`` without the mask, too.
+    Inputs and labels are views of the same file in memory. The inputs of an empty split get the
+    shape (0, *input_shape), where ``input_shape`` is that of an image without the mask.
     """
     if len(split) == 0:
         inputs = split.inputs.new_zeros((0, *input_shape))

@@ -109,11 +109,11 @@ class MaskImages(DeepManifests, MaskedDataSet):
     model: ClassVar[type[MaskDeclaration]] = MaskDeclaration
 
     def declaration(self, places: Places) -> MaskDeclaration:
-        """Read the declaration, or derive it from the folders if there is no ``masks.yaml``.
+        """Read ``masks.yaml``, which describes the data set, or derive it from the folders.
 
         Raises:
-            DataError: the file is invalid; or there is none, and no folder has ``images`` and
-                ``masks``.
+            DataError: the file is invalid. Or there is no file, and no folder has ``images`` and
+                ``masks`` or a folder's name cannot be a site's.
         """
         return _read_declaration(self.files_folder(places))
 
@@ -121,8 +121,8 @@ class MaskImages(DeepManifests, MaskedDataSet):
         """List a site's images with their masks, and keep 'split.sample-share' of its patients.
 
         Raises:
-            DataError: the listing is missing, invalid or outside the data directory; an image has
-                no mask, or a mask no image.
+            DataError: the site's manifest or folder is missing, invalid or outside the data
+                directory, an image has no mask, or a mask has no image.
         """
         folder, declared = self.files_folder(places), self.declaration(places)
         listing = resolve_inside("", declared.sites[site])
@@ -214,12 +214,12 @@ class MaskImages(DeepManifests, MaskedDataSet):
 def _read_declaration(folder: Path) -> MaskDeclaration:
     """Read ``masks.yaml`` in the data directory; without the file, derive it from the folders.
 
-    In a derived declaration each folder that has ``images`` and ``masks`` is a site of the folder's
-    name, and there are two classes: pixel value 0 is the background, and 1 and 255 are the
-    foreground. All other keys have their defaults, such as 8 bits without colour.
+    In the derived declaration, each folder with ``images`` and ``masks`` is a site with the
+    folder's name. There are two classes: pixel value 0 is the background, and values 1 and 255 are
+    the foreground. All other keys have their defaults, such as 8 bits without colour.
 
     Raises:
-        DataError: the file is unreadable or invalid; or there is no file, and no folder is a site
+        DataError: the file is unreadable or invalid. Or there is no file, and no folder is a site
             or a folder's name cannot be a site's.
     """
     if (folder / MaskImages.file).exists():

@@ -56,12 +56,12 @@ class MiniMias(RadiographDataSet):
         return list(SITES.values())
 
     def index(self, site: str, settings: CommonSettings, places: Places) -> ImageIndex:
-        """List the images whose tissue is the site's, grouped by patient.
+        """List the images whose breast tissue is the site's, grouped by patient.
 
-        Label 1 is malignant. 'split.sample-share' of the patients are kept.
+        'split.sample-share' of the patients are kept. The label is 1 for malignant, otherwise 0.
 
         Raises:
-            DataError: the listing is missing or invalid.
+            DataError: the list of images, ``labels.csv``, is missing or invalid.
         """
         folder = _folder(places)
         images = []
@@ -76,12 +76,12 @@ class MiniMias(RadiographDataSet):
         """Return a function that decodes an image of ``index`` by name to int16 (1, size, size).
 
         The function decodes the 8-bit grey file, crops its empty edges and fits the rest into the
-        square (``fit_square``). If 'data.intensity-profiles' is set, it then renders the image with
-        the profile of its tissue, with noise that is the same in every run. It raises
-        ``BrokenImageError`` if the file is unusable.
+        square (``fit_square``). If 'data.intensity-profiles' is set, it then imitates a vendor's
+        machine, which depends on the breast tissue, with noise that is the same in every run. It
+        raises ``BrokenImageError`` if the file is unusable.
 
         Raises:
-            DataError: the listing is missing or invalid.
+            DataError: the list of images is missing or invalid.
         """
         rows = _read_listing(index.folder.parent)
 
@@ -95,12 +95,12 @@ class MiniMias(RadiographDataSet):
         return read
 
     def image_reader(self, site: str, settings: CommonSettings, places: Places) -> ImageReader:
-        """Return a function that decodes a new 8-bit file or DICOM like the site's own images.
+        """Return a function that decodes a new 8-bit file or DICOM like the images of ``site``.
 
         The function takes a path and returns int16 (1, size, size). If 'data.intensity-profiles' is
-        set and ``site`` is the name of a tissue, the image is rendered with that tissue's profile.
-        For any other ``site``, such as '', it is not rendered. The file's name without its suffix
-        seeds the profile's noise.
+        set and ``site`` is the name of a breast tissue, the image is rendered with the profile of
+        this site. For any other ``site``, such as '', it is not rendered. The file's name without
+        its ending seeds the noise.
         """
         size = settings.image_size or self.own_size(places)
         profile = None
@@ -140,8 +140,8 @@ def _read_listing(folder: Path) -> dict[str, dict[str, str]]:
 def _row_fault(row: Mapping[str, str]) -> str:
     """Describe the first invalid column of a line, for an error; '' if all columns are valid.
 
-    The image must be a plain PNG name, the patient must not be empty, and tissue and severity must
-    be known values. Whether the file exists is not checked.
+    The image must be the plain name of a PNG file, the patient must not be empty, and tissue and
+    severity must be known values. Whether the file exists is not checked.
     """
     if not re.fullmatch(r"[A-Za-z0-9_-]+\.png", row["image"]):
         return ", column 'image': the value must be a PNG file's plain name: correct it"

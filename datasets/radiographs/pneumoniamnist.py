@@ -54,13 +54,15 @@ class PneumoniaMnist(DataSet):
         return list(_PROFILES)
 
     def image_reader(self, site: str, settings: CommonSettings, places: Places) -> ImageReader:
-        """Return a function that decodes a new image like the site's own images, for predictions.
+        """Return a function that decodes a new image like the images of ``site``, for predictions.
 
-        The function takes the path of an 8-bit grey PNG or TIFF or of a DICOM, resizes the whole
-        image and returns int16 (1, size, size). If 'data.intensity-profiles' is set and ``site`` is
-        a vendor's name, it also renders the image with that vendor's profile, with noise that
-        depends on the site and the file's name. For any other ``site``, such as '', the image is
-        not rendered. The function raises ``BrokenImageError`` for an unusable file.
+        The function takes the path of an 8-bit DICOM, or of an 8-bit grey PNG or TIFF. It resizes
+        the whole image, and returns int16 (1, size, size). It raises ``BrokenImageError`` for an
+        unusable file.
+
+        If 'data.intensity-profiles' is set and ``site`` is a vendor's name, the image is rendered
+        with this vendor's profile. The noise depends on the site and the file's name. For any other
+        ``site``, such as '', the image is not rendered.
         """
         size = settings.image_size or SIDE
         profile = None
@@ -74,10 +76,11 @@ class PneumoniaMnist(DataSet):
         return read
 
     def _load(self, name: str, settings: CommonSettings, places: Places) -> Silo:
-        """Select the site's images from the file, resize and render them, and cache the silo.
+        """Select, resize and render the site's images, or open the resulting silo in the cache.
 
-        Images are int16 (1, size, size). They are rendered with the site's profile only if
-        'data.intensity-profiles' is set.
+        Images are int16 (1, size, size). They are rendered with the vendor's profile of the site
+        only if 'data.intensity-profiles' is set. Nothing is computed if the silo is already in the
+        cache.
 
         Raises:
             DataError: the file is missing or unusable.
@@ -110,14 +113,20 @@ class PneumoniaMnist(DataSet):
 def _rows(
     site: str, part: str, labels: npt.NDArray[np.int64], settings: CommonSettings
 ) -> npt.NDArray[np.int64]:
-    """Choose a site's rows of a part: every third image of each class, after shuffling, ascending.
+    """Choose a site's images of one part: a third of each class, drawn by 'split.fold-seed'.
+
+    Each class is shuffled in the same way at every site, and then dealt to the three sites in turn.
+    So no image is at two sites.
 
     Args:
         site: the vendor.
-        part: 'train', 'val' or 'test'; 'test' is empty if 'split.use-test' is false.
+        part: 'train', 'val' or 'test'; the result for 'test' is empty if 'split.use-test' is false.
         labels: label of each image of the part, (n,).
-        settings: 'split.fold-seed', and 'split.sample-share', the share to keep of each class (at
-            least one image).
+        settings: 'split.fold-seed', and 'split.sample-share', the share of the site's images to
+            keep of each class (at least one image).
+
+    Returns:
+        Row indices into ``labels``, ascending.
     """
     dealt = []
     for label in range(len(CLASSES)):

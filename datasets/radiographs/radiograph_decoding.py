@@ -76,7 +76,7 @@ def _grey_values(image: Image) -> tuple[npt.NDArray[Any], int]:
 
 
 def check_depth(depth: int, largest: int, bits: int) -> int:
-    """Check a file's depth against the declared ``bits``; return the largest value, 2^bits - 1.
+    """Check that a file has the declared depth, and return the largest value, 2^bits - 1.
 
     Args:
         depth: the stored bits per pixel. It must be 8 if up to 8 bits are declared, and 16 if more
@@ -104,7 +104,8 @@ def fit_square(picture: Grey, size: int) -> Grey:
 
     A row or column is empty if no pixel in it exceeds the darkest pixel by more than 1/256 of the
     span from darkest to brightest. The rest is resized (bilinear, antialiased) so that its longer
-    side is ``size``, and put at the top left. The remaining area has the darkest value.
+    side is ``size``, and put at the top left. The remaining area gets the value of the darkest
+    pixel.
 
     Raises:
         BrokenImageError: all pixels are equal, before or after resizing.
@@ -142,11 +143,13 @@ def resize(picture: Grey, height: int, width: int) -> Grey:
 
 
 def as_rendered(picture: Grey, profile: Profile | None, *key: str | int) -> npt.NDArray[np.int16]:
-    """Render a picture of 0..1 with a vendor's profile, and convert it to int16 (1, height, width).
+    """Render a picture with a vendor's profile, and convert it to int16 (1, height, width).
+
+    Brightness 0..1 becomes -32768..32767.
 
     Args:
-        picture: (height, width).
-        profile: the vendor's profile; None converts the picture without rendering.
+        picture: brightness from 0 to 1, (height, width).
+        profile: the vendor's profile; None converts the picture without rendering it.
         key: names and numbers that seed the noise, so that the noise is the same in every run.
     """
     if profile:

@@ -33,13 +33,13 @@ class Profile:
     def render(self, picture: Grey, rng: np.random.Generator) -> Grey:
         """Render a picture as the vendor's machine would, with its blur, noise and tone curve.
 
-        The blur is the same along both axes. The noise is Gaussian, with the standard deviation
-        ``noise`` times the square root of the blurred brightness. Values are clipped to 0..1 before
-        and after the curve.
+        The picture is blurred along both axes. Then Gaussian noise is added, whose standard
+        deviation is ``noise`` times the square root of the blurred brightness. The values are
+        clipped to 0..1 before and after the curve is applied.
 
         Args:
             picture: brightness from 0 to 1, (height, width).
-            rng: draws the noise, also if ``noise`` is 0.
+            rng: draws the noise, even if ``noise`` is 0.
 
         Returns:
             The rendered picture, of the same shape, 0..1.
@@ -52,9 +52,10 @@ class Profile:
 
 
 def _blur(picture: Grey, share: float) -> Grey:
-    """Blur along the first axis: each row gives ``share`` of its light to each neighbouring row.
+    """Blur a picture along the first axis, because a pixel gives light to its two neighbours.
 
-    Beyond an edge, the row at the edge counts as its own neighbour.
+    Each row gives ``share`` of its light to each of the two neighbouring rows. At an edge, the row
+    itself takes the place of the missing neighbour.
     """
     above, below = np.roll(picture, 1, axis=0), np.roll(picture, -1, axis=0)
     above[0], below[-1] = picture[0], picture[-1]

@@ -52,13 +52,13 @@ CIFAR100 = Layout("cifar100", ("train",), "test", 2, "fine_labels", 100)
 
 
 def list_batches(layout: Layout, folder: Path) -> Facts:
-    """List the batch files in ``folder``, either the binary files or the Python pickles.
+    """List the batch files of a CIFAR set in ``folder``: the binary files or the Python pickles.
 
-    The binary files are listed if there is a binary training batch, and otherwise the pickles.
+    If there is a binary training batch, only binary files are listed, and otherwise only pickles.
 
     Returns:
-        Name, size and modification time of each training batch, followed by the test batch if it
-        exists; [] if there is no training batch.
+        [name, size in bytes, modification time in ns] of each training batch, and then of the test
+        batch if it exists; [] if there is no training batch.
     """
     for ending in (".bin", ""):
         # The binary form goes first, because it cannot contain code as a pickle can
@@ -69,14 +69,14 @@ def list_batches(layout: Layout, folder: Path) -> Facts:
 
 
 def decode_batches(layout: Layout, folder: Path) -> Pool:
-    """Decode all training batches that are in ``folder``, and the test batch, into a pool.
+    """Decode the training batches that are in ``folder``, and the test batch, into a pool.
 
-    Training batches are joined in the order of ``list_batches``; missing ones are skipped. The pool
+    The training batches are joined in their numerical order, and missing ones are skipped. The pool
     has no validation part.
 
     Raises:
-        DataError: the test batch or every training batch is missing, a file is truncated, has
-            another record size or is not the published pickle, or a label is out of range.
+        DataError: the test batch or every training batch is missing, a label is out of range, or a
+            file is truncated, has another record size or is not the published pickle.
     """
     names = [fact[0] for fact in list_batches(layout, folder)]
     is_binary = bool(names) and names[0].endswith(".bin")
@@ -99,13 +99,12 @@ def decode_batches(layout: Layout, folder: Path) -> Pool:
 
 
 def _read_batch(layout: Layout, path: Path, is_binary: bool) -> tuple[Images, Labels]:
-    """Read a batch: images (n, 32, 32, 3) uint8, and labels (n,) int64.
+    """Read a batch of images: (n, 32, 32, 3) uint8, with their labels, (n,) int64.
 
-    ``is_binary`` tells the binary form from the Python pickle.
+    ``is_binary`` is False for a Python pickle.
 
     Raises:
-        DataError: the file cannot be read, has the wrong size or digest, or a label is out of
-            range.
+        DataError: the file cannot be read, has the wrong size or MD5, or has a label out of range.
     """
     if is_binary:
         pixels, labels = _read_binary(layout, path)

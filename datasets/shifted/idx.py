@@ -56,11 +56,11 @@ def read_idx(path: Path) -> Bytes:
 
 
 def _read_shape(file: gzip.GzipFile, path: Path) -> tuple[int, ...]:
-    """Read the header from an open file and return the array's shape (1 to 4 dimensions).
+    """Read the header of an open IDX file, and return the shape of its array (1 to 4 dimensions).
 
     Raises:
-        DataError: the header does not declare unsigned bytes, is cut short, or gives too large a
-            size.
+        DataError: the header is cut short, does not declare unsigned bytes, or declares a larger
+            array than allowed (by default 1 GiB).
     """
     start = file.read(4)
     # The first 4 bytes: two zeros, the type of the numbers, and the number of dimensions. Then each
@@ -96,7 +96,7 @@ def read_labelled_images(images: Path, labels: Path, classes: int) -> tuple[Byte
 
 
 def refuse_out_of_range(labels: npt.NDArray[np.integer], classes: int, path: Path) -> None:
-    """Check that all labels are in 0..``classes`` - 1.
+    """Check that all labels read from a file are in 0..``classes`` - 1.
 
     Raises:
         DataError: a label is out of range. The error names the file, the first such label and its

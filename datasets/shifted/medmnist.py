@@ -88,12 +88,13 @@ def read_parts(
 def _check_part(
     path: Path, part: str, arrays: Mapping[str, Any], classes: int, shape: tuple[int, ...]
 ) -> Labelled:
-    """Check the images and labels of one part.
+    """Check the images and labels of one part of a MedMNIST file, and return them.
 
     Args:
         path: the file, for errors.
         part: 'train', 'val' or 'test'.
-        arrays: all arrays of the file by name; labels may be (n,) or (n, 1).
+        arrays: all arrays of the file by name, such as 'train_images'; labels may be (n,) or (n,
+            1).
         classes: number of classes.
         shape: shape of one image.
 
@@ -146,12 +147,12 @@ def _decode(name: str, classes: int, colour: bool, folder: Path) -> Pool:
 
 
 def _source(name: str) -> Source:
-    """Build the ``Source`` of a MedMNIST data set: its classes, its decoder and its pixel scale.
+    """Describe a MedMNIST data set as a ``Source``: its classes, decoder and pixel scale.
 
-    A ``Source`` decodes the files of a public data set into the pool of images that silos are cut
-    from; nothing is read here. Pixels are standardised with mean 0.5 and deviation 0.5, given for
-    each channel: one for grey images, and three for images in colour. Silos of distribution D3 are
-    only rotated: they get no noise. ``name`` is a key of ``_CLASSES``.
+    A ``Source`` decodes the files of a public data set into a pool of images, from which silos are
+    cut; nothing is read here. Pixels are standardised with mean 0.5 and deviation 0.5, stated once
+    for grey images, and for each of the three channels in colour. Silos of distribution D3 are
+    rotated, but get no noise. ``name`` is a key of ``_CLASSES``.
     """
     classes = _CLASSES[name]
     colour = name in _COLOUR

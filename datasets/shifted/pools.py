@@ -76,9 +76,11 @@ class Source:
 
 
 def facts_of(folder: Path, names: Iterable[str]) -> Facts:
-    """Return name, size and modification time of each named file that exists in ``folder``.
+    """Return the facts by which a changed file is noticed, for each named file in ``folder``.
 
-    Missing files are left out.
+    Returns:
+        [name, size in bytes, modification time in ns] of each file, in the order of ``names``.
+        Missing files are left out.
     """
     facts: Facts = []
     for name in names:
@@ -90,19 +92,20 @@ def facts_of(folder: Path, names: Iterable[str]) -> Facts:
 
 
 def locate(source: Source, places: Places) -> tuple[Path, Facts]:
-    """Find the folder with a public data set's files, and list size and time of each file.
+    """Find the folder that contains a public data set's files, and list these files.
 
-    If all files of the source are needed, they must be in its own folder (a source without files
-    has ``Path()`` and an empty list). If some are enough, its own folder and the folders of
-    ``forms``, which may hold the same images in another form, are searched. The folder with the
-    most files is then chosen; on a tie, the first.
+    - If ``source.listed`` is None, all files are needed, and they must be in the data set's folder.
+      A data set without files gives ``Path()`` and an empty list.
+    - Otherwise some files are enough. The data set's folder and the folders ``source.forms``, which
+      may have the same images in another form, are searched. The folder with the most files is
+      chosen, and on a tie the first.
 
     Returns:
-        The folder, and the name, size and modification time of each file that was found.
+        The folder; and for each file found its name, size in bytes and modification time in ns.
 
     Raises:
-        DataError: no data directory is named; a file is missing although all are needed; or, if
-            some are enough, no folder has any. The error tells how to get the files.
+        DataError: no data directory is named, a needed file is missing, or no folder has any file.
+            The error explains how to get the files.
     """
     if source.listed is None:
         folder = source.public.find(places)
@@ -131,11 +134,12 @@ def source_key(source: Source, folder: Path, facts: Sequence[Any]) -> str:
 
 
 def open_pool(source: Source, places: Places) -> tuple[Pool, str]:
-    """Open the decoded pool in the cache, memory-mapped read-only; decode the files the first time.
+    """Open the decoded images of a source in the cache; decode its files if they are not there yet.
+
+    The arrays are memory-mapped read-only.
 
     Returns:
-        The pool and its ``source_key``, a digest of the source and its files that changes with
-        them.
+        The pool, and its ``source_key``, a digest that changes if the source or its files change.
 
     Raises:
         DataError: files are missing or unusable.
@@ -162,15 +166,16 @@ def open_pool(source: Source, places: Places) -> tuple[Pool, str]:
 
 
 def cut_by_track(tracks: npt.NDArray[Any], validation: int, where: str) -> tuple[Rows, Rows]:
-    """Choose whole tracks for validation, so that no track is in both parts.
+    """Choose whole tracks for validation, so that no track is in both training and validation.
 
-    Frames of a track show one object within a second, so a model that trained on one frame knows
-    the other frames. Tracks are visited backwards from the last image, and each track that still
-    fits into ``validation`` images is taken. If no track fits, only the smallest track is taken.
+    The frames of a track show one object within a second, so a model that trained on one frame
+    knows the other frames. The tracks are visited in the order of their last images, from the last
+    to the first. A track is taken if it still fits into ``validation`` images. If no track fits,
+    only the smallest track is taken.
 
     Args:
         tracks: track number of each image, (n,).
-        validation: largest number of validation images.
+        validation: the largest number of validation images.
         where: the silo's name for errors.
 
     Returns:
@@ -201,9 +206,10 @@ def cut_by_track(tracks: npt.NDArray[Any], validation: int, where: str) -> tuple
 
 
 def hold_out_tracks(tracks: npt.NDArray[Any], labels: npt.NDArray[Any]) -> tuple[Rows, Rows]:
-    """Hold out the last tenth of each label's tracks for validation, in order of first appearance.
+    """Hold out the last tenth of each label's tracks (series of frames) for validation.
 
-    The tenth is rounded down but is at least one track; a label's only track stays in training.
+    The tracks of a label are in the order of their first images. The tenth is rounded down, but is
+    at least one track. If a label has only one track, it stays in training.
 
     Args:
         tracks: track number of each image, (n,).

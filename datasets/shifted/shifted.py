@@ -78,15 +78,16 @@ def _letters(index: int) -> str:
 def silo_sizes(source: Source, pool: Pool, settings: CommonSettings) -> tuple[int, int]:
     """Compute how many training images and how many test images each silo gets.
 
-    If a setting is above 0, it is the size. Otherwise the source's own size is used. If the source
-    has no size either, each silo gets an equal share of the pool, rounded down.
+    A setting above 0 is the size. Otherwise the source states the size. If the source states none,
+    each silo gets an equal share of the pool, rounded down.
 
     Returns:
-        Training images, from which validation images may be held out, and test images per silo.
+        The number of training images per silo, from which validation images may be held out, and
+        the number of test images.
 
     Raises:
         DataError: the pool has too few images for these sizes, or a silo would have fewer than 10
-            training images. The error says which sizes would fit.
+            training images or no test image. The error suggests sizes that fit.
     """
     silos, given = settings.silos, settings.silo_train_size
     have = {"train": len(pool.train_labels), "test": len(pool.test_labels)}
@@ -111,14 +112,14 @@ def silo_sizes(source: Source, pool: Pool, settings: CommonSettings) -> tuple[in
 
 
 def _too_few(name: str, silos: int, need: Mapping[str, int], have: Mapping[str, int]) -> str:
-    """Explain what the silos need, what the pool has, and which settings would fit.
+    """Explain what the silos need, what the pool has, and which settings would fit instead.
 
-    If no size and no number of silos would fit, the advice is general.
+    If neither smaller sizes nor fewer silos would fit, the advice is general.
 
     Args:
         name: the data set's name.
         silos: number of silos.
-        need: part that falls short -> images per silo, above 0.
+        need: part in which the pool has too few images -> images per silo, above 0.
         have: part -> images in the pool.
     """
     causes = []
@@ -180,9 +181,9 @@ def shift(images: npt.NDArray[Any], distribution: str, noise: bool, key: str) ->
 def _rotate(images: Tensor, angle: float) -> Tensor:
     """Rotate float32 images (n, channels, height, width) counter-clockwise by ``angle`` degrees.
 
-    The centre of rotation is the centre of the image. Pixels are interpolated bilinearly, and the
-    corners become black. The result equals that of torchvision's ``rotate`` bit for bit, but
-    torchvision takes seconds to import.
+    The images are rotated around their centres. Pixels are interpolated bilinearly, and the corners
+    become black. The result equals that of torchvision's ``rotate`` bit for bit, but torchvision
+    takes seconds to import.
     """
     import torch
 
@@ -200,10 +201,10 @@ def _rotate(images: Tensor, angle: float) -> Tensor:
 
 
 def scale_pixels(pixels: Tensor, source: Source, settings: CommonSettings) -> Tensor:
-    """Scale ``pixels`` (n, channels, height, width), 0..255, according to 'data.pixel-scale'.
+    """Scale pixels (n, channels, height, width) from 0..255 as setting 'data.pixel-scale' demands.
 
-    'raw' leaves the pixels unchanged. Otherwise each channel is divided by 255 and standardised
-    with the source's published mean and standard deviation.
+    For 'raw' the pixels are returned unchanged. For any other value they are divided by 255, and
+    each channel is standardised with the source's published mean and standard deviation.
     """
     if settings.pixel_scale == "raw":
         return pixels
@@ -251,9 +252,9 @@ class ShiftedImages(DataSet):
 
         Returns:
             'comes with scikit-learn' for the digits, which need no files. 'N files in FOLDER' for a
-            data set that can be read from some of its files (CIFAR, GTSRB); if its images are there
-            in two forms, only the form with more files counts. 'K of N files in FOLDER' for all
-            others. '' if there are no files or no data directory.
+            data set that can be read from some of its files (CIFAR, GTSRB). If it is there in two
+            forms, the folder with more files is named. 'K of N files in FOLDER' for all others. ''
+            if there are no files or no data directory.
         """
         if not self.files:
             return "comes with scikit-learn"
@@ -278,11 +279,11 @@ class ShiftedImages(DataSet):
     def image_reader(self, site: str, settings: CommonSettings, places: Places) -> ImageReader:
         """Return a function that reads a new file like an image of ``site``, for predictions.
 
-        The function resizes the image to the pool's size, rotates it as the site's images are
-        rotated, adds noise if the site's images have it, and scales the pixels. It returns
-        (channels, height, width), and raises ``BrokenImageError`` for an unusable file. If ``site``
-        is not the name of a UEFL silo (for example '', or a silo of partition 'unseen'), the image
-        is not rotated, as in D1.
+        The function resizes the image to the pool's size. It rotates the image and adds noise as
+        for the site's images, and scales the pixels. It returns (channels, height, width), and
+        raises ``BrokenImageError`` for an unusable file. If ``site`` is not one of ``silo_names``
+        (for example '', or a silo of partition 'unseen'), the image is not rotated and gets no
+        noise.
 
         Raises:
             DataError: the public files are missing or unusable.
@@ -316,10 +317,10 @@ class ShiftedImages(DataSet):
         )
 
     def _load(self, name: str, settings: CommonSettings, places: Places) -> Silo:
-        """Cut the silo from the pool, shift and scale it, and cache it.
+        """Cut a silo from the pool and shift and scale its images, or open it in the cache.
 
-        Silo k has the k-th block of training and of test images. If the pool has a validation part,
-        silo k also has the k-th equal block of that part.
+        The silo at index k has the k-th block of training images and of test images. If the pool
+        has a validation part, it is divided equally, and the silo has the k-th block of it.
 
         Raises:
             DataError: the pool has too few images, or its files are missing or unusable.
@@ -362,11 +363,12 @@ class ShiftedImages(DataSet):
 def _training_rows(
     pool: Pool, first: int, size: int, where: str
 ) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
-    """Divide the ``size`` training rows of the pool, starting at row ``first``, into train and val.
+    """Divide a silo's rows of the pool's training part into training and validation rows.
 
-    The last tenth, rounded down, is for validation. If images have tracks, whole tracks are used
-    instead (``cut_by_track``). If the pool has a validation part of its own, all rows are for
-    training.
+    These are the ``size`` rows from row ``first`` on. The last tenth, rounded down, is for
+    validation. If the images have tracks (series of frames), whole tracks are chosen instead
+    (``cut_by_track``). If the pool has a validation part, all rows are for training, and the images
+    must not have tracks.
 
     Raises:
         DataError: all rows belong to one track; ``where`` names the silo.

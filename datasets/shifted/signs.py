@@ -45,10 +45,10 @@ class _Sign:
 
 
 def list_signs(folder: Path) -> Facts:
-    """List the CSV files and image folders that decide the decoded pool, to notice their changes.
+    """List the CSV files and image folders of the traffic signs, so that changes are noticed.
 
-    The list has the CSV file and the image folder of each training class, the possible CSV files of
-    the test images, and the test images' folder. A missing file or folder is left out. A folder's
+    These are the CSV file and the image folder of each training class, the possible CSV files of
+    the test images, and the folder of the test images. What is missing is left out. A folder's
     modification time changes if images are added or removed, but not if an image is overwritten.
 
     Returns:
@@ -95,7 +95,7 @@ def _csv_of(folder: Path) -> Path:
 
 
 def _training_signs(folder: Path) -> list[_Sign]:
-    """Read the signs in a class's training folder; return [] if the folder does not exist.
+    """Read the list of images in the training folder of one class; [] if the folder does not exist.
 
     The folder's name is the number of its class.
 
@@ -138,7 +138,7 @@ def _test_signs(folder: Path) -> list[_Sign]:
 
 
 def _read_signs(path: Path, folder: Path) -> list[_Sign]:
-    """Read all lines of a CSV file of signs, whose images must be in ``folder``.
+    """Read a CSV file in which each line names an image of a sign in ``folder``, and its class.
 
     Raises:
         DataError: the CSV file has no line, lacks a column or cannot be read, an image is missing

@@ -21,11 +21,11 @@ M = TypeVar("M", bound=FileModel)
 
 
 def read_declared(path: Path, model: type[M]) -> M:
-    """Read a YAML file and validate it as the pydantic model ``model``.
+    """Read a YAML file that describes the user's data, and validate it as ``model`` (pydantic).
 
     Raises:
-        DataError: the file is missing or not valid YAML, or a key is unknown, missing or has a
-            wrong type. The error starts with the path.
+        DataError: the file is missing or not valid YAML, a key is unknown or missing, or a value is
+            invalid. The error starts with the path.
     """
     try:
         content = parse_yaml(read_text(path), str(path))
@@ -60,18 +60,16 @@ def _of_distinct_names(content: dict[Any, Any], key: str) -> dict[Any, Any]:
 
 
 def _one_class_each(classes: dict[str, list[str]]) -> dict[str, list[str]]:
-    """Normalise the label values of each class, so that 1.0 and 1 become the same value.
-
-    Class names stay unchanged.
+    """Normalise the label values of each class, so that '1.0' and '1' become equal.
 
     Args:
         classes: class name -> label values.
 
     Returns:
-        class name -> normalised label values.
+        The same class names -> normalised label values.
 
     Raises:
-        ValueError: after normalisation a value appears twice, in one class or in two, or a class
+        ValueError: a value appears twice after normalisation, in one class or in two, or a class
             has no values.
     """
     forms = {name: list(map(same_text, values)) for name, values in classes.items()}

@@ -50,12 +50,13 @@ class Measure:
         return bool(self.levels or self.edges)
 
     def counts(self, split: str) -> list[int]:
-        """Count the samples of a split per histogram cell.
+        """Count the samples of a split that fall into each bin of the feature's histogram.
 
         Returns:
-            One count per level, or ``len(edges) + 1`` counts for numbers. The first and the last
-            cell for numbers are unbounded. If ``may_lack``, one more cell counts the missing
-            values; otherwise missing values are not counted.
+            For a categorical feature, one count per level. For numbers, ``len(edges) + 1`` counts,
+            the first for values below the first edge and the last for values from the last edge on.
+            If ``may_lack`` is true, one more count at the end is that of missing values. Otherwise
+            missing values do not count.
         """
         values = self.values[split]
         known = values[~np.isnan(values)]
@@ -130,10 +131,10 @@ def picture_measures(
 
 
 def unit_pixels(batch: Tensor) -> Tensor:
-    """Convert stored pixels to float64 in 0..1: uint8 from 0..255, int16 from -32768..32767.
+    """Convert stored pixels of any shape to float64 in 0..1, according to their type.
 
-    int16 holds 16-bit radiographs minus 32768. Other types are converted to float64 and not scaled.
-    Any shape is accepted.
+    uint8 is converted from 0..255, and int16 (16-bit radiographs minus 32768) from -32768..32767.
+    Other types are converted to float64 without scaling.
     """
     import torch
 
@@ -145,11 +146,14 @@ def unit_pixels(batch: Tensor) -> Tensor:
 
 
 def _pixel_statistics(inputs: Tensor, to_unit: Callable[[Tensor], Tensor]) -> npt.NDArray[Any]:
-    """Compute the statistics of each image, (n, 5): mean, standard deviation, means of 3 channels.
+    """Compute five numbers per image: mean, standard deviation, and the means of up to 3 channels.
 
-    The mean and the deviation cover all channels. The column of a channel that the images do not
-    have is 0. Large images are computed in strips, which limits the memory. ``to_unit`` converts
-    stored pixels to 0..1.
+    The mean and the deviation cover all channels. The mean of a channel that the images do not have
+    is 0. Large images are computed in strips, which limits the memory. ``to_unit`` converts stored
+    pixels to 0..1.
+
+    Returns:
+        An array (n, 5), in this order.
     """
     import torch
 

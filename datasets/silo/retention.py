@@ -23,15 +23,15 @@ _ABANDONED = 24 * 3600.0  # seconds; an older folder is no longer being made or 
 
 
 def prune_cache(folder: Path, keep_bytes: int) -> list[Path]:
-    """Remove the least recently opened folders, until the rest fits into ``keep_bytes``.
+    """Remove the least recently opened folders of a cache until the rest fits into ``keep_bytes``.
 
-    Only sealed folders of derived data count. Incomplete folders older than a day are removed
-    first. Other processes may use the cache at the same time: a folder is renamed before its files
-    are deleted, so nobody opens an incomplete folder, and files that are open stay readable.
+    Only complete folders of derived data count. Incomplete folders older than a day are removed
+    first. Other processes may use the cache at the same time. A folder is renamed before its files
+    are deleted, so nobody opens an incomplete folder, and open files stay readable.
 
     Returns:
-        The removed folders, the least recently opened first. Incomplete folders are not listed. A
-        folder that cannot be renamed stays and is not listed.
+        The removed folders, the least recently opened first, without incomplete ones. A folder that
+        cannot be renamed stays.
     """
     for path in _list_entries(folder):
         # A process that was killed leaves a half-made folder behind. The newest entry in it tells
@@ -56,9 +56,9 @@ def prune_cache(folder: Path, keep_bytes: int) -> list[Path]:
 
 
 def _list_entries(folder: Path) -> Iterator[Path]:
-    """Yield the entries of the cache at depth 1 and 2.
+    """Yield the files and folders in the cache at depth 1, and then those at depth 2.
 
-    If an entry vanishes meanwhile, the rest of that depth may be skipped until the next call.
+    If one of them vanishes during the search, the rest of that depth may be skipped.
     """
     for depth in _DEPTHS:
         with suppress(FileNotFoundError):
@@ -95,9 +95,10 @@ def _below(path: Path) -> list[Path]:
 
 
 def _remove(path: Path) -> bool:
-    """Remove a folder; return True if it is gone, also if another process removed it.
+    """Remove a folder that other processes may be using; return whether it is gone.
 
-    The folder is first renamed to a hidden random name. False means that renaming failed.
+    The folder is first renamed to a hidden random name. The result is True even if another process
+    removed the folder, and False only if renaming failed.
     """
     # Renaming is atomic: from then on no process can open the folder, but open files stay readable
     aside = path.with_name(f".{path.name}.{secrets.token_hex(4)}")

@@ -42,10 +42,10 @@ class RowSplit:
 def check_folds(settings: CommonSettings) -> None:
     """Check that the chosen test fold and validation fold exist.
 
-    With 0 folds, the fold must be 0.
+    Fold 0 always passes, and with 0 folds it is the only valid choice.
 
     Raises:
-        SettingError: the number of folds is 1, or a fold other than 0 is not below the number of
+        SettingError: a number of folds is 1, or a chosen fold above 0 is not below its number of
             folds.
     """
     for kind in ("test", "val"):
@@ -70,9 +70,10 @@ def split_rows(
 ) -> RowSplit:
     """Split row indices into training, validation and test rows according to ``settings``.
 
-    The test rows are fold 'split.test-fold' of 'split.test-folds'; with 0 folds, they are a random
-    ``share``. The validation fold is then cut from the remaining rows; with 0 folds there are no
-    validation rows. If 'split.use-test' is false, the test rows are in none of the parts.
+    With 'split.test-folds' above 0, the test rows are fold 'split.test-fold'. With 0 they are a
+    random ``share`` of the rows. The validation fold is then cut in the same way from the remaining
+    rows; with 0 folds there are no validation rows. If 'split.use-test' is false, the test rows are
+    in none of the parts.
 
     Args:
         labels: class of each row, (n,).
@@ -81,8 +82,8 @@ def split_rows(
         share: share of test rows, 0..1, used only with 0 test folds; 0 means no test rows.
         seed: seed for drawing this share.
         where: the site's name for errors.
-        groups: group of each row, (n,); a group is never divided. None makes each row its own
-            group.
+        groups: group of each row, (n,); a group is never divided. None makes each row a group by
+            itself.
 
     Raises:
         DataError: there are too few rows or groups for the folds or the share.
@@ -158,13 +159,13 @@ def cut_fold(
 
 
 def _check_enough(labels: Indices, groups: Indices | None, folds: int, where: str) -> None:
-    """Check that rows can be cut into ``folds`` stratified folds.
+    """Check that there are enough rows and groups for ``folds`` stratified folds.
 
     A class with fewer rows than folds is allowed if another class has enough.
 
     Args:
         labels: class of each row, (n,).
-        groups: group number of each row, (n,); None if each row is its own group.
+        groups: group number of each row, (n,); None if each row is a group by itself.
         folds: number of folds.
         where: the site's name for errors.
 
@@ -190,9 +191,9 @@ def _number_groups(groups: Sequence[str]) -> Indices:
 
 
 def draw_test_rows(labels: Indices, share: float, seed: int, where: str) -> tuple[Indices, Indices]:
-    """Draw training and test rows as FLamby does: stratified if every class has more than 2 rows.
+    """Draw a random share of rows as test rows, by the same rule as FLamby (a benchmark).
 
-    A single class is not stratified.
+    The draw is stratified by class if there are several classes, each with more than 2 rows.
 
     Args:
         labels: class of each row, (n,).
@@ -237,12 +238,13 @@ def draw_test_rows(labels: Indices, share: float, seed: int, where: str) -> tupl
 def draw_test_groups(
     labels: Indices, groups: Indices, share: float, seed: int, where: str
 ) -> tuple[Indices, Indices]:
-    """Choose whole groups as test data, so that each class has about ``share`` of its rows there.
+    """Choose whole groups as test data, so that about ``share`` of each class's rows are test rows.
 
-    Groups are visited in random order. A group becomes test data if this brings the classes'
-    numbers of test rows nearer to their targets (chi-square distance). A second pass also counts
-    the distance of all test rows together, because the target of a rare class may be less than one
-    row. If ``share`` is above 0, each part gets at least one group.
+    Groups are visited in random order. A group becomes test data if this brings the number of test
+    rows of each class nearer to its target, ``share`` of the class (chi-square distance over all
+    classes). In a second pass over the remaining groups, the distance also counts all test rows
+    together, because the target of a rare class may be less than one row. If ``share`` is above 0,
+    each part gets at least one group.
 
     Args:
         labels: class of each row, (n,).
@@ -289,9 +291,10 @@ def draw_test_groups(
 
 
 def _group_counts(labels: Indices, groups: Indices) -> Indices:
-    """Count each group's rows per class, (groups, classes + 1); the last column is the total.
+    """Count how many rows of each class a group has, for all groups: (groups, classes + 1).
 
-    Only classes with rows have a column, in ascending order.
+    The columns are the classes with rows, in ascending order. The last column has all rows of the
+    group.
     """
     classes, column = np.unique(labels, return_inverse=True)
     counts = np.zeros((len(np.unique(groups)), len(classes) + 1))

@@ -127,9 +127,12 @@ class Silo:
         return numeric_columns(self.task, self.features, self.class_names())
 
     def column_values(self) -> Tensor:
-        """Return the training samples' values of ``columns``, (n, columns) float32.
+        """Return the training samples' values of ``columns`` (the numbers to standardise).
 
         There must be at least one column. NaN marks a missing value.
+
+        Returns:
+            (n, columns) float32: the features of a table, then a numeric outcome.
         """
         import torch
 
@@ -149,9 +152,10 @@ class Silo:
         return self.classes or tuple(map(str, range(self.shape.outputs)))
 
     def label_counts(self) -> dict[str, list[int]]:
-        """Count the samples of each stratum of the task, such as each class: split -> counts.
+        """Count the samples of each split by stratum (a class or another group that the task has).
 
-        An empty split has zeros.
+        Returns:
+            Split -> one count per stratum. An empty split has zeros.
         """
         import torch
 
@@ -201,13 +205,13 @@ class DataSet(ABC):
         return self.licence
 
     def found(self, places: Places) -> str:
-        """Describe in a few words how many of this data set's files are in the data directory.
+        """Describe in a few words which files or silos of this data set are in the data directory.
 
         Returns:
-            'made when first used' for a made-up data set, which needs no data directory. For a
-            public data set 'K of N files in FOLDER', and for the user's own data set the names of
-            its silos. For these two the text is '' if there is no data directory, no file is
-            present, or the user's files are unusable.
+            'made when first used' for a made-up data set, and 'K of N files in FOLDER' for a public
+            one. For the user's own data set, the names of the silos, with commas between. If there
+            is no data directory, no file is present, or the user's files are unusable, the result
+            is ''. A made-up data set needs no data directory.
         """
         if self.origin == "made-up":
             return "made when first used"
@@ -255,25 +259,26 @@ class DataSet(ABC):
         """Load a silo whose name ``load`` has checked."""
 
     def image_reader(self, site: str, settings: CommonSettings, places: Places) -> ImageReader:
-        """Raise ``DataError``: this base class assumes that the data set has no images.
+        """Return a function that reads a new image file in the same way as the images of ``site``.
 
-        A data set with images returns a function that reads a new image file in the same way as the
-        images of ``site``. The function takes a path, returns an array (channels, height, width) as
-        in ``Split.inputs``, and raises ``BrokenImageError`` for a file that cannot be read. If the
+        The function takes a path, returns an array (channels, height, width) as in
+        ``Split.inputs``, and raises ``BrokenImageError`` for a file that cannot be read. If the
         site's images are rotated or have their own tone curve, new images are changed in the same
         way. If ``site`` is '', new images are not changed.
 
+        This base class always raises ``DataError``; data sets with images override the method.
+
         Raises:
-            DataError: the data set has no images, or its declaration cannot be read.
+            DataError: the data set has no images, or its files cannot be read.
         """
         raise DataError(f"data set '{self.name}' is a table: give rows of it by --table")
 
     def pixel_standardisation(self, settings: CommonSettings) -> tuple[Tensor, Tensor] | None:
-        """Return mean and std, (channels, 1, 1) each, to standardise an image with pixels in 0..1.
+        """Return mean and standard deviation for standardising images with pixels in 0..1.
 
         Returns:
-            Mean and std; None (as in this base class) if the silos' pixels are unscaled, because
-            networks then scale them.
+            Mean and standard deviation, (channels, 1, 1) each. None, as in this base class, if the
+            pixels of the silos are not scaled yet, because networks then scale them.
         """
         return None
 
@@ -313,9 +318,9 @@ class DataSet(ABC):
 
 
 def strata_of(labels: npt.NDArray[Any], task: str) -> npt.NDArray[np.int64]:
-    """Return the stratum of each label, (n,), so that splits keep the strata's shares.
+    """Return the number of each label's stratum, (n,), so that splits keep the strata's shares.
 
-    A stratum is a group of samples that the task counts by itself, such as a class
+    A stratum is a group of samples that the task counts separately, such as a class
     (``Task.strata``).
 
     Args:
@@ -329,9 +334,10 @@ def strata_of(labels: npt.NDArray[Any], task: str) -> npt.NDArray[np.int64]:
 
 
 def fingerprint(split: Split) -> str:
-    """Return the SHA-256, in hexadecimal, of a split's inputs and labels.
+    """Compute the SHA-256, in hexadecimal, of the inputs and labels of a split.
 
-    Only the bytes of the values count, in the order of the samples, not the arrays' shapes.
+    Only the bytes of the values count, in the order of the samples. The shapes and types of the
+    arrays do not.
     """
     # Only the bytes count: shape and type are not in the digest
     digest = hashlib.sha256()
@@ -356,15 +362,15 @@ def save_silo(
 ) -> None:
     """Write a silo into an existing folder: two ``.npy`` files per split, and ``silo.json``.
 
-    Only the folder's owner may read it, because it may be a copy of patients' rows.
+    Only the folder's owner may read it, because it may contain copies of patients' rows.
 
     Args:
         folder: the folder; its mode becomes 700.
         splits: split -> samples.
-        facts: what ``open_silo`` needs besides the arrays (name, distribution, classes, ...), as
-            JSON values; the splits' fingerprints are added.
-        notes: sentences about the data, such as the number of imputed values; ``open_silo`` logs
-            them, and a sentence for each split whose numeric outcomes are all equal.
+        facts: the values that ``open_silo`` needs besides the arrays, such as name, distribution
+            and classes. They must be JSON values. The splits' fingerprints are added.
+        notes: sentences about the data, such as the number of imputed values, which ``open_silo``
+            logs. A sentence is added for each split whose numeric outcomes are all equal.
 
     Raises:
         OSError: a file cannot be written.
@@ -384,10 +390,10 @@ def save_silo(
 
 
 def _constant_outcomes(facts: Mapping[str, Any], splits: Mapping[str, Split]) -> list[str]:
-    """Return a sentence for each split whose numeric outcomes are all equal.
+    """Return a sentence for each split whose numeric outcomes are all equal, because it has no R².
 
     An empty split gets no sentence. If the task has no numeric outcome, the result is []. ``facts``
-    is the argument of ``save_silo``.
+    has the silo's 'name' and 'task'; without 'task', the task is classification.
     """
     sentences = []
     if TASKS[facts.get("task", CLASSIFICATION)].numeric:
@@ -403,21 +409,21 @@ def _constant_outcomes(facts: Mapping[str, Any], splits: Mapping[str, Split]) ->
 def cached_silo(
     folder: Path, name: str, facts: Sequence[Any], classes: int, fill: Callable[[Path], None]
 ) -> Silo:
-    """Open a silo in the cache; if it is missing or was altered, create it first.
+    """Open a silo in the cache; if it is missing or its files were altered, create it first.
 
-    The silo's own folder is ``<folder>/<folder_name>-<key>``. The key is a digest of ``facts``, so
-    other facts give another folder.
+    The silo's folder is ``<folder>/<folder_name>-<key>``. The key is a digest of ``facts``, so a
+    silo with other facts has another folder.
 
     Args:
         folder: the cache's folder for this data set's silos.
         name: the silo's name.
         facts: everything that decides the silo's content, as JSON values.
-        classes: number of classes.
+        classes: the number of outputs that a network for the labels has.
         fill: function that writes the silo into a new folder with ``save_silo``.
 
     Raises:
-        DataError: the cached files were altered and cannot be created again; also any error of
-            ``fill``.
+        DataError: the cached files were altered and cannot be created again, or ``fill`` raises it.
+            Other errors of ``fill`` are raised too.
     """
     # Any other fact gives another folder, so an outdated silo is never opened by mistake
     target = folder / f"{folder_name(name)}-{json_digest(facts)[:_KEY_LENGTH]}"
@@ -427,14 +433,14 @@ def cached_silo(
 def open_silo(folder: Path, classes: int) -> Silo:
     """Open a silo that ``save_silo`` wrote: its arrays, and the facts in ``silo.json``.
 
-    The silo's notes are logged, each only once per process. Array files above 64 KiB are
-    memory-mapped copy-on-write, so changes in memory do not change the files; smaller files are
-    read. Whether the arrays still have their fingerprints is not checked here.
+    The notes on the silo's data are logged, each only once per process. Array files of at most 64
+    KiB are read. Larger ones are memory-mapped copy-on-write, so changes in memory do not change
+    the files. Whether the arrays still have their fingerprints is not checked here.
 
     Args:
         folder: the silo's folder.
         classes: the number of outputs that a network for the labels has, which the files do not
-            tell.
+            state.
     """
     facts = json.loads((folder / "silo.json").read_text())
     for note in facts.get("notes", ()):

@@ -61,8 +61,8 @@ class DrawnImages(DataSet):
     def _load(self, name: str, settings: CommonSettings, places: Places) -> Silo:
         """Open a site's silo in the cache; if it is missing, draw and split the images first.
 
-        Without test folds a quarter of the images are test images. Splits keep the shares of the
-        task's strata, such as patients with an event.
+        Without test folds, a quarter of the images are test images. Each part has about the same
+        shares of the task's strata, such as patients with an event.
 
         Raises:
             DataError: there are too few images for the folds.

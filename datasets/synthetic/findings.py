@@ -68,10 +68,10 @@ class ChestPhantom(DrawnImages):
 def _draw_chest(
     rng: np.random.Generator, large_heart: bool, effusion: bool, nodule: bool
 ) -> npt.NDArray[np.float32]:
-    """Draw a chest, (32, 32), 0..1: bright heart between two dark lungs.
+    """Draw a chest, (32, 32), brightness about 0..1: a bright heart between two dark lungs.
 
-    A large heart is wider, an effusion fills the bottom of the right lung, and a nodule is a bright
-    spot in the left one. ``rng`` draws places and sizes.
+    A large heart is wider. An effusion brightens the bottom of the lung on the left of the image,
+    and a nodule is a bright spot in the other lung. ``rng`` draws places, sizes and brightness.
     """
     x, y = pictures.grid(SIZE)
     picture = np.full((SIZE, SIZE), 0.6, dtype=np.float32)

@@ -39,9 +39,10 @@ class Blob:
     soft: float = 0.15
 
     def soft_mask(self, size: int) -> Field:
-        """Draw the blob as a mask (size, size): 1 inside, 0 outside, a smooth step at the edge.
+        """Draw the blob as a mask (size, size): 1 inside, 0 outside, and a soft edge between.
 
-        The picture's coordinates go from -1 to 1. Without lobes the blob is a circle.
+        The picture's coordinates go from -1 to 1. The outline is a circle if ``lobes`` is 0.
+        Otherwise it has that many bulges.
         """
         x, y = grid(size)
         x, y = x - np.float32(self.x), y - np.float32(self.y)
@@ -69,11 +70,11 @@ class Look:
     field: float = 0.0
 
     def show(self, content: Field, rng: np.random.Generator) -> npt.NDArray[np.uint8]:
-        """Render ``content`` (channels, size, size) as uint8 of the same shape.
+        """Render ``content`` (channels, size, size) with this look, as uint8 of the same shape.
 
         The content is multiplied by the contrast and added to the background. Then noise, which
-        ``rng`` draws, is added. With a field of view, everything outside it becomes black. Values
-        outside 0..1 are clipped.
+        ``rng`` draws, is added. If the look has a field of view, everything outside it becomes
+        black. Brightness from 0 to 1 becomes 0..255, and values outside are clipped.
         """
         picture = np.array(self.ground, np.float32).reshape(-1, 1, 1) + self.contrast * content
         picture = picture + self.grain * rng.standard_normal(picture.shape, dtype=np.float32)
@@ -92,12 +93,12 @@ def grid(size: int) -> tuple[Field, Field]:
 
 
 def texture(rng: np.random.Generator, size: int, waves: float) -> Field:
-    """Draw a random texture (size, size) with variance of about 1: the sum of ten plane waves.
+    """Draw a random texture (size, size), the sum of ten plane waves, with a variance of about 1.
 
     Args:
-        rng: draws directions, phases and lengths.
+        rng: draws the direction, phase and length of each wave.
         size: pixels per side.
-        waves: mean number of periods along a side of length 2; each wave has 0.5 to 1.5 times as
+        waves: mean number of periods of a wave along a side; each wave has 0.5 to 1.5 times as
             many.
     """
     x, y = grid(size)
@@ -115,7 +116,8 @@ def texture(rng: np.random.Generator, size: int, waves: float) -> Field:
 def smooth_line(corners: npt.ArrayLike) -> Points:
     """Fit a cubic spline through ``corners`` (k, 2), and return 25 points on it, (25, 2).
 
-    The points are equally spaced in the spline's parameter, which is 0, 1, 2, ... at the corners.
+    The spline's parameter is 0, 1, 2, ... at the corners, and the points are equally spaced in this
+    parameter. The first and last points are the first and last corners.
     """
     from scipy.interpolate import CubicSpline
 
@@ -125,7 +127,7 @@ def smooth_line(corners: npt.ArrayLike) -> Points:
 
 
 def distance(size: int, line: Points) -> Field:
-    """Return the distance of each pixel's centre from a polyline, (size, size), float32.
+    """Compute the distance of each pixel's centre from a polyline, (size, size), float32.
 
     Coordinates and distances are in units of half a side: the picture goes from -1 to 1.
 
@@ -144,10 +146,11 @@ def distance(size: int, line: Points) -> Field:
 
 
 def stroke(size: int, line: Points, radius: float) -> Field:
-    """Draw a polyline as a mask (size, size): 1 within ``radius``, 0 away from it.
+    """Draw a polyline as a mask (size, size): 1 on the line, 0 away from it, soft at the edge.
 
-    ``radius`` is in units of half a side. The edge is smooth over about two pixels. A line thinner
-    than a pixel is drawn one pixel wide, but fainter.
+    Half of the line's width is ``radius``, in units of half a side. At this distance from the
+    middle the mask is 0.5, and it changes from 1 to 0 over about two pixels. A line thinner than a
+    pixel is drawn one pixel wide, but fainter.
     """
     # A pixel is 2 / size wide: a thinner line keeps that width, and is fainter by the same factor
     reach = max(radius, 1 / size)

@@ -25,15 +25,16 @@ from fedsilo.datasets.silo.silos import ImageReader
 def even_sequence(
     counts: Sequence[int], again: float, rng: np.random.Generator
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Order images so that each prefix has nearly the same shares of the kinds as the whole.
+    """Order images so that each beginning of the sequence has nearly the same shares of the kinds.
 
-    Each image is of the kind that is furthest behind its share; the first such kind wins a tie. An
-    image may instead repeat the kind and subject of the image before it.
+    Each image is of the kind that is furthest behind its share of the whole; on a tie, the first
+    such kind. But with probability ``again`` an image repeats the kind and subject (such as a
+    patient) of the image before it.
 
     Args:
         counts: number of images of each kind.
-        again: the probability of such a repetition. If all images of the kind are used up, the
-            image does not repeat it.
+        again: the probability of such a repetition. An image does not repeat a kind of which all
+            images are already placed.
         rng: draws which images repeat a subject.
 
     Returns:
@@ -109,12 +110,12 @@ class PhantomDataSet(ImageDataSet):
     def generators(
         self, site: str, number: int
     ) -> tuple[int, np.random.Generator, np.random.Generator]:
-        """Return an image's kind, a random generator for its subject, and one for the image itself.
+        """Return an image's kind, and two random generators to draw it: its subject's and its own.
 
         The kind and the subject come from the site's ``sequence``. The seeds depend on the data
-        set's key and the site, and on the subject's or the image's number, but not on the run's
+        set's key, the site, and the number of the subject or of the image, but not on the run's
         seed. Both generators start anew at each call, so all images of one subject get the same
-        draws from the subject's generator.
+        numbers from the subject's generator.
 
         Args:
             site: the site's name.
@@ -130,9 +131,10 @@ class PhantomDataSet(ImageDataSet):
         return list(self.counts)
 
     def index(self, site: str, settings: CommonSettings, places: Places) -> ImageIndex:
-        """List the first images of a site: 'split.sample-share' of them, but at least ``fewest``.
+        """List the first images of a site: 'split.sample-share' of all, but at least ``fewest``.
 
-        A site with fewer images lists all of them. Images of one subject are a group.
+        If the site has fewer than ``fewest`` images, all are listed. Images of one subject, such as
+        a patient, are a group.
         """
         count = max(self.fewest, round(sum(self.counts[site]) * settings.sample_share))
         kinds, subjects = self.sequence(site)
@@ -145,9 +147,9 @@ class PhantomDataSet(ImageDataSet):
         return index_images(f"{self.key}, {site}", Path(), images)
 
     def reader(self, index: ImageIndex, size: int, settings: CommonSettings) -> Reader:
-        """Return a function that draws the image for a name of the form ``site/number``.
+        """Return a function that draws the image with a given name, ``site/number``.
 
-        ``index`` is not used. The same name, ``size`` and settings always give the same image.
+        The same name, ``size`` and settings always give the same image. ``index`` is not used.
         """
 
         def make(name: str) -> npt.NDArray[Any]:
@@ -157,10 +159,10 @@ class PhantomDataSet(ImageDataSet):
         return make
 
     def image_reader(self, site: str, settings: CommonSettings, places: Places) -> ImageReader:
-        """Return a function that decodes a real image file to (channels, size, size).
+        """Return a function that decodes a real image to (channels, size, size), for predictions.
 
-        ``site`` is ignored. Synthetic images themselves are not read from files. The function
-        raises ``BrokenImageError`` for a file that cannot be read.
+        The function takes a path, and raises ``BrokenImageError`` for a file that cannot be read.
+        It is the same for every ``site``.
         """
         size = settings.image_size or self.own_size(places)
         return lambda path: self.read_file(path, size, settings)

@@ -74,10 +74,11 @@ class DermoscopyPhantom(PhantomDataSet):
         return class_of(kind, settings.target)
 
     def image(self, site: str, number: int, size: int, settings: CommonSettings) -> Pixels:
-        """Draw a lesion on the site's skin, with the site's noise, uint8 (3, size, size).
+        """Draw a lesion on skin, uint8 (3, size, size), with the look of the site's camera.
 
-        Images of one lesion have its colour and texture, but another place and size. With
-        'data.colour-constancy', the colour of the light is removed.
+        Images of one lesion have the same colour and texture, but differ in the place and size of
+        the lesion and in their noise. With 'data.colour-constancy', the colour of the light is
+        removed.
         """
         kind, lesion, view = self.generators(site, number)
         colour, lobes, mottled = _LESIONS[DIAGNOSES[kind]]
@@ -127,7 +128,7 @@ class MammographyPhantom(PhantomDataSet):
     def image(
         self, site: str, number: int, size: int, settings: CommonSettings
     ) -> npt.NDArray[np.int16]:
-        """Draw a mammogram, int16 (1, size, size), the same for the same arguments.
+        """Draw a mammogram, int16 (1, size, size); the same arguments always give the same image.
 
         If 'data.intensity-profiles' is set, the mammogram is rendered with the site's vendor
         profile.
@@ -229,7 +230,7 @@ class AngiogramPhantom(PhantomDataSet, MaskedDataSet):
     settings = _OF_GREY
 
     def classes(self, settings: CommonSettings, places: Places) -> Classes:
-        """Return the twelve classes: each pair of a source and an anatomy.
+        """Return the twelve classes, one for each pair of a source and an anatomy.
 
         A class is named 'source-anatomy', which is also its only label. Both arguments are ignored.
         """
@@ -262,14 +263,14 @@ class _WithMasks(AngiogramPhantom):
 
 
 def phantom_frame(site: str, number: int, size: int) -> tuple[Pixels, Pixels]:
-    """Draw an angiogram of a source, which in most frames has a catheter, and its mask.
+    """Draw a frame of an angiogram and its mask, which marks the catheter.
 
-    The mask covers the catheter. Frames of one sequence show the same vessels. A catheter is drawn
-    with probability 0.88, in the anatomy's first vessel; otherwise the mask is empty. If the source
-    has a round field of view, the frame is black outside it, and the mask is empty there.
+    Frames of one sequence show the same vessels. A catheter is drawn with probability 0.88, in the
+    anatomy's first vessel; without it the mask is empty. If the source has a round field of view,
+    the frame is black outside the field, and the mask is 0 there.
 
     Args:
-        site: the source.
+        site: the source of the angiogram.
         number: the number of the frame.
         size: pixels per side.
 
@@ -319,12 +320,19 @@ def _draw_vessels(rng: np.random.Generator, anatomy: str) -> list[tuple[Points, 
 
 
 def _draw_catheter(rng: np.random.Generator, line: Points, radius: float) -> Points:
-    """Draw a catheter in a vessel, from the vessel's start to a random point of its second half.
+    """Draw a catheter in a vessel, from the vessel's start to a random point in its second half.
 
-    The catheter follows ``line``, the vessel's points (k, 2), but is moved aside, equally far in x
-    and in y. This distance is 0 at both ends of the catheter and largest halfway, where it is a
-    random number of at most half the vessel's ``radius``. The result has the catheter's points,
-    (m, 2).
+    The catheter has the first points of ``line``, but each is shifted by the same distance in x and
+    y. This distance is 0 at both ends of the catheter. It is largest halfway, where it is at most
+    half the vessel's ``radius``, to either side, at random.
+
+    Args:
+        rng: draws the end and the shift.
+        line: points along the middle of the vessel, (k, 2).
+        radius: the vessel's radius.
+
+    Returns:
+        The catheter's points, (m, 2).
     """
     tip = rng.integers(len(line) // 2, len(line))
     # The sine is 0 at both ends, so the catheter begins and ends in the middle of the vessel

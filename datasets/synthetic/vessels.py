@@ -65,11 +65,11 @@ class VesselsSynthetic(PhantomDataSet, MaskedDataSet):
         return 0
 
     def image(self, site: str, number: int, size: int, settings: CommonSettings) -> Pixels:
-        """Draw an image of two to four vessels and its mask, stacked to uint8 (2, size, size).
+        """Draw an image of two to four vessels, stacked with its mask to uint8 (2, size, size).
 
         The mask is 1 in a vessel and 0 elsewhere. Images of the same patient show the same vessels,
-        but differ in their noise. The site decides background, contrast, noise and the mean
-        thickness of vessels. The same site, number and size always give the same image;
+        but differ in their noise. The site decides the background, contrast, noise and mean
+        thickness of the vessels. The same site, number and size always give the same image;
         ``settings`` is ignored.
         """
         _, patient, view = self.generators(site, number)

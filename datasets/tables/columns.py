@@ -74,11 +74,15 @@ class Column(FileModel):
     def _find_fault(self) -> str:
         """Describe how the column's keys contradict each other, and what to do; '' if they do not.
 
-        Only the first contradiction is described, in this order: a categorical column, and no
-        other, has distinct levels; the name of a column that is used has no '='; there are at least
-        two levels; 'mean' and 'std' go together; 'edges' are at most 64 rising numbers, and 'range'
-        two, of a numeric column; only numeric columns have 'unmeasured', 'indicator' or 'unit';
-        'level-names' name only declared levels.
+        Only the first contradiction is described. These rules are checked in order:
+
+        - A categorical column, and no other, has levels, and they differ from each other.
+        - The name of a column that is used has no '='.
+        - A categorical column has at least two levels.
+        - 'mean' and 'std' are both given or both missing.
+        - 'edges' are at most 64 rising numbers, and 'range' is two; both need a numeric column.
+        - Only numeric columns have 'unmeasured', 'indicator' or 'unit'.
+        - 'level-names' names only declared levels.
         """
         is_numeric = self.kind == "numeric"
         different = len(set(self.levels))
@@ -120,10 +124,10 @@ class Column(FileModel):
         return Marks(self.unmeasured)
 
     def words(self) -> ColumnWords:
-        """Return the column's title and level names as shown to people.
+        """Return the column's title and level names as they are shown to people.
 
-        The title is followed by the column's name, if it differs, and the unit, in brackets: 'Age
-        (age, years)'. A level reads 'name (level)'; unnamed levels are omitted.
+        Brackets after the title contain the column's name, if it differs from the title, and the
+        unit: 'Age (age, years)'. A level reads 'name (level)'; levels without a name are left out.
         """
         title = self.title or self.name
         within = []
@@ -146,11 +150,11 @@ class Column(FileModel):
         return f"{low:g} to {high:g} {self.unit}".rstrip()
 
     def survey_edges(self) -> tuple[float, ...]:
-        """Return the bin edges of the column's histogram in a survey.
+        """Return the bin edges of the column's histogram in a survey (a report on the sites' data).
 
-        If edges are declared, they are returned. Otherwise the result is seven edges: the mean, and
-        the mean plus and minus 1, 2 and 3 standard deviations, ascending. If the mean and deviation
-        are not declared either, the result is ().
+        These are the declared edges. Without them, there are seven edges in ascending order: the
+        mean, and the mean plus and minus 1, 2 and 3 standard deviations. Without a declared mean
+        and deviation, the result is ().
         """
         if self.edges or self.mean is None or self.std is None:
             return tuple(self.edges)

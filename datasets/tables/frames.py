@@ -33,12 +33,12 @@ _NUMBERS = ("integer", "floating", "mixed-integer-float", "decimal")  # pandas' 
 def write_frames(
     folder: Path, frames: Mapping[str, DataFrame], label: str, policy: str = "drop"
 ) -> None:
-    """Infer a schema from tables, and write it and a CSV file per site into ``folder``.
+    """Infer one schema from the sites' tables; write it and a CSV file per site into ``folder``.
 
-    The schema's file is ``schema.yaml``. A column of numbers or booleans becomes a numeric column.
-    A column of strings becomes a categorical column, whose levels are collected over all sites. If
-    all sites together have only one string in a column, the column is ignored. Each value of column
-    ``label`` becomes a class.
+    The schema, a file ``schema.yaml``, describes the columns for the data set 'table'. A column of
+    numbers or booleans becomes numeric. A column of strings becomes categorical, with the strings
+    of all sites as its levels. It becomes an ignored column if all sites together have only one
+    string. Each value in column ``label`` becomes a class.
 
     Args:
         folder: an existing folder.
@@ -47,9 +47,9 @@ def write_frames(
         policy: what to do with a row that lacks a value: 'drop' it or 'impute' the value.
 
     Raises:
-        DataError: columns differ between sites, the label's column is missing, a column has dates,
-            mixed types or more than 64 distinct texts, there are not 2 to 1000 classes, or a table
-            does not fit the schema.
+        DataError: columns differ between sites, the label's column is missing, there are not 2 to
+            1000 classes, or a table does not fit the schema. Or a column has dates, mixed types or
+            more than 64 distinct strings.
         OSError: a file cannot be written.
     """
     import pandas as pd
@@ -78,10 +78,10 @@ def write_frames(
 
 
 def _plain(frame: DataFrame) -> DataFrame:
-    """Return the frame with its column names as stripped strings, and with simpler column types.
+    """Return a copy of a table with simpler column types, and with its column names as strings.
 
-    Booleans become 0 and 1, and a column of objects that are all numbers becomes numeric. Missing
-    values stay missing.
+    Spaces at the ends of the names are removed. Booleans become 0 and 1, and a column of objects
+    that are all numbers becomes numeric. Missing values stay missing.
     """
     import pandas as pd
 
@@ -97,9 +97,7 @@ def _plain(frame: DataFrame) -> DataFrame:
 
 
 def _common_columns(columns: Mapping[str, list[str]], label: str) -> list[str]:
-    """Return the columns of the first site, after checking that all sites have the same columns.
-
-    The order of the columns may differ between sites.
+    """Check that all sites have the same columns, in any order; return those of the first site.
 
     Args:
         columns: site -> names of its columns.
@@ -129,7 +127,7 @@ def _common_columns(columns: Mapping[str, list[str]], label: str) -> list[str]:
 
 
 def _column(name: str, sites: Mapping[str, Series[Any]]) -> dict[str, Any]:
-    """Infer how the schema describes one column, from the column's values at all sites.
+    """Infer the schema's description of one column from the column's values at all sites.
 
     A site where all values of the column are missing is skipped.
 
@@ -138,8 +136,8 @@ def _column(name: str, sites: Mapping[str, Series[Any]]) -> dict[str, Any]:
 
         - For numbers, or a column without values, only 'name'. The kind is then numeric, the
           default.
-        - For at least two distinct strings, 'name', the 'kind' 'categorical', and the sorted
-          'levels', which are the strings.
+        - For at least two distinct strings, 'name', the 'kind' 'categorical', and as 'levels' the
+          strings as ``_texts`` sorts them.
         - For a single string at all sites, or only marks of a missing value, 'name' and the 'kind'
           'ignored'.
 
@@ -175,7 +173,7 @@ def _column(name: str, sites: Mapping[str, Series[Any]]) -> dict[str, Any]:
 
 
 def _kind(name: str, values: Series[Any]) -> str:
-    """Return 'numbers' or 'texts', by the type of a column at one site.
+    """Return 'numbers' or 'texts' (strings or categories), by the type of a column at one site.
 
     ``values`` is the column, and ``name`` its name, for the error.
 
@@ -225,11 +223,11 @@ def _are_numbers(texts: Iterable[str]) -> bool:
 
 
 def _mention_odd_texts(name: str, texts: Collection[str]) -> None:
-    """Log one warning if strings of a column look as if they should not be levels of their own.
+    """Log a warning if some strings of a column are probably not meant as levels of their own.
 
     A level is a value of a categorical column. The warning has a remark for each of these findings:
 
-    - A string equals another one if case is ignored.
+    - Two strings differ only by case.
     - A string is a word for a missing value, such as 'nan' or 'n/a', in any case.
     - There are more than 10 strings, and all are numbers.
 
@@ -258,13 +256,14 @@ def _mention_odd_texts(name: str, texts: Collection[str]) -> None:
 
 
 def _classes(label: str, values: Series[Any]) -> list[str]:
-    """Return the distinct values in the label's column as the names of the classes.
+    """Return the distinct values in the label's column, which become the names of the classes.
 
     If all names are numbers, they are sorted by value, otherwise alphabetically. Rows without a
     label are ignored.
 
     Raises:
-        DataError: a value looks like a missing value, or there are not 2 to 1000 classes.
+        DataError: a value looks like a missing value or is not one printable line, or there are not
+            2 to 1000 classes.
     """
     classes = _texts(label, values)
     odd = _WORDS_FOR_MISSING.intersection(map(str.casefold, classes))

@@ -138,10 +138,10 @@ def synthetic_text(site: str) -> str:
     """Draw the patients of a synthetic hospital, and return them as the CSV text of a UCI file.
 
     The text has a line per patient and no header. It is the same in every run, and is cached in
-    this process. The hospital's number of patients, share of the disease, and mean values are those
-    in ``_POPULATIONS``. Patients with the disease differ from the others in age, pulse, ST
-    depression, angina and type of chest pain by about as much as in the real data. ``site`` is a
-    key of ``_POPULATIONS``.
+    this process. ``_POPULATIONS`` gives the hospital's number of patients, share of the disease,
+    and mean values. Patients with the disease differ from the others in most features by about as
+    much as in the real data. The largest differences are in age, pulse, ST depression, angina and
+    type of chest pain. ``site`` is a key of ``_POPULATIONS``.
     """
     population = _POPULATIONS[site]
     rng = np.random.default_rng(derive_seed(0, "heart-synthetic", site))
@@ -193,7 +193,10 @@ class PulseOfSyntheticHeart(SyntheticHeart):
         return _pulse_schema()
 
     def lines_of(self, site: str, schema: TableSchema, places: Places) -> tuple[Lines, str]:
-        """Return the lines of ``heart-synthetic`` with the pulse moved to the end, as the label."""
+        """Return the lines of ``heart-synthetic``, with the pulse moved to the end as the label.
+
+        The second value is the table's name for errors.
+        """
         lines, where = super().lines_of(site, schema, places)
         place = [column.name for column in _schema().columns].index(_PULSE)
         moved = []

@@ -46,9 +46,13 @@ class Label(FileModel):
     def _find_fault(self) -> str:
         """Describe how the label's keys contradict each other, and what to do; '' if they do not.
 
-        Only the first contradiction is described, in this order: a number has no 'classes', and any
-        other label needs them; only a number has 'unit', 'mean' or 'std'; 'mean' and 'std' go
-        together; 'time' is needed for survival and only there; survival has two classes.
+        Only the first contradiction is described. These rules are checked in order:
+
+        - The label of a regression has no 'classes', and any other label has them.
+        - Only the label of a regression has 'unit', 'mean' or 'std'.
+        - 'mean' and 'std' are both given or both missing.
+        - The label of survival, and no other, has a 'time'.
+        - Survival has two classes.
         """
         is_number = TASKS[self.task].numeric
         if is_number and self.classes:

@@ -46,13 +46,15 @@ class NewRows:
 def parse_new_rows(
     lines: Lines, schema: TableSchema, where: str, id_column: str | None = None
 ) -> NewRows:
-    """Read a table of new patients by the training schema; the label's column may be missing.
+    """Read a table of new patients by the schema of the training data, for predictions.
 
-    The first line is a header if the schema has one, if ids are read, or if the line names a used
-    column. With a header, columns may be in any order and case, and unknown columns are counted
-    and skipped. Without a header, columns must be in the schema's order. An empty cell is a missing
-    value, whether or not the schema says so. If a row cannot be read, it is left out, and the
-    reason is recorded under its line in ``faults``.
+    The label's column may be missing. The first line is a header if the schema has one, if ids are
+    read, or if the line names a used column. With a header, columns may be in any order and case,
+    and unknown columns are counted and skipped. Without a header, columns must be in the schema's
+    order.
+
+    An empty cell is a missing value, whether or not the schema says so. A row that cannot be read
+    is left out, and ``faults`` has the reason under its line.
 
     Args:
         lines: the table's lines.
@@ -120,16 +122,17 @@ def _describe_impossible(column: Column, tokens: Mapping[str, str]) -> str:
 def _columns(
     lines: Lines, schema: TableSchema, where: str, id_column: str | None
 ) -> tuple[list[str], Lines]:
-    """Find the names of the columns, and separate a header from the rows.
+    """Find the names of the columns in a table of new patients; separate a header from the rows.
 
-    Without a header, the label is taken to be absent if there is one cell fewer than columns.
+    Without a header the names are the schema's. If the first line has one cell fewer than the
+    schema has columns, the label's column is taken to be absent.
 
     Returns:
         The columns' names, in the schema's spelling if the schema knows them, and the lines of the
         rows.
 
     Raises:
-        DataError: a needed column is missing or named twice in the header.
+        DataError: the header lacks a needed column or names it twice.
     """
     declared = schema.column_names()
     folded = {name.casefold(): name for name in declared}

@@ -50,12 +50,15 @@ class ParsedTable:
 
 
 def parse_table(lines: Lines, schema: TableSchema, where: str) -> ParsedTable:
-    """Parse the lines of a table into features and classes.
+    """Parse the lines of a site's table into features and labels.
 
-    A row is left out if its label is missing, if another value is missing and the policy is 'drop',
-    or if a value is out of range and 'out-of-range' is 'drop'. If the label is missing, the other
-    cells of the row are not checked. The cells of any other row are checked, even if the row is
-    left out.
+    A row is left out in three cases:
+
+    - Its label (for survival, the time or the event) is missing. Its other cells are not checked.
+    - Another value is missing, and the schema's 'policy' is 'drop'.
+    - A value is out of range, and the schema's 'out-of-range' is 'drop'.
+
+    The cells of any row with a label are checked, even if the row is left out.
 
     Args:
         lines: the table's lines.
@@ -108,14 +111,13 @@ def _as_labels(labels: Sequence[float | tuple[float, float]], schema: TableSchem
 def _split_header(
     lines: Lines, schema: TableSchema, where: str
 ) -> tuple[list[str], Sequence[tuple[int, list[str]]]]:
-    """Return the columns' names, and the lines of the rows without the header.
+    """Separate the header of a table from its rows, and return the columns' names and the rows.
 
     A Parquet file always has a header. For other files the schema declares whether the first line
-    is a header. Without a header the names are the schema's. ``where`` is the table's name, for the
-    error.
+    is one. Without a header, the names are the schema's. ``where`` is the table's name, for errors.
 
     Raises:
-        DataError: the header's names differ from the schema's; their order may differ.
+        DataError: the header does not have the same names as the schema; their order may differ.
     """
     names = schema.column_names()
     # A Parquet file has column names even if the schema declares no header
@@ -240,16 +242,18 @@ class RowReader:
     def features(
         self, number: int, tokens: Mapping[str, str], lacking: Collection[str]
     ) -> list[float]:
-        """Parse a line to its features: numbers, then one-hot levels, then indicators.
+        """Parse a line to its features: first numbers, then one-hot levels, then indicators.
 
-        A column without a value, and a number with a mark of an unmeasured value, become NaN. A
-        categorical column has a feature for each level except the first. A column with an indicator
-        also has the feature 1 if its value is missing or unmeasured, otherwise 0.
+        - A numeric column gives its number, or NaN if the value is missing or marked as unmeasured.
+        - A categorical column gives 0 or 1 for each level except the first, or NaN for all of them
+          if the value is missing.
+        - A column with an indicator also gives 1 if its value is missing or unmeasured, otherwise
+          0.
 
         Args:
             number: the line's number, for errors.
             tokens: the line's cells by column.
-            lacking: the columns without a value in this line.
+            lacking: the names of the columns whose value is missing in this line.
 
         Raises:
             DataError: a cell is not a number, or a level is not declared.
@@ -289,7 +293,7 @@ class RowReader:
         return DataError(f"{self.where}, line {number}, column '{column}': {fault}")
 
     def _one_hot(self, number: int, token: str, column: Column, is_missing: bool) -> list[float]:
-        """Return the features of a categorical cell: one for each level except the first.
+        """Convert a categorical cell to features, 0 or 1 for each level except the column's first.
 
         All are 0 for the first level, and NaN for a missing value. ``token`` is the cell's text and
         ``number`` the line, for the error.
@@ -311,12 +315,12 @@ class RowReader:
         return [float(level == other) for other in column.levels[1:]]
 
     def label(self, number: int, tokens: Mapping[str, str]) -> float | tuple[float, float]:
-        """Return the label of a line in the form of the task.
+        """Return the label of a line in the form of the schema's task.
 
-        In a classification the label is the index of the class in the schema, and in a regression a
-        number. In survival it is a pair: the time, and 1 for an event or 0 for a censored patient.
-        Class labels are compared in their normal form, in which 1.0 equals 1. ``tokens`` maps
-        columns to the line's cells.
+        For a classification it is the index of the class in the schema, and for a regression a
+        number. For survival it is a pair: the time, and 1 for an event or 0 for a censored patient.
+        Class labels are compared after normalisation, so '1.0' equals '1'. ``tokens`` maps columns
+        to the line's cells.
 
         Raises:
             DataError: the label is not declared, or a number or a time cannot be used.
@@ -390,9 +394,10 @@ class RowReader:
 
 
 def _as_number(token: str) -> float | None:
-    """Parse a finite float32 number, or 'true' and 'false' as 1 and 0; None for any other text.
+    """Parse a cell's text as a finite float32 number; None if it is not one.
 
-    Digits grouped by '_' do not count as a number. ``token`` is a cell's text.
+    'true' and 'false' count as 1 and 0, in any case. A number with '_' between its digits does not
+    count as a number.
     """
     try:
         value = float(token)

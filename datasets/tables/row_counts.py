@@ -27,13 +27,14 @@ class RowCounts:
         """Decide by the schema whether a row of the table is kept, and update the counters.
 
         A row that lacks a value is left out if the schema's 'policy' is 'drop'. A row with a value
-        out of range is left out if 'out-of-range' is 'drop'. A row that is left out is counted and,
-        if it lacks values, so is each of the columns without a value.
+        out of range is left out if 'out-of-range' is 'drop'.
+
+        Values out of range are counted for each column, whether or not the row is kept. A row that
+        is left out is counted. If it lacks values, each column without a value is counted too.
 
         Args:
             lacking: the row's columns without a value.
-            outside: the row's columns with a value out of range; they are counted whether or not
-                the row is kept.
+            outside: the row's columns with a value out of range.
 
         Returns:
             True if the row is kept.
@@ -58,11 +59,11 @@ class RowCounts:
         self.imputed.update(self._schema.count_missing(rows))
 
     def left_out(self) -> LeftOutRows:
-        """Return the number of rows left out, with the number per column.
+        """Return the number of rows that were left out, in total and by column.
 
-        A column's number counts left-out rows without a value there and, if the schema drops them,
-        rows with a value out of range. A row may count for several columns, so these numbers may
-        sum to more than the total.
+        A column's number is that of left-out rows whose value there is missing. If the schema drops
+        rows with a value out of range, these rows count too. A row may count for several columns,
+        so the numbers may add up to more than the total.
         """
         without = Counter(self.missing)
         if self._schema.out_of_range == "drop":
@@ -70,10 +71,11 @@ class RowCounts:
         return LeftOutRows(self.rows_left_out, dict(without))
 
     def notes(self) -> tuple[str, ...]:
-        """Describe the values that will be imputed or are out of range, for the site's own log.
+        """Describe the values that are out of range or will be imputed, for the site's own log.
 
         Returns:
-            At most one sentence on each; () if there are no such values.
+            One sentence on values out of range, if there are any, and then one on missing values,
+            if there are any.
         """
         notes = []
         if self.outside:

@@ -90,10 +90,11 @@ class TableSchema(FileModel):
         return [*names, *self.label.columns()]
 
     def features(self) -> tuple[str, ...]:
-        """Return the features' names, in the order of ``RowReader.features``.
+        """Return the names of the columns' features, in the order of ``RowReader.features``.
 
-        First come the numeric columns, then ``column=level`` for all levels except each column's
-        first, then ``column=unmeasured`` for indicators. Ignored columns have no feature.
+        First come the numeric columns. Then comes ``column=level`` for each level of a categorical
+        column except its first, and then ``column=unmeasured`` for each column with an indicator.
+        Ignored columns have no feature.
         """
         names = [column.name for column in self.numeric_columns()]
         for column in self.columns:
@@ -114,9 +115,9 @@ class TableSchema(FileModel):
         return [column.name for column in self.columns if column.kind != "ignored"]
 
     def count_missing(self, rows: npt.NDArray[np.float32]) -> dict[str, int]:
-        """Count the missing values (NaN) in each column of ``rows``, whose shape is (n, features).
+        """Count the missing values (NaN) of each column in ``rows``, (n, features).
 
-        A missing level of a categorical column counts once.
+        A missing value of a categorical column is NaN in all its features, but counts once.
 
         Returns:
             Column -> count. Columns without missing values, and ignored columns, are left out.
@@ -135,11 +136,11 @@ class TableSchema(FileModel):
         return counts
 
     def find_out_of_range(self, rows: npt.NDArray[np.float32]) -> dict[str, npt.NDArray[np.bool_]]:
-        """Find the values of rows (n, features) that are outside their column's range.
+        """Find the values in ``rows``, (n, features), that are outside their column's range.
 
         Returns:
-            Column -> (n,) bool, True where the row's value is outside; only columns with a range.
-            NaN counts as in range.
+            Column -> (n,) bool, True where the row's value is outside. Only columns with a range
+            are included. Missing values (NaN) and values at an end of the range are in range.
         """
         features = self.features()
         outside = {}
@@ -152,14 +153,15 @@ class TableSchema(FileModel):
         return outside
 
     def digest(self, with_units: bool = False) -> str:
-        """Return a SHA-256 of everything that must be equal at all sites to share one model.
+        """Compute a SHA-256 of all parts of the schema that sites must share to train one model.
 
-        This covers columns (name, kind, levels, mean, std, unmeasured, indicator), label, classes,
-        marks of missing values and the policy, but not ranges, titles, histogram edges or sites.
+        These are the columns (name, kind, levels, mean, std, unmeasured, indicator), the label with
+        its classes or its unit, mean and std, the missing marks, and the policy. Ranges, titles,
+        histogram edges and sites do not count.
 
         Args:
-            with_units: whether to add the units of numbers, which may differ between hospitals' own
-                tables. Published tables leave units out, so that their runs keep the digest of
+            with_units: whether to add the units of the columns, which may differ between hospitals'
+                own tables. Published tables leave them out, so that their runs keep the digest of
                 earlier versions.
         """
         columns: list[Any] = []
@@ -189,14 +191,15 @@ class TableSchema(FileModel):
         return Marks(self.missing)
 
     def declared_statistics(self) -> FeatureStatistics | None:
-        """Return mean and standard deviation of every feature, (features,) each, as declared.
+        """Return mean and standard deviation of every feature, (features,) each, from the schema.
 
-        A one-hot feature has mean 1 / levels, which also replaces a missing value, and standard
-        deviation 1. An indicator has 0.5 and 0.5, which turns 0 and 1 into -1 and 1.
+        They are used to standardise the features. A one-hot feature has mean 1 / levels, which also
+        replaces a missing value, and standard deviation 1. An indicator has 0.5 and 0.5, which
+        turns 0 and 1 into -1 and 1.
 
         Returns:
-            The statistics. If the label is numeric, those of the label are added at the end. None
-            if any numeric column, or a numeric label, declares no mean and std.
+            The statistics, with those of a numeric label at the end. None if a numeric column or a
+            numeric label declares no mean and std.
         """
         means: list[float] = []
         stds: list[float] = []
@@ -222,10 +225,11 @@ class TableSchema(FileModel):
         return FeatureStatistics(np.array(means), np.array(stds))
 
     def key(self) -> dict[str, Any]:
-        """Return everything in the schema that decides a cached silo's content, as JSON values.
+        """Return the parts of the schema that decide a silo's content, for a key of the cache.
 
-        Titles and names of levels are left out. Keys of the schema that newer versions added are
-        left out if they have no value, so that a schema has the same result as in earlier versions.
+        The result has JSON values. Titles and names of levels are left out. So are keys that newer
+        versions added ('unmeasured', 'indicator', 'unit', and 'out_of_range' without any range), if
+        they are not used. Old silos thereby keep their keys.
         """
         content = self.model_dump()
         columns = content.pop("columns")
@@ -248,7 +252,7 @@ class TableSchema(FileModel):
 
 
 def read_schema(path: Path) -> TableSchema:
-    """Read and validate the schema in a YAML file; docs/tables.md shows an example.
+    """Read a table's schema from a YAML file and validate it; docs/tables.md shows an example.
 
     Raises:
         DataError: the file is missing or is not valid YAML, a key is unknown or missing, or a value

@@ -72,9 +72,9 @@ class TableDataSet(DataSet):
         """Describe in one sentence how many rows are kept although a value is out of range.
 
         Returns:
-            [] if there are no such rows, the schema does not keep them, or the data cannot be
-            loaded. A user's own tables also give [], because each site logs this when its table is
-            opened.
+            A list with the sentence. [] if there are no such rows, the schema drops them, or the
+            data cannot be loaded. Also [] for a user's own tables, because each site logs this when
+            it opens its table.
         """
         places = find_places(settings.data_dir, settings.cache_dir)
         rows = 0
@@ -108,10 +108,10 @@ class TableDataSet(DataSet):
         return column_measures(self.schema(places), silo)
 
     def left_out(self, silo: Silo, settings: CommonSettings, places: Places) -> LeftOutRows:
-        """Read the site's table again, and count the rows that were left out.
+        """Read the site's table again, and count the rows that its silo does not contain.
 
-        The result has the total and, per column, the number of left-out rows whose value there is
-        missing or, with 'out-of-range: drop', out of range.
+        The result has the number of all these rows. For each column, it has the number of rows
+        whose value is missing or, with 'out-of-range: drop', out of range.
 
         Raises:
             DataError: the table is missing or invalid.
@@ -121,7 +121,7 @@ class TableDataSet(DataSet):
         return parse_table(lines, schema, where).left_out
 
     def _load(self, name: str, settings: CommonSettings, places: Places) -> Silo:
-        """Read and split a site's table, or open the silo from the cache.
+        """Read and split a site's table, or open the resulting silo in the cache.
 
         The table is read in both cases, because its lines are part of the cache's key.
 
@@ -152,10 +152,12 @@ class TableDataSet(DataSet):
     ) -> RowSplit:
         """Split the rows of a table into training, validation and test rows.
 
-        The schema gives the share of test rows and the seed; with test folds in the settings, the
-        chosen fold is used in place of the share. In a user's own table, copies of a row stay in
-        one part, because otherwise a copy of a training row could be a test row. Public tables are
-        not searched for copies, so that their published split stays the same.
+        With test folds in the settings, the chosen fold is the test part. Otherwise the schema
+        states the share of test rows and the seed.
+
+        In a user's own table, copies of a row stay in one part, because otherwise a copy of a
+        training row could be a test row. Public tables are not searched for copies, so that their
+        published split stays the same.
 
         Raises:
             DataError: there are too few rows or groups of copies to split, or fewer than 2 training
@@ -202,10 +204,11 @@ class TableDataSet(DataSet):
         return notes
 
     def _facts(self, name: str, schema: TableSchema, dropped: int) -> dict[str, Any]:
-        """Return the facts for a silo's file: names, schema's digest and declared statistics.
+        """Return the facts that a silo's file states about a table, such as features and classes.
 
-        'declared' has the lists 'mean' and 'std', or is None if the schema does not declare them
-        for every numeric column. ``dropped`` is the number of rows left out.
+        'schema' is the schema's digest. 'declared' has the lists 'mean' and 'std', or is None if
+        the schema does not declare them for every numeric column and a numeric label. ``dropped``
+        is the number of rows left out.
         """
         statistics = schema.declared_statistics()
         declared = None
@@ -224,11 +227,11 @@ class TableDataSet(DataSet):
 
 
 def column_measures(schema: TableSchema, silo: Silo) -> list[Measure]:
-    """Build a measure for each feature column of a silo, in the schema's order, for histograms.
+    """Collect each column's values at a silo, in the schema's order, for histograms.
 
-    The measure of a numeric column has the column's values. The measure of a categorical column has
-    the index of each sample's level, recovered from the one-hot features; the first level, which
-    has no feature, is 0. Missing values are NaN. Ignored columns have no measure.
+    A numeric column has its values. A categorical column has the index of each sample's level,
+    computed from the one-hot features; the first level, which has no feature, has index 0. Missing
+    values are NaN. Ignored columns are left out.
     """
     inputs = {part: values.double().numpy() for part, values in silo.inputs().items()}
     features = schema.features()

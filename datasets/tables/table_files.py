@@ -64,10 +64,11 @@ def read_table(path: Path, delimiter: str = ",", guess_delimiter: bool = False) 
     """Read a table file as lines of text cells: CSV, gzipped CSV, Excel (first sheet) or Parquet.
 
     The endings .xlsx, .xlsm, .xls, .parquet and .pq decide the format. For any other ending the
-    file's first bytes decide, and unknown bytes mean CSV. In Excel and Parquet, spaces at both ends
-    of a cell are removed, a missing value becomes '', and a formula without a stored value becomes
-    ``OPEN_FORMULA``. The cells of a CSV file stay as they are. Empty lines are left out, except in
-    Parquet.
+    file's first bytes decide, and unknown bytes mean CSV.
+
+    In Excel and Parquet, spaces at both ends of a cell are removed, and a missing value becomes ''.
+    In Excel, a formula without a stored value becomes ``OPEN_FORMULA``. The cells of a CSV file
+    stay as they are. Empty lines are left out, except in Parquet.
 
     Args:
         path: the file.
@@ -80,9 +81,9 @@ def read_table(path: Path, delimiter: str = ",", guess_delimiter: bool = False) 
         ``NAMES_LINE``.
 
     Raises:
-        DataError: the file is missing, damaged or in none of these formats; is an Excel workbook
-            from before 2007 or with a password; or is larger than 1 GiB, or than allowed when
-            unpacked (by default 1 GiB too).
+        DataError: the file is missing, damaged or in none of these formats, or is larger than 1 GiB
+            or than allowed when unpacked (by default 1 GiB). Or it is an Excel workbook from before
+            2007 or with a password.
         SettingError: the package that reads this format is not installed.
     """
     kind = _kind_of(path)
@@ -106,17 +107,15 @@ def read_table(path: Path, delimiter: str = ",", guess_delimiter: bool = False) 
 
 
 def _kind_of(path: Path) -> str:
-    """Return the ending that decides how to read a file.
+    """Return the ending that decides how to read a file, such as '.xlsx'; '' for text.
 
-    If the file's own ending is that of a packed table, it is returned. Otherwise the first bytes of
-    the file decide.
-
-    Returns:
-        An ending such as '.xlsx'; '' for text, and for a missing or unreadable file without a
-        table's ending.
+    The file's own ending is returned, in lower case, if it is that of Excel or Parquet. Otherwise
+    the first four bytes of the file decide. A missing or unreadable file gives '' unless it has
+    such an ending.
 
     Raises:
-        DataError: the path is a pipe or device, or a file with a table's ending is missing.
+        DataError: the path is a pipe or device, the file is too large, or a file with such an
+            ending is missing.
     """
     ending = path.suffix.lower()
     is_packed = ending in (*_EXCEL, *_PARQUET, _OLD_EXCEL)
@@ -139,7 +138,7 @@ def _kind_of(path: Path) -> str:
 
 
 def _read_packed(path: Path, kind: str, read: Callable[[Path], _Read]) -> _Read:
-    """Call the reader of a packed table, and turn the errors of its package into one line.
+    """Read an Excel or Parquet file by ``read``, and turn unexpected errors into one-line errors.
 
     Args:
         path: the file.
@@ -147,8 +146,8 @@ def _read_packed(path: Path, kind: str, read: Callable[[Path], _Read]) -> _Read:
         read: the function that reads the file; its result is returned.
 
     Raises:
-        DataError: the file is damaged; also the reader's own errors.
-        SettingError: the package is not installed.
+        DataError: the file is damaged, or ``read`` raises this error.
+        SettingError: the package that reads this format is not installed.
     """
     try:
         return read(path)
@@ -164,13 +163,13 @@ def _read_packed(path: Path, kind: str, read: Callable[[Path], _Read]) -> _Read:
 
 
 def _as_lines(path: Path, rows: Iterable[Sequence[Any]]) -> list[tuple[int, list[str]]]:
-    """Convert rows to pairs: the line number, from 1, and the cells as strings.
+    """Convert rows of cells to pairs: the line number, from 1, and the cells as strings.
 
     A missing value becomes ''. Empty rows are kept, so that the line numbers match the file.
 
     Raises:
-        DataError: all cells together have more characters than ``most_unpacked`` allows, which is
-            2^30 by default.
+        DataError: all cells together have more characters than ``most_unpacked`` allows (by default
+            2^30).
     """
     # Read once: ``check_unpacked`` would ask the file system for each row
     most = most_unpacked(path)
@@ -225,9 +224,9 @@ def _unpack_text(path: Path) -> str:
 
 
 def _read_parquet(path: Path) -> DataFrame:
-    """Read a Parquet file; a named index that pandas stored becomes ordinary columns again.
+    """Read a Parquet file as a data frame; a named index that pandas stored becomes columns again.
 
-    An unnamed index is dropped by the caller.
+    An unnamed index stays the index, and the caller ignores it.
 
     Raises:
         DataError: the file needs more memory than allowed (by default 1 GiB).
@@ -248,9 +247,9 @@ def _rows_of(frame: DataFrame) -> Iterator[Sequence[Any]]:
 
 
 def _objects(column: Series) -> npt.NDArray[Any]:
-    """Return a column's values as an array of objects, without a new string for each row.
+    """Convert a column to an array of objects, without making a new string for each row.
 
-    In a categorical column, all rows of a category share one string, and a missing value is None.
+    All rows of a category share one string. A missing value of a categorical column becomes None.
     """
     import pandas as pd
 
@@ -326,14 +325,15 @@ def _trim(row: Sequence[Any]) -> list[Any]:
 def check_parquet(path: Path) -> list[str]:
     """Check the memory that a Parquet file needs, and list its columns of strings or bytes.
 
-    The memory is computed from the file's footer, which has the number of cells and the unpacked
+    The memory is computed from the file's footer, which states the number of cells and the unpacked
     bytes of each column. A string that is stored once may appear in every row. So the caller should
     read the listed columns as codes into a dictionary of their distinct values.
 
+    Nested columns, such as lists, are not listed, because they cannot be read as codes. Each of
+    their strings is assumed to be as large as all stored strings together.
+
     Returns:
-        The names of these columns, sorted. Nested columns, such as lists, are not among them,
-        because they cannot be read as codes. Each of their values counts as large as all stored
-        values together.
+        The names of the listed columns, sorted.
 
     Raises:
         DataError: the file needs more memory than allowed (by default 1 GiB).
@@ -369,14 +369,13 @@ def check_parquet(path: Path) -> list[str]:
 def check_workbook(path: Path) -> set[Place]:
     """Check how much memory an Excel workbook needs before it is read, and find open formulas.
 
-    A small file may need any amount of memory, for two reasons: it is a zip archive, and a reader
-    pads every row to the widest. So each file in the archive is inflated step by step. Its bytes
-    are counted, and it is parsed as XML to count its cells, including the empty ones: each row's
-    number times the largest column number so far.
+    An open formula is one whose value no program has stored. A small workbook may need much memory,
+    because it is a zip archive, and because a reader pads every row to the widest. So each file in
+    the archive is inflated step by step. Its bytes are counted, and its cells too, including empty
+    ones: the largest row number times the largest column number so far.
 
     Returns:
-        (row, column), from 1, of each open formula: a formula whose value no program has stored.
-        The formulas of all sheets are in one set.
+        (row, column), from 1, of each open formula, with those of all sheets in one set.
 
     Raises:
         DataError: the workbook needs more memory than allowed (by default 1 GiB).
@@ -413,9 +412,10 @@ class _WorkbookPart:
         self.parser.StartElementHandler = self._begin
 
     def count(self, archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> None:
-        """Inflate and parse a file in the workbook as XML, to count cells and find open formulas.
+        """Inflate and parse one file in a workbook as XML, to count cells and find open formulas.
 
-        At an XML error, as in a picture, reading stops without an error.
+        At the first XML error reading stops without an exception, because the file may be a
+        picture.
 
         Args:
             archive: the workbook's zip archive.
@@ -437,13 +437,13 @@ class _WorkbookPart:
                     return
 
     def _begin(self, name: str, attributes: dict[str, str]) -> None:
-        """Handle the start of an XML element: count a row or cell, or begin to watch a formula.
+        """Handle the start of an XML element: count a row or a cell, or start watching a formula.
 
-        ``name`` is the element with its namespace, and ``attributes`` has the cell's place ('r')
-        and type ('t').
+        ``name`` is the element with its namespace. ``attributes`` has the cell's or row's place
+        ('r') and the cell's type ('t').
 
         Raises:
-            DataError: the cells so far, with the empty ones between, need too much memory.
+            DataError: the cells so far, including empty ones, need too much memory.
         """
         element = name.rpartition(" ")[2]
         if element == "row":
@@ -465,21 +465,21 @@ class _WorkbookPart:
             check_unpacked(self.path, CELL_BYTES * cells)
 
     def _begin_formula(self) -> None:
-        """Start watching a cell that has a formula, to see whether a stored value follows.
+        """Start watching a cell that has a formula, to find out whether a stored value follows.
 
-        The formula's own text is skipped; text after it counts as a value (``_take_text``). Cells
-        without a formula are not watched, because handling every end tag and text would double the
-        time.
+        The text of the formula is skipped, and text after it counts as a value (``_take_text``).
+        Cells without a formula are not watched, because handling every end tag and text would
+        double the time.
         """
         self.has_value = False
         self.parser.EndElementHandler = self._end
         self.parser.CharacterDataHandler = None
 
     def _end(self, name: str) -> None:
-        """Handle the end of an XML element in a formula's cell; note if the cell has a value.
+        """Handle the end of an XML element within a cell that has a formula.
 
-        At the end of a cell without a value, its place is added to ``open_formulas``, and the watch
-        ends.
+        After the formula, text counts as its value. If the cell ends without a value, its place is
+        added to ``open_formulas``. The watch ends with the cell.
         """
         element = name.rpartition(" ")[2]
         if element == "f":
@@ -497,11 +497,11 @@ class _WorkbookPart:
 
 
 def _row_number(text: str, usual: int) -> int:
-    """Parse a row's number from the text in a workbook, in the way that openpyxl does.
+    """Parse the number of a row in a workbook in the same way as openpyxl.
 
-    The text may be a float, such as '3e7', whose fraction is cut off. If it is not a finite number,
-    for example because it is empty, the result is ``usual``, the number that follows the row
-    before.
+    The text may be a float, such as '3e7'; a fraction is cut off. If the text is not a finite
+    number, for example because it is empty, the result is ``usual``, the previous row's number plus
+    1.
     """
     try:
         return int(float(text))

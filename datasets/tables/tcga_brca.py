@@ -55,12 +55,12 @@ class TcgaBrca(TableDataSet):
         return _schema()
 
     def lines_of(self, site: str, schema: TableSchema, places: Places) -> tuple[Lines, str]:
-        """Read a region's patients from FLamby's table by FLamby's list of folds.
+        """Read the lines of a region's patients from FLamby's table, by FLamby's list of folds.
 
         Returns:
-            The table's header, the lines of the region's training patients, and then those of its
-            test patients, in the table's order; and "brca.csv, <site>" as the name for errors. A
-            patient in neither fold of the region is left out.
+            The table's header, the region's training patients, and then its test patients, each in
+            the table's order. The second value is "brca.csv, <site>", the name for errors. Patients
+            in neither fold of the region are left out.
 
         Raises:
             DataError: a file is missing, or its MD5 is not the published one.
@@ -80,7 +80,7 @@ class TcgaBrca(TableDataSet):
 
         Args:
             name: the file's name.
-            places: has the data directory.
+            places: names the data directory.
 
         Raises:
             DataError: the file is missing, or its MD5 is not the published one.
@@ -102,9 +102,10 @@ class TcgaBrca(TableDataSet):
     ) -> RowSplit:
         """Split a region's rows into training, validation and test rows, by default as FLamby does.
 
-        In ``table`` FLamby's training patients come first, and its test patients after them. With
-        'split.val-folds', a validation fold is cut from the training patients. If
-        'split.test-folds' is above 0, folds of all patients are used instead.
+        In ``table`` FLamby's training patients come first, and its test patients after them. If
+        'split.val-folds' is above 0, a validation fold is cut from the training patients. If
+        'split.test-folds' is above 0, FLamby's split is ignored, and all patients are divided into
+        folds.
 
         Raises:
             DataError: there are too few rows for the folds.

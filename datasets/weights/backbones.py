@@ -59,12 +59,12 @@ def weights_file(settings: CommonSettings) -> Path | None:
 
 
 def backbone_digest(settings: CommonSettings) -> str:
-    """Return an identifier of the backbone's weights, which must be equal at all sites of a run.
+    """Return a text that identifies the backbone's weights; it must be equal at all sites of a run.
 
     Returns:
-        The SHA-256 of the weights file. For timm's weights and for random ones, the name of the
-        model and the weights' origin, such as 'NAME, random'. '' for networks without a backbone,
-        and for a ResNet-22 without backbone weights.
+        The SHA-256 of the weights file if there is one. For timm's weights and for random ones, the
+        model's name and the weights' origin, such as 'NAME, random'. '' for networks without a
+        backbone, and for a ResNet-22 without backbone weights.
 
     Raises:
         SettingError: the weights file is missing, or 'vit.backbone-weights' is empty for a ViT.
@@ -95,15 +95,17 @@ def _origin(settings: CommonSettings) -> str:
 
 
 def load_backbone(network: nn.Module, settings: CommonSettings) -> None:
-    """Load backbone weights into a ViT, or into a ResNet-22 if the settings name weights.
+    """Load backbone weights into a ViT, or into a ResNet-22 if the settings name weights for it.
 
-    Other networks, and a ViT with 'random', are not changed. With classifier 'published' the
-    ResNet-22 also gets the published head.
+    Other networks, and a ViT with 'random', are not changed. If the classifier is 'published', a
+    ResNet-22 also gets the classifier in the file.
 
     Raises:
-        SettingError: the weights are missing, unreadable, not finite or of another architecture; a
-            ViT's weights were trained on images in this run's silos; or a ResNet-22's weights are
-            'timm' or 'random' instead of a file.
+        SettingError: in one of these cases:
+
+            - The weights are missing, unreadable, not finite or of another architecture.
+            - A ViT's weights were trained on images in this run's silos.
+            - A ResNet-22's weights are 'timm' or 'random' instead of a file.
     """
     if settings.network == "resnet22" and settings.backbone_weights:
         path = weights_file(settings)
@@ -133,10 +135,10 @@ def load_backbone(network: nn.Module, settings: CommonSettings) -> None:
 def refuse_seen_images(path: Path, settings: CommonSettings) -> None:
     """Check that backbone weights were not pretrained on images in this run's silos.
 
-    ``fedsilo pretrain`` trains on the public part of a data set, and notes its share in the file.
-    The check passes if the run uses another data set, or if its 'split.public-share' is at least as
-    large, because no silo has public images. A file that ``fedsilo pretrain`` did not write, or
-    that cannot be read, is not checked.
+    ``fedsilo pretrain`` trains on the public images of a data set, which no silo has, and notes
+    their share in the file. A larger share contains all images of a smaller one. So the check
+    passes if the run uses another data set, or if its 'split.public-share' is at least the noted
+    share. A file that ``fedsilo pretrain`` did not write, or that cannot be read, passes.
 
     Raises:
         SettingError: the run has the same data set but a smaller public share, or a file of
@@ -245,10 +247,11 @@ def _sum_colours(given: dict[str, Any], wanted: dict[str, Any]) -> None:
 
 
 def _fill(vit: VisionTransformer, state: dict[str, Any], where: str) -> None:
-    """Load pretrained weights into a ViT, after resampling and checking them.
+    """Load pretrained weights into a ViT, after checking that they fit.
 
-    timm's ``checkpoint_filter_fn`` first converts the names, and resamples the position and patch
-    embeddings to the sizes of ``vit``. The arrays are loaded as float32, all of them or none.
+    First timm's ``checkpoint_filter_fn`` converts the names, and resamples the position and patch
+    embeddings to the sizes of ``vit``. The arrays are loaded as float32, either all of them or
+    none.
 
     Args:
         vit: the network; its arrays are replaced, and its parameters stay frozen or trainable.
@@ -282,13 +285,12 @@ def _fill(vit: VisionTransformer, state: dict[str, Any], where: str) -> None:
 def _architecture_fault(given: dict[str, Any], wanted: dict[str, Any]) -> str:
     """Explain in a clause why weights do not fit the run's ViT; '' if they fit.
 
-    Names are compared first. If arrays are missing or surplus, the text has their numbers and up to
-    three names of each. Surplus arrays whose names begin with 'head' do not count, because a head
-    belongs to the classes of other data. If the names fit, the text describes the first array of
-    another shape.
+    If arrays are missing or surplus, the text has their numbers and up to three names of each.
+    Surplus arrays whose names begin with 'head' do not count, because a head belongs to the classes
+    of other data. If the names fit, the text describes the first array with another shape.
 
-    If the run's images are grey and the weights are for colour images, the three colours of the
-    patch embedding in ``given`` are summed in place before shapes are compared.
+    Before shapes are compared, the three colours of the patch embedding in ``given`` are summed in
+    place if the run's images are grey and the weights are for colour images.
 
     Args:
         given: array name -> array of the weights.
@@ -311,7 +313,7 @@ def _architecture_fault(given: dict[str, Any], wanted: dict[str, Any]) -> str:
 
 
 def _assign(vit: VisionTransformer, arrays: dict[str, Any], where: str) -> None:
-    """Copy ``arrays`` into ``vit`` as float32; each parameter keeps its ``requires_grad``.
+    """Set the arrays of ``vit`` to ``arrays`` as float32; parameters keep ``requires_grad``.
 
     ``where`` is the origin of the arrays, for errors.
 
@@ -329,11 +331,15 @@ def _assign(vit: VisionTransformer, arrays: dict[str, Any], where: str) -> None:
 
 
 def refuse_non_finite(arrays: Mapping[str, Tensor], where: str, key: str) -> None:
-    """Check that all arrays are finite.
+    """Check that all arrays of a weights file are finite, before they are loaded into a network.
+
+    Args:
+        arrays: array name -> array.
+        where: the origin of the arrays, for the error.
+        key: the setting that named the weights, for the error.
 
     Raises:
-        SettingError: an array has NaN or infinity. The error names the array, ``where`` and
-            ``key``.
+        SettingError: an array has NaN or infinity. The error names the array.
     """
     for name, array in arrays.items():
         if not array.isfinite().all():

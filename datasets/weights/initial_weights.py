@@ -40,12 +40,12 @@ def load_initial_weights(network: nn.Module, settings: CommonSettings) -> None:
     """Load the weights that 'train.initial-weights' names into ``network``; '' changes nothing.
 
     - 'timm:MODEL' loads timm's published weights.
-    - 'encoder:FILE' loads only the encoder of a run's model.
-    - 'FILE' loads a run's whole model if the file has at least one of the network's arrays, and
-      otherwise published weights of VGG16, a ViT or a plugin's network.
+    - 'encoder:FILE' loads only the encoder from the file of a run's model.
+    - 'FILE' loads a run's whole model if the file and the network have any array name in common.
+      Otherwise the file must have published weights of VGG16, a ViT or a plugin's network.
 
     Raises:
-        SettingError: the weights do not exist, cannot be read or do not fit the network; or a run
+        SettingError: the weights do not exist, cannot be read or do not fit the network. Or a run
             that trained them had another split of this data set, so it may have trained on test
             images.
     """
@@ -69,14 +69,17 @@ def load_initial_weights(network: nn.Module, settings: CommonSettings) -> None:
 def refuse_seen_start(settings: CommonSettings) -> None:
     """Check that this run's initial weights were not trained on the images that this run tests.
 
-    Initial weights may be the result of an earlier run, which may have started from another run's
-    weights. Each run in this chain must have chosen its test images by the same settings as this
-    run, or have another data set (``refuse_other_provenance``). The chain ends at weights of timm,
-    at a file without a run's ``config.toml`` next to it, at an earlier run's file that is missing,
-    or at a file that was checked before.
+    Initial weights may be the result of an earlier run, which itself may have started from the
+    weights of another run. Each earlier run must have another data set, or must have chosen its
+    test images by the same settings as this run (``refuse_other_provenance``). The search ends in
+    these cases:
+
+    - A run has no initial weights, or timm's.
+    - An earlier run's file is missing, or was already checked.
+    - There is no run's ``config.toml`` next to a file.
 
     Raises:
-        SettingError: a setting that decides the test images differs in one of these runs or is
+        SettingError: a setting that decides the test images differs in an earlier run or is
             invalid, or this run's own file is missing.
     """
     # Runs may name each other's files in a circle: a file that was seen already ends the search
@@ -120,9 +123,10 @@ def _file_named(settings: CommonSettings) -> str:
 
 
 def _only_encoder(network: nn.Module, state: Mapping[str, Any], path: Path) -> dict[str, Any]:
-    """Return the network's exchanged arrays, with the encoder's arrays taken from ``state``.
+    """Return the network's exchanged arrays, but with the encoder's arrays replaced from ``state``.
 
-    Shapes are not checked here. Other arrays of ``state`` are ignored.
+    Exchanged arrays are those that sites send to the server. Shapes are not checked here, and other
+    arrays of ``state`` are ignored.
 
     Raises:
         SettingError: ``state`` lacks an array of the encoder, or the network has no encoder.
@@ -146,7 +150,7 @@ def _only_encoder(network: nn.Module, state: Mapping[str, Any], path: Path) -> d
 
 
 def _load(network: nn.Module, state: Mapping[str, Any], path: Path) -> None:
-    """Load the arrays of a run's file into ``network``; names and shapes must match exactly.
+    """Load the arrays of a run's file into ``network``; all names and shapes must match.
 
     Values become float32.
 
@@ -185,10 +189,10 @@ def _fill(network: nn.Module, state: Mapping[str, Any], where: str) -> None:
 
 
 def _fill_vit(network: nn.Module, state: Mapping[str, Any], where: str) -> None:
-    """Load another ViT's weights: all arrays of the blocks, and any other array that fits.
+    """Load published weights of a ViT: all arrays of the blocks, and any other array that fits.
 
-    Arrays that are missing or have another shape outside the blocks keep their values. ``where`` is
-    the origin of the weights, for errors.
+    Outside the blocks, arrays that are missing or have another shape keep their values. ``where``
+    is the origin of the weights, for errors.
 
     Raises:
         SettingError: the network is not a trainable ViT, an array of a block is missing or has
@@ -224,7 +228,7 @@ def _fill_vit(network: nn.Module, state: Mapping[str, Any], where: str) -> None:
 
 
 def _resample(state: Mapping[str, Any], vit: VisionTransformer) -> Mapping[str, Any]:
-    """Let timm convert weights to the names and sizes that ``vit`` has.
+    """Let timm convert weights to the array names and sizes that ``vit`` has, if it can.
 
     If timm raises any error, ``state`` is returned unchanged.
     """
@@ -240,11 +244,12 @@ def _resample(state: Mapping[str, Any], vit: VisionTransformer) -> Mapping[str, 
 def _rename_arrays(state: Mapping[str, Any]) -> dict[str, Any]:
     """Rename the arrays of published ViTs, such as SAM's or CLIP's, to timm's names.
 
-    - Files put different prefixes before 'blocks.', such as 'image_encoder.'. The first known
-      prefix (``_PREFIXES``) that a file has there is removed from every name that begins with it.
+    - Some files have a prefix before 'blocks.', such as 'image_encoder.'. The first prefix in
+      ``_PREFIXES`` that some name has before 'blocks.' is removed from every name that begins with
+      it.
     - SAM's names for the layers of an MLP become timm's (``_RENAMED``).
 
-    Names to which neither rule applies do not change.
+    Other names do not change.
     """
     prefix = _find_prefix(state)
     renamed = {}

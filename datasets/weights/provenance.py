@@ -27,12 +27,12 @@ PARTITION = frozenset(keys_with(CommonSettings, "partition"))
 
 
 def provenance_of(settings: CommonSettings) -> dict[str, Value]:
-    """Return the settings that decide which images of the data set are test images: key -> value.
+    """Return the settings that decide which images of a data set are test images: key -> value.
 
     These are the settings that the data set reads, without those that change only the pixels, the
-    files or the validation part. The setting 'dataset' itself is not included. If the data set
-    reads 'split.silos', the settings of the partition are added. For any other data set the
-    partition does not matter, because it keeps each image in its own part (train, val, test).
+    files or the validation part. Setting 'dataset' itself is not included. If the data set reads
+    'split.silos', the settings of the partition are added. Other data sets keep each image in its
+    part (train, val, test) under every partition, so the partition does not matter.
     """
     keys = data_set(settings.dataset).settings - _SAME_TEST
     if "split.silos" in keys:
@@ -48,12 +48,13 @@ def refuse_other_provenance(here: CommonSettings, there: CommonSettings, what: s
     equal, because then both runs have the same test images.
 
     Args:
-        here: settings of the run that tests.
-        there: settings of the run that trained the weights.
+        here: the settings of the run that tests.
+        there: the settings of the run that trained the weights.
         what: a description of the weights, for the error.
 
     Raises:
-        SettingError: such a setting differs. The error names the first one in sorted order.
+        SettingError: one of these settings differs. The error names the first one in alphabetical
+            order.
     """
     if here.dataset != there.dataset:
         return
@@ -74,7 +75,7 @@ def run_beside(weights: Path) -> CommonSettings | None:
     Settings that this version does not know are ignored.
 
     Returns:
-        The settings; None if the file is missing, or is not readable TOML.
+        The settings; None if ``config.toml`` is missing or is not readable TOML.
 
     Raises:
         SettingError: a setting has an invalid value.
