@@ -5,8 +5,9 @@ extend it.
 """
 
 import os
+import unicodedata
 from collections.abc import Iterable, Sequence
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, ConfigDict, Field, model_validator
@@ -40,6 +41,26 @@ def resolve_inside(folder: str, path: str) -> str | None:
     if joined.startswith("/") or PurePosixPath(joined).parts[:1] == ("..",):
         return None
     return joined
+
+
+def stored_name(folder: Path, name: str) -> str:
+    """Return a file's name in the Unicode form (NFC or NFD) under which the file exists.
+
+    The given form is tried first. If the file exists under no form, the name is returned
+    unchanged.
+
+    Args:
+        folder: the folder that ``name`` is relative to.
+        name: the file's name, which may have folders.
+    """
+    # A Mac stores an umlaut as two characters (NFD), which most programs write as one (NFC)
+    if (folder / name).exists():
+        return name
+    for form in ("NFC", "NFD"):
+        stored = unicodedata.normalize(form, name)
+        if (folder / stored).exists():
+            return stored
+    return name
 
 
 def label_columns(task: str, names: Iterable[str]) -> tuple[str, ...]:

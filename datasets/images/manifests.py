@@ -7,7 +7,6 @@ image's file, which may be named after a patient, because errors travel to the s
 import logging
 import math
 import os
-import unicodedata
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -24,7 +23,12 @@ from fedsilo.core.one_line import one_line
 from fedsilo.core.settings.common_settings import CommonSettings
 from fedsilo.core.site_facts import FeatureStatistics
 from fedsilo.core.tasks import CLASSIFICATION, MULTI_LABEL, REGRESSION, SURVIVAL
-from fedsilo.datasets.images.declaration import Declaration, label_columns, resolve_inside
+from fedsilo.datasets.images.declaration import (
+    Declaration,
+    label_columns,
+    resolve_inside,
+    stored_name,
+)
 from fedsilo.datasets.images.decoding import describe
 from fedsilo.datasets.images.image_data_set import Classes, ImageDataSet
 from fedsilo.datasets.images.index import ImageIndex, ListedImage, index_images, take_share
@@ -332,7 +336,7 @@ class Manifest:
         name = resolve_inside(str(PurePosixPath(self.file).parent), path)
         if name is None:
             raise DataError(f"{place}: the file is outside the data directory: move it there")
-        return self._stored_name(name)
+        return stored_name(self.folder, name)
 
     def _make_relative(self, path: str, place: str) -> str:
         """Convert an absolute path to a path relative to the manifest's folder.
@@ -350,21 +354,6 @@ class Manifest:
                 "relative to the manifest's folder, or move the file there"
             )
         return os.path.relpath(path, base)
-
-    def _stored_name(self, name: str) -> str:
-        """Return a file's name in the Unicode form (NFC or NFD) under which the file exists.
-
-        The given form is tried first. If the file exists under no form, the name is returned
-        unchanged.
-        """
-        # A Mac stores an umlaut as two characters (NFD), which most programs write as one (NFC)
-        if (self.folder / name).exists():
-            return name
-        for form in ("NFC", "NFD"):
-            stored = unicodedata.normalize(form, name)
-            if (self.folder / stored).exists():
-                return stored
-        return name
 
     def _part(self, number: int, part: str) -> str:
         """Check that the 'split' cell of line ``number`` is train, val or test, and return it.

@@ -17,6 +17,7 @@ from fedsilo.core.errors import DataError
 from fedsilo.core.files.locations import Places
 from fedsilo.core.files.text_files import read_rows
 from fedsilo.core.settings.common_settings import CommonSettings
+from fedsilo.datasets.images.declaration import stored_name
 from fedsilo.datasets.images.decoding import (
     BrokenImageError,
     Decoded,
@@ -125,8 +126,9 @@ def read_masks(index: ImageIndex) -> dict[str, str]:
     """Read which images have a mask, from the column 'mask' of the manifest ``index.where``.
 
     Returns:
-        Image -> its mask, both relative to ``index.folder``. Images without a mask are left out.
-        Whether the files exist is not checked.
+        Image -> its mask, both relative to ``index.folder``, in the Unicode form (NFC or NFD) under
+        which the files exist. Images without a mask are left out. Whether the files exist is not
+        checked.
 
     Raises:
         DataError: the manifest cannot be read, or a mask is outside the data directory.
@@ -143,7 +145,7 @@ def read_masks(index: ImageIndex) -> dict[str, str]:
                 f"{index.where}, line {number}, column 'mask': the file is outside the data "
                 "directory, or this is not a file name: move it there, or correct the name"
             )
-        masks[image] = mask
+        masks[stored_name(index.folder, image)] = stored_name(index.folder, mask)
     return masks
 
 

@@ -124,8 +124,9 @@ def _columns(
 ) -> tuple[list[str], Lines]:
     """Find the names of the columns in a table of new patients; separate a header from the rows.
 
-    Without a header the names are the schema's. If the first line has one cell fewer than the
-    schema has columns, the label's column is taken to be absent.
+    Without a header the names are the schema's. If the first line has as many cells as the schema
+    has columns without the label's, the label's columns are taken to be absent. Most labels have
+    one column, but a time to an event has two.
 
     Returns:
         The columns' names, in the schema's spelling if the schema knows them, and the lines of the
@@ -146,8 +147,9 @@ def _columns(
         named.append(name)
     used = schema.used_columns()
     if not schema.header and id_column is None and not set(used).intersection(named):
-        if len(named) == len(declared) - 1:
-            declared.pop()  # the label's column is not there
+        without_label = len(declared) - len(schema.label.columns())
+        if len(named) == without_label:
+            return declared[:without_label], lines
         return declared, lines
     needed = list(used)
     if id_column is not None:

@@ -45,6 +45,17 @@ def test_a_schema_without_a_header_takes_files_with_and_without_one() -> None:
         assert parse(text, BARE).rows.tolist() == [[50.0, 70.0, 1.0, 0.0, 1.0]]
 
 
+def test_both_columns_of_a_survival_label_may_be_absent_without_a_header(tmp_path: Path) -> None:
+    (tmp_path / "schema.yaml").write_text(
+        "header: false\ncolumns: [{name: age}, {name: dose}]\nsites: {a: a.csv}\n"
+        "label: {column: died, task: survival, time: days, classes: {alive: [0], dead: [1]}}\n"
+    )
+    schema = read_schema(tmp_path / "schema.yaml")
+    for text in ("50,3\n61,4\n", "50,3,100,1\n61,4,9,0\n"):
+        new = parse(text, schema)
+        assert (new.rows.tolist(), new.faults) == ([[50.0, 3.0], [61.0, 4.0]], {})
+
+
 def test_ids_are_of_the_named_column_and_other_columns_are_counted() -> None:
     text = "room,Patient,age,sex,stage,pulse\n1,A7,50,m,3,70\n2,,old,m,3,70\n"
     new = parse(text, id_column="Patient")
