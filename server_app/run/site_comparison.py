@@ -31,11 +31,12 @@ _MOST_BYTES = 2**30  # samples of more bytes take seconds to compare, so they ar
 def find_unlike_columns(participants: Participants, common: CommonSettings) -> list[UnlikeColumn]:
     """Return the columns whose mean at one site is far from the other sites' means.
 
-    A mean is far from the others if it differs from them by a factor of five or more, or if a known
-    change of unit, such as mmol/l to mg/dl, explains the difference (``compare_sites`` has the
-    exact rules). The list is empty if the level of trust is not 'server', or if no site sends sums.
-    A column is compared only at sites with enough values in it: at least the largest
-    'sums-min-count' of the run and of the sites that send sums.
+    A site is compared with the site that has the median mean among the others. Its mean is far if
+    it differs by a factor of five or more, under a further condition, or if a known change of unit,
+    such as mmol/l to mg/dl, explains a large difference (``compare_sites`` has the exact rules).
+    The list is empty if the level of trust is not 'server', or if no site sends sums. A column is
+    compared only at sites with enough values in it: at least the largest 'sums-min-count' of the
+    run and of the sites that send sums.
     """
     if common.trust != SERVER:
         return []
@@ -72,10 +73,10 @@ def unlike_columns_document(
 
 
 def unlike_columns(participants: Participants, common: CommonSettings) -> Iterator[str]:
-    """Yield one line for each column whose mean at one site is far from the other sites' means.
+    """Yield one line for each column and site where the mean is far from the other sites' means.
 
     These are the columns of ``find_unlike_columns``, so there are lines only at trust 'server'. The
-    first ten are described. If there are more, an eleventh line says how many more.
+    first ten are described. If there are more, an eleventh line gives the number of the others.
     """
     found = find_unlike_columns(participants, common)
     shown = found[:_SHOWN]
