@@ -139,7 +139,7 @@ def run_missing(
 def run_groups(
     groups: Sequence[Sequence[Trial]], folder: Path, jobs: Jobs, go_on: bool = False
 ) -> list[list[dict[str, Any]]]:
-    """Run groups of trials in one pool; return the summaries of each group's trials, in order.
+    """Run groups of trials in one pool, and return the summaries of each group's trials, in order.
 
     All other arguments, and the errors, are those of ``run_trials``.
     """
@@ -162,8 +162,7 @@ def run_trials(
         trials: the trials.
         folder: the folder of the summary files.
         jobs: the number of runs at once, 0 for one per core, or Slurm's parameters.
-        go_on: whether to continue after training failed in a trial, for example because it
-            diverged.
+        go_on: whether to continue after training failed at a site, for example because it diverged.
 
     Returns:
         A summary for each trial, with its file's name as ``file``. The summary of a failed trial
@@ -171,8 +170,8 @@ def run_trials(
         again next time.
 
     Raises:
-        FedsiloError: a trial failed without ``go_on``, or could not begin. Finished trials are kept
-            and used again.
+        FedsiloError: training failed without ``go_on``, or a trial failed for another reason.
+            Finished trials are kept and used again.
     """
     paths = [folder / f"{trial.key()}.json" for trial in trials]
     missing: dict[Path, Trial] = {}
@@ -274,8 +273,8 @@ class WorkerPool(ProcessPoolExecutor):
         """Start a process if one is missing. Python's pool calls this at each submission and exit.
 
         If each process makes only one run, a process is started only if more runs wait than there
-        are processes. Python's pool would also replace the last processes, and its end would be
-        delayed until the new ones have imported everything.
+        are processes. Otherwise Python's pool would replace even the last processes, and could not
+        end until the new ones have imported everything.
         """
         if not self._one_run or len(self._pending_work_items) > len(self._processes):
             super()._adjust_process_count()
@@ -285,9 +284,10 @@ class WorkerPool(ProcessPoolExecutor):
         return super().submit(_in_worker, self._stop, work, *args, **kwargs)
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """End the pool when started runs have finished, or all runs if ``cancel_futures``.
+        """End the pool when all runs have finished.
 
-        With ``cancel_futures``, runs that wait are not begun.
+        With ``cancel_futures``, only the started runs finish, and runs that wait are not begun.
+        Without ``wait``, this function returns at once.
         """
         if cancel_futures:
             # Python's pool cannot cancel the run that it has put aside for the next free process
@@ -357,8 +357,8 @@ def _run_trial(work: _Work) -> Failure | None:
 
     The summary is the run's, with two additions. ``digest`` is the SHA-256 of metrics.csv, so two
     trials have the same digest only if all their metrics are equal. The means on test and on
-    validation samples get the pooled balanced accuracy over all sites, under the name ``POOLED``. A
-    mean for which it cannot be computed does not get it.
+    validation samples get ``POOLED``, the balanced accuracy over the samples of all sites, if it
+    can be computed.
 
     Returns:
         None if the trial succeeded; otherwise the error's code and text. Then no summary is
@@ -381,7 +381,7 @@ def _run_trial(work: _Work) -> Failure | None:
 
 @contextlib.contextmanager
 def run_and_forget(settings: RunSettings) -> Iterator[FinishedRun]:
-    """Run the settings in this process without output, and yield the finished run.
+    """Run the settings in this process without printing, and yield the finished run.
 
     The run directory is a temporary folder, which is removed after the block.
 

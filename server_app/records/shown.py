@@ -77,9 +77,9 @@ class Floors:
     def counts(self) -> dict[tuple[str, str], Counts | None]:
         """The number of samples of each class that may be shown, by (site, split).
 
-        None takes the place of a hidden count: one below the floor, or one that would reveal such a
-        count by subtraction from the total (``suppress``). The whole entry is None if the split has
-        fewer samples than the floor.
+        None takes the place of a hidden count. A count is hidden if it is below the floor, or if it
+        would reveal such a count by subtraction from the total (``suppress``). If the split has
+        fewer samples than the floor, None takes the place of all its counts.
         """
         # The package of the ClientApp brings Flower, which commands that only list do not need
         from fedsilo.client_app.summary.suppression import secret_of, suppress
@@ -133,9 +133,9 @@ class Floors:
     def shown_silos(self) -> Document:
         """Return the content of silos.json with None in place of each hidden number.
 
-        Three kinds of numbers become None. The first are the hidden label counts. If a split has
-        fewer samples than the floor, these are all its label counts. The second are the sizes of
-        splits below the floor. The third are the numbers of left-out samples below the floor.
+        Three kinds of numbers become None: the label counts that are hidden, which are all counts
+        of a split below the floor; the sizes of splits below the floor; and the numbers of left-out
+        samples below the floor.
         """
         from fedsilo.client_app.summary.suppression import at_least
 

@@ -86,7 +86,7 @@ def means(values: Values) -> dict[str, float]:
     """Return the unweighted mean of each metric over the sites that reported the metric.
 
     A site does not report a metric that its labels leave undefined, such as the AUC with one class.
-    If no site reported a metric, the result is empty.
+    If no site reported any metric, the result is empty.
     """
     values_of: dict[str, list[float]] = {}
     for site in values.values():

@@ -90,7 +90,7 @@ class Plan:
 def check_purpose(plan: Plan) -> Problem:
     """Return a SettingError unless 'run.purpose' is "train"; otherwise None.
 
-    With any other purpose, such as "survey", nothing is trained.
+    With any other purpose, such as "survey", nothing would be trained.
     """
     if plan.common.purpose == "train":
         return None
@@ -138,8 +138,8 @@ def check_cut(plan: Plan) -> Problem:
 def check_vectorised(plan: Plan) -> Problem:
     """Return a SettingError if 'machine.vectorised' is above 1 but the engine is not "inline".
 
-    Engine "auto" counts as "inline" if the plan has no Ray address. The result is None if the
-    engine and the setting fit.
+    The setting is the number of sites to train as one batch. Engine "auto" counts as "inline" if
+    the plan has no Ray address. The result is None if the engine and the setting fit.
     """
     count = plan.common.vectorised
     if count <= 1 or (plan.engine in ("auto", "inline") and not plan.uses_ray()):

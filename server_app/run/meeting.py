@@ -81,9 +81,10 @@ def meet(grid: Grid, settings: RunSettings) -> Meeting:
 
 
 def write_meeting(grid: Grid, settings: RunSettings) -> None:
-    """Meet the sites, and write the result as JSON to the file of the meeting (``meeting_file``).
+    """Meet the sites (``meet``), and write the result as JSON to the file of the meeting.
 
-    If the settings have no run name, a name is generated for the file.
+    ``meeting_file`` gives the file's path. If the settings have no run name, a name is generated
+    for the file.
 
     Raises:
         FedsiloError: from ``meet``.
@@ -98,7 +99,7 @@ def meeting_file(common: CommonSettings) -> Path:
 
 
 def read_meeting(path: Path) -> Meeting:
-    """Read the meeting that ``write_meeting`` wrote to ``path``.
+    """Read the meeting (the rehearsal of a run) that ``write_meeting`` wrote to ``path``.
 
     Raises:
         RunDirectoryError: the file is missing, unreadable or malformed.
