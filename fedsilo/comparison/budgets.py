@@ -256,7 +256,7 @@ class Budgets:
         return lines
 
     def title(self) -> str:
-        """Return the title of the table of budgets, which says what its numbers are.
+        """Return the title of the table of budgets, which explains the numbers in the table.
 
         If some budgets are unequal, the title also explains ``MARK``, the sign at the names of
         these experiments.
@@ -354,9 +354,9 @@ def planned_budgets(plans: Mapping[str, RunSettings], sources: RunSources) -> Bu
 def tuned_over(settings: RunSettings, experiment: str) -> int:
     """Return the number of points that 'fedsilo tune' tried in order to choose these settings.
 
-    The search is read from ``tune-<experiment>/chosen.json`` in the folder of runs. It counts only
-    if ``settings`` still have every value that it chose. If they do not, or if the file is missing
-    or damaged, the number is 0.
+    A point is a choice of values. The number is read from ``tune-<experiment>/chosen.json`` in the
+    folder of runs. It counts only if ``settings`` still have every value that the search chose. If
+    they do not, or if the file is missing or damaged, the result is 0.
     """
     path = runs_folder(settings.common.out) / f"tune-{experiment}" / "chosen.json"
     if file_fault(path):  # reading a pipe would never end

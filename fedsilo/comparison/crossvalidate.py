@@ -62,8 +62,8 @@ class CrossValidation:
     def write(self, csv: Path | None, markdown: Path | None) -> None:
         """Write the intervals to the CSV file ``csv``, and the tables to the file ``markdown``.
 
-        A path that is None is skipped. Existing files are replaced. The tables mark experiments
-        with unequal budgets, and a remark below explains each.
+        A path that is None is skipped. Existing files are replaced. The Markdown tables mark
+        experiments with unequal budgets, and a remark below the tables explains each mark.
         """
         if csv:
             write_atomically(csv, csv_text(self.intervals))
@@ -350,10 +350,10 @@ def _explain(intervals: pd.DataFrame, metric: str) -> str:
 
 
 def _lines(intervals: pd.DataFrame, metric: str) -> list[list[str]]:
-    """Format the intervals of one metric as rows of cells, the first of which has the titles.
+    """Format the intervals of one metric as rows of cells. The first row has the column titles.
 
-    A row is an experiment, or the difference between the first experiment and another one. A column
-    is a site, or ``all``. The cell of a group that lacks the metric is empty.
+    Every other row is an experiment, or the difference between the first experiment and another
+    one. A column is a site, or ``all``. The cell of a group that lacks the metric is empty.
     """
     chosen = intervals[intervals["metric"] == metric]
     groups = list(chosen.loc[chosen["compared_with"] == "", "group"].unique())

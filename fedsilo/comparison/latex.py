@@ -40,8 +40,8 @@ _ESCAPES = {
 def escape_latex(text: str) -> str:
     """Escape a string so that LaTeX shows it unchanged, on one line.
 
-    Line breaks and repeated spaces become one space. Characters that cannot be printed become a
-    replacement character.
+    Line breaks and repeated spaces become one space. A replacement character takes the place of
+    each character that cannot be printed.
     """
     line = " ".join(terminal_text(text).split())
     return "".join(_ESCAPES.get(sign, sign) for sign in line)
@@ -199,10 +199,10 @@ class _ResultsTable:
         return f"\\scriptsize {escape_latex(text)}"
 
     def _caption(self, spreads: pd.DataFrame, best: set[Any]) -> Iterator[str]:
-        """Yield the sentences of the caption: what the numbers are, and whether budgets are equal.
+        """Yield the caption's sentences on the meaning of the numbers and on the budgets.
 
         The first one names the data, the split, the statistics and the number of seeds. The next
-        one explains bold values, if there are any. The last ones are about the budgets.
+        one explains bold values, if there are any. The last ones say whether the budgets are equal.
         """
         data = ", ".join(sorted({budget.dataset for budget in self.budgets.of.values()}))
         most = int(spreads["seeds"].max())

@@ -84,7 +84,7 @@ class Comparison:
         """Describe the comparison for a terminal.
 
         Args:
-            median: show median and range over seeds in place of mean and standard deviation.
+            median: whether to show median and range over seeds in place of mean and deviation.
 
         Yields:
             A table of the results, in which experiments with unequal budgets are marked; a table of
@@ -150,7 +150,8 @@ class Comparison:
             csv: the file for the results over seeds. The budgets are written next to it as
                 NAME-budgets, and the tests, if there are any, as NAME-tests.
             markdown: the file for all tables as Markdown.
-            median: for Markdown and LaTeX, show median and range in place of mean and deviation.
+            median: for Markdown and LaTeX, whether to show median and range in place of mean and
+                deviation.
             latex: the file for all tables as LaTeX.
 
         Raises:

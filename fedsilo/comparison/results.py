@@ -233,11 +233,11 @@ def matching(wanted: str, known: Sequence[str], option: str) -> list[str]:
 
 
 def metric_of(summary: Summary, group: str, metric: str) -> float | None:
-    """Return the value of a metric in a run's summary; None if the run lacks it.
+    """Return the value of a metric in a run's summary; None if the run lacks it there.
 
     Args:
         summary: the summary.
-        group: the name of a distribution, or "all" for the mean over sites.
+        group: the name of a distribution (a group of sites), or "all" for the mean over sites.
         metric: the name of the metric.
     """
     values = summary["mean"]
@@ -304,10 +304,10 @@ def constant_results(
 ) -> pd.DataFrame:
     """Build the tidy results of a baseline that always predicts the second of two classes.
 
-    Its accuracy is the share of that class among the site's samples. Its balanced accuracy and its
-    AUC are 0.5 at sites with samples of both classes, and missing at other sites. Sites without
-    samples in the split, with a hidden count or with another number of classes are left out. If no
-    site remains, the table is empty.
+    Its accuracy is the share of that class among a site's samples. Its balanced accuracy and its
+    AUC are 0.5 at sites with samples of both classes, and missing at other sites. Three kinds of
+    sites are left out: those without samples in the split, those with a hidden count, and those
+    with another number of classes. If no site remains, the table is empty.
 
     Args:
         silos: the content of ``silos.json``, with the label counts of each site.
@@ -352,10 +352,11 @@ class TwoClassMetrics:
     def count_correct(self) -> tuple[int, int] | None:
         """Recover the number of correct predictions in each class from a site's metrics.
 
-        With n samples and r correct ones per class, accuracy is (r0 + r1) / (n0 + n1) and balanced
-        accuracy is (r0 / n0 + r1 / n1) / 2. These two equations are solved for r0 and r1, which are
-        rounded. If a class has no samples, accuracy suffices. The result is None if the equations
-        do not determine r0 and r1, because n0 equals n1 or balanced accuracy is missing.
+        With n0 and n1 samples in the classes, and r0 and r1 correct predictions, accuracy is (r0 +
+        r1) / (n0 + n1) and balanced accuracy is (r0 / n0 + r1 / n1) / 2. These two equations are
+        solved for r0 and r1, which are rounded. If a class has no samples, accuracy suffices. The
+        result is None if the equations do not determine r0 and r1, because n0 equals n1 or balanced
+        accuracy is missing.
         """
         first, second = self.counts
         # Metrics are float32, and counts are whole numbers

@@ -60,7 +60,10 @@ class Tested:
     paired: bool = False
 
     def heading(self, split: str) -> str:
-        """Summarise the ANOVA in one line: F, degrees of freedom and p, or why p is missing."""
+        """Summarise the ANOVA in one line: F, degrees of freedom and p, or the reason without p.
+
+        The line begins with ``split``, the split of the samples, and the metric.
+        """
         anova = self.anova
         start = f"{split} {self.metric}, mean over sites: one-way ANOVA"
         if anova.p is None:

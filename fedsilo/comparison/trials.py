@@ -214,8 +214,9 @@ def _read_summary(path: Path) -> dict[str, Any]:
     """Read the summary of a finished trial from its JSON file.
 
     Raises:
-        RunDirectoryError: the file cannot be read, is damaged, or its content is not a summary. The
-            message advises to remove the file, so that the trial is run again.
+        RunDirectoryError: the file cannot be read, is damaged, or its content is not a summary. In
+            the first two cases, the message advises the user to remove the file, so that the trial
+            is run again.
     """
     fault = file_fault(path)  # reading a pipe would never end
     if fault:
@@ -301,7 +302,8 @@ def make_pool(
     """Create the pool in which runs are computed: worker processes, or jobs of a Slurm cluster.
 
     Args:
-        jobs: Slurm's parameters for Slurm jobs; a number otherwise, which is ignored here.
+        jobs: Slurm's parameters for a Slurm cluster. Any number stands for worker processes, whose
+            number is ``workers``.
         folder: the folder below which Slurm jobs write their logs.
         workers: the number of worker processes.
         runs_per_worker: the number of runs after which a worker process is replaced, or None. It
@@ -334,12 +336,12 @@ def _begin_worker(command: int) -> None:
 def _in_worker(stop: Path, work: Callable[..., Outcome], *args: Any, **kwargs: Any) -> Outcome:
     """Call ``work`` in a worker process, and return its result.
 
-    If the file ``stop`` exists, the pool is ending, and the work is not begun but raises
-    KeyboardInterrupt.
+    If the file ``stop`` exists, the pool is ending. Then the work is not begun, and
+    KeyboardInterrupt is raised.
 
-    Ctrl-C interrupts the work, also if it came while the worker imported what the work needs. If
-    the worker is told to end (``SystemExit``), because the command has ended, the process ends at
-    once.
+    Ctrl-C interrupts the work, even if it came while the worker imported the modules for the work.
+    If the worker is told to end (``SystemExit``), because the command has ended, the process ends
+    at once.
     """
     try:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})

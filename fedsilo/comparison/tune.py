@@ -165,8 +165,8 @@ def plan_search(
         sources: the sources of settings that the command names.
         sampler: ``grid``, which tries points of the grid, or ``tpe``, which searches the ranges
             that the grid spans.
-        given: numbers that override those of the simulation file: field of ``Tuning`` -> number, or
-            None to keep the file's number.
+        given: numbers that override those of the simulation file: field of ``Tuning`` -> number.
+            None keeps the file's number.
 
     Raises:
         SettingError: the grid is too small for the number of points, a setting is wrong, there are

@@ -213,8 +213,8 @@ def resolve(values: Mapping[str, Value]) -> RunSettings:
 def _possible_sites(common: CommonSettings) -> int | None:
     """Return the largest number of sites that can take part in a run; None if it is unknown.
 
-    If 'server.sites' names the sites, it is their number. Otherwise it is the number of silos of
-    the data set, or None if only the hospitals know that number.
+    If 'server.sites' names the sites, the result is the number of names. Otherwise it is the number
+    of silos of the data set, or None if only the hospitals know that number.
 
     Raises:
         SettingError: 'server.sites' is not valid, or names more sites than there are silos.

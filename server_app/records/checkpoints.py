@@ -49,9 +49,9 @@ class CheckpointHook(Hook):
     def round_ended(self, state: State) -> None:
         """Write this round's checkpoint, then delete all checkpoints except the newest two.
 
-        The checkpoint has the method's state, the run's settings, and the state of each hook that
-        has a name. The file is ``round-<six digits>.safetensors``. If the process is killed
-        meanwhile, the older checkpoints stay intact.
+        The checkpoint has the method's state, the decisive settings (those that change the result),
+        and the state of each hook that has a name. The file is ``round-<six digits>.safetensors``.
+        If the process is killed meanwhile, the older checkpoints stay intact.
         """
         of_hooks = {}
         for name, hook in self.hooks.items():

@@ -103,7 +103,8 @@ def by_distribution(
 ) -> dict[str, dict[str, float]]:
     """Return distribution -> metric -> mean over the distribution's sites, sorted by distribution.
 
-    The means are unweighted. Rows that belong to no distribution, such as "all", are left out.
+    A distribution is a group of sites. The means are unweighted. Rows that belong to no
+    distribution, such as "all", are left out.
 
     Args:
         values: site -> metric -> value.

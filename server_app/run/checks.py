@@ -125,8 +125,8 @@ def check_weights(plan: Plan) -> Problem:
 def check_cut(plan: Plan) -> Problem:
     """Check that splitting the images into silos leaves no silo empty. The result is always None.
 
-    The same error would otherwise come from every silo. If fedsilo does not split the data set's
-    images at random, nothing is checked.
+    Without this check, the same error would come from every silo. If fedsilo does not split the
+    data set's images at random, nothing is checked.
 
     Raises:
         FedsiloError: from ``cut_of``, if a silo would be empty.
@@ -417,8 +417,8 @@ def refused_nodes(participants: Participants, common: CommonSettings) -> Iterato
 def heaviest_site(participants: Participants, common: CommonSettings) -> Iterator[str]:
     """Yield one line if a single site reports more than 90 % of all training samples.
 
-    A site without label counts counts as 0 samples. Nothing is yielded for fewer than three sites,
-    or if weights were agreed beforehand ('run.site-weights').
+    A site that sends no label counts has 0 samples here. Nothing is yielded for fewer than three
+    sites, or if weights were agreed beforehand ('run.site-weights').
     """
     sizes = {}
     for name, facts in participants.facts.items():

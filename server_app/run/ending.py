@@ -124,8 +124,8 @@ def _build_seconds(parts: Mapping[str, float], recorder: Recorder) -> dict[str, 
         recorder: has the working time of each site.
 
     Returns:
-        The duration of each part, rounded to three decimals, by the part's name, and under "sites"
-        each site's working seconds as recorded.
+        Part of the run -> its duration, rounded to three decimals. Under "sites", it has each
+        site's working seconds as recorded.
     """
     seconds: dict[str, Any] = {}
     for name, value in parts.items():
@@ -164,7 +164,7 @@ def _write_documents(
 
 @contextmanager
 def _report_failure_of(document: str, say: Callable[[str], None]) -> Iterator[None]:
-    """Run the block that writes a document. If it fails, print why, and continue after the block.
+    """Run the block that writes a document. If it fails, print the reason, and raise nothing.
 
     Args:
         document: the name of the document, for the printed line.

@@ -113,8 +113,8 @@ def equal_samples(participants: Participants, common: CommonSettings) -> Iterato
 
     The line names neither samples nor sites. Sites are compared by the digests of whole splits.
     Simulated sites with the user's own data are also compared sample by sample, and the larger of
-    the two numbers counts. The line is yielded only at trust 'server', because at other levels
-    sites send no digests.
+    the two numbers counts. There is a line only at trust 'server', because at other levels sites
+    send no digests.
     """
     if common.trust != SERVER:
         return
@@ -132,9 +132,9 @@ def equal_samples(participants: Participants, common: CommonSettings) -> Iterato
 def _count_in_equal_splits(participants: Participants) -> int:
     """Count the samples in splits that two or more sites share, by the splits' digests.
 
-    The samples of a shared split are counted once, however many sites have it. The split counts as
-    shared even if it is the training data of one site and the test data of another. Empty splits
-    are ignored.
+    The samples of a shared split are counted once, however many sites have it. A split counts as
+    shared even if it has training data at one site and test data at another. Empty splits are
+    ignored.
     """
     owners: dict[str, set[str]] = {}
     sizes: dict[str, int] = {}
