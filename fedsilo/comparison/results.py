@@ -352,11 +352,11 @@ class TwoClassMetrics:
     def count_correct(self) -> tuple[int, int] | None:
         """Recover the number of correct predictions in each class from a site's metrics.
 
-        With n0 and n1 samples in the classes, and r0 and r1 correct predictions, accuracy is (r0 +
-        r1) / (n0 + n1) and balanced accuracy is (r0 / n0 + r1 / n1) / 2. These two equations are
-        solved for r0 and r1, which are rounded. If a class has no samples, accuracy suffices. The
-        result is None if the equations do not determine r0 and r1, because n0 equals n1 or balanced
-        accuracy is missing.
+        With n0 and n1 samples in the classes, r0 and r1 of them predicted correctly, there are two
+        equations. Accuracy is (r0 + r1) / (n0 + n1), and balanced accuracy is (r0 / n0 + r1 / n1) /
+        2. They are solved for r0 and r1, which are rounded. If a class has no samples, accuracy
+        suffices. The result is None if the equations do not determine r0 and r1, because n0 equals
+        n1 or balanced accuracy is missing.
         """
         first, second = self.counts
         # Metrics are float32, and counts are whole numbers

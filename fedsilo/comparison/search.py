@@ -91,8 +91,8 @@ def refuse_small(grid: Grid, sampler: str, points: int, experiment: str) -> None
     """Check that an experiment's grid has at least as many points as will be tried.
 
     The same number of points is tried for every experiment. With the sampler ``tpe``, a grid is
-    always large enough if some setting has only numbers as values, and not all are equal, because
-    the whole range of the numbers is searched.
+    always large enough if some setting has only numbers as values, and not all are equal. The
+    sampler then searches the whole range of these numbers.
 
     Args:
         grid: the grid: key -> values.

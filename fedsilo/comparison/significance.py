@@ -190,8 +190,8 @@ def two_sided(later: str, earlier: str, samples: Samples, paired: bool) -> Outco
 
     With ``paired``, the differences ``later`` - ``earlier`` are tested seed by seed. Otherwise the
     values are treated as independent, with equal variances. The outcome has a reason in place of a
-    p value if an experiment has fewer than two values, if all paired differences are equal, or if
-    the values of neither experiment vary.
+    p value if an experiment has fewer than two values, or if nothing varies over seeds: with
+    ``paired``, the differences, and otherwise the values of both experiments.
     """
     from scipy import stats
 

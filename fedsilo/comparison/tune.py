@@ -492,8 +492,8 @@ def chosen_document(
 def _explain_choice(plan: Plan, ranked: Sequence[Point], metric: str) -> str:
     """Explain in one line why the first of the ``ranked`` points was chosen.
 
-    The text has its score and standard error, the number of points, the folds and seeds of each,
-    and the second-best score, unless there is only one point or all others failed.
+    The text has its score and standard error, the number of points, and the folds and seeds of
+    each. The second-best score follows, unless all other points failed or there are none.
     """
     best = ranked[0]
     score = f"mean validation {metric} over sites"

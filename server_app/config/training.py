@@ -135,9 +135,9 @@ def _check_early_stopping(common: CommonSettings) -> None:
 def why_not_together(common: CommonSettings) -> str:
     """Explain why the inline engine cannot train several sites of this run as one batch.
 
-    The possible reasons are checked in this order: the method has training steps that several sites
-    cannot take as one, the task cannot train several sites as one, or a setting has a value that
-    batched training does not support.
+    The method is checked first, then the task, then the settings. A method may have training steps
+    that several sites cannot take as one. A setting may have a value that batched training does not
+    support.
 
     Returns:
         The first reason as a clause; empty if the sites can be trained as one batch.

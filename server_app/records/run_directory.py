@@ -207,10 +207,10 @@ def with_run_name(settings: RunSettings) -> RunSettings:
 def free_name(settings: RunSettings) -> Iterator[RunSettings]:
     """Yield the settings with a free run name, which is reserved while the ``with`` block runs.
 
-    If a directory of the name exists, or another process is about to use the name, the first free
-    number from 2 is appended, such as ``hearts-2``, and a printed line says so. Until the block
-    ends, no other process that calls this function gets the name. Settings of a resumed run, or
-    with an invalid name, are yielded unchanged.
+    A name is taken if a directory has it, or if another process is about to use it. Then the first
+    free number from 2 is appended, such as ``hearts-2``, and a printed line says so. Until the
+    block ends, no other process that calls this function gets the name. Settings of a resumed run,
+    or with an invalid name, are yielded unchanged.
     """
     common = settings.common
     path = runs_folder(common.out) / common.run_name
@@ -352,9 +352,9 @@ def silos_document(participants: Participants) -> dict[str, Any]:
     """Build the content of silos.json: site -> its facts.
 
     Each site has the keys "distribution" (its group of sites), "sizes" (split -> samples),
-    "label_counts" (split -> samples of each class), "fingerprints" (split -> digest of its data),
-    "dropped" (the number of left-out samples), "schema", "classes" and "backbone". Three keys are
-    optional:
+    "label_counts" (split -> samples of each class), and "fingerprints" (split -> digest of its
+    data). It also has "dropped" (the number of left-out samples), "schema", "classes" and
+    "backbone". Three keys are optional:
 
     - "task", the task's name if the task is not classification,
     - "software", if the site sent its versions, as hospitals do,

@@ -133,9 +133,11 @@ class Floors:
     def shown_silos(self) -> Document:
         """Return the content of silos.json with None in place of each hidden number.
 
-        Three kinds of numbers become None: the label counts that are hidden, which are all counts
-        of a split below the floor; the sizes of splits below the floor; and the numbers of left-out
-        samples below the floor.
+        Three kinds of numbers become None:
+
+        - hidden label counts, which are all label counts of a split below the floor,
+        - the sizes of splits below the floor,
+        - the numbers of left-out samples below the floor.
         """
         from fedsilo.client_app.summary.suppression import at_least
 
@@ -154,8 +156,8 @@ class Floors:
         """Select the rows of metrics.csv that may be shown, in their order.
 
         ``shows`` decides. A row is left out if its split has fewer samples than
-        'privacy.sums-min-count', if its metric is unknown, if a hospital at 'trust: nobody' would
-        not send it, or if it would reveal a hidden count of a class.
+        'privacy.sums-min-count', or if its metric is unknown. It is also left out if a hospital at
+        'trust: nobody' would not send it, or if it would reveal a hidden count of a class.
         """
         shown = []
         for row in rows:

@@ -322,8 +322,8 @@ def _may_report(metric: str, facts: SiteFacts, common: CommonSettings) -> bool:
     """Return whether a site's validation labels suffice to define ``metric``.
 
     The run's task (classification, for example) decides it. The result is also True if the label
-    counts are unknown, if the run uses differential privacy, or if the method is a plugin, because
-    such a method may measure in its own way.
+    counts are unknown or if the run uses differential privacy. It is also True if the method is a
+    plugin, because such a method may measure in its own way.
     """
     counts = facts.label_counts.get("val")
     # Without exact counts nothing is known. A plugin's method may measure in its own way
@@ -435,10 +435,15 @@ def heaviest_site(participants: Participants, common: CommonSettings) -> Iterato
 def odd_sites(participants: Participants, common: CommonSettings) -> Iterator[str]:
     """Yield one line for each unusual property of a site's data.
 
-    The properties of a site are, in this order: something odd in its training labels, such as a
-    single class, which the task recognises; no test samples; metrics withheld on some splits;
-    left-out samples. If no site has test samples, a single line at the start says so in place of a
-    line for each site.
+    For each site, these properties are reported in this order:
+
+    - something odd in its training labels, such as a single class, which the task recognises,
+    - no test samples,
+    - metrics that the site withholds on some splits,
+    - left-out samples.
+
+    If no site has test samples, a single line at the start says so in place of a line for each
+    site.
     """
     some_have_test = any(_has_test(facts) for facts in participants.facts.values())
     task = task_of(common)

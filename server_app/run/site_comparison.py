@@ -31,9 +31,11 @@ _MOST_BYTES = 2**30  # samples of more bytes take seconds to compare, so they ar
 def find_unlike_columns(participants: Participants, common: CommonSettings) -> list[UnlikeColumn]:
     """Return the columns whose mean at one site is far from the other sites' means.
 
-    A site is compared with the site that has the median mean among the others. Its mean is far if
-    it differs by a factor of five or more, under a further condition, or if a known change of unit,
-    such as mmol/l to mg/dl, explains a large difference (``compare_sites`` has the exact rules).
+    A site is compared with the site that has the median mean among the others. Its mean is far in
+    one of two cases (``compare_sites`` has the exact rules). It differs by a factor of five or
+    more, under a further condition. Or a known change of unit, such as mmol/l to mg/dl, explains a
+    large difference.
+
     The list is empty if the level of trust is not 'server', or if no site sends sums. A column is
     compared only at sites with enough values in it: at least the largest 'sums-min-count' of the
     run and of the sites that send sums.

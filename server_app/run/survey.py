@@ -61,10 +61,13 @@ def run_survey(
 def survey_document(surveyed: Surveyed, common: CommonSettings) -> dict[str, Any]:
     """Build survey.json: each site's answer, the distances between sites, and the refused nodes.
 
-    The keys are "version" (1), "run" (the run's name), "dataset", "asked" (the UTC time now),
-    "sites" (site -> its answer), "columns" (column -> its title and the words for its levels, from
-    this machine's schema), "distances" (split -> the result of ``distances``) and "refused" (a line
-    for each refused node).
+    The keys are:
+
+    - "version" (1), "run" (the run's name), "dataset", and "asked" (the UTC time now),
+    - "sites": site -> its answer,
+    - "columns": column -> its title and the words for its levels, from this machine's schema,
+    - "distances": split -> the result of ``distances``,
+    - "refused": a line for each refused node.
 
     Args:
         surveyed: the sites' answers, and the refused nodes.
@@ -152,8 +155,11 @@ def distance(
 
     Cells that either site suppressed are merged into one cell at both sites. Its count is the rest
     of the site's total. Merging can only reduce the distance, so the true distance is at least the
-    returned one. The result is None if a site sent no counts or has no samples, if fewer than two
-    cells are left, or if cells were merged and a total is unknown or below the sum of the counts.
+    returned one.
+
+    The result is None if a site sent no counts or has no samples, or if fewer than two cells are
+    left. It is also None if cells were merged and a total is unknown or below the sum of the
+    counts.
 
     Args:
         counts: for each of the two sites, the counts of the same cells, with None for a suppressed
