@@ -24,8 +24,9 @@ class _WithoutTraceback(logging.Filter):
     def filter(self, record: logging.LogRecord) -> bool:
         """Return False to hide a log record, or True to show it.
 
-        A record whose exception is a FedsiloError is hidden. Once this has happened, every record
-        whose message starts with "Exit Code" is hidden too. All other records are shown.
+        A record whose exception is a FedsiloError is hidden, because the app logs that error as one
+        line. After the first hidden record, every record whose message starts with "Exit Code" is
+        hidden too. All other records are shown.
         """
         error = None
         if record.exc_info:
@@ -40,15 +41,19 @@ _WITHOUT_TRACEBACK = _WithoutTraceback()
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
-    """Do what 'run.purpose' in the run config states: a meeting, a survey or a training run.
+    """Do the work that the setting 'run.purpose' names: a meeting, a survey or a training run.
+
+    A meeting ("meet") asks the sites whether a run could begin. A survey ("survey") asks them to
+    describe their data. Neither trains anything.
 
     Args:
         grid: connects the server with the sites.
         context: Flower's context, which holds the run config.
 
     Raises:
-        FedsiloError: something failed, now logged as one line. An OSError is logged too and becomes
-            a RunDirectoryError. Any other exception passes through unlogged.
+        FedsiloError: the work failed. The error is logged as one line first. An OSError is logged
+            in the same way, and becomes a RunDirectoryError. Any other exception passes through
+            unlogged.
     """
     warnings.filterwarnings("ignore", "Tip: In future versions of Ray", FutureWarning)
     log = logging.getLogger("flwr")

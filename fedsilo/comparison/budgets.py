@@ -81,8 +81,8 @@ class Budget:
         """Return a copy of the budget with the costs of the experiment's finished runs.
 
         Steps, samples and bytes are sums over all sites, and seconds are the duration of a run.
-        Each of these costs is the mean over the runs. ``rounds`` lists the finished rounds of each
-        run.
+        Each of these costs is the mean over the runs. ``rounds`` lists the number of finished
+        rounds of each run.
 
         Args:
             runs: the finished runs, one per seed; at least one.
@@ -111,8 +111,8 @@ class Budget:
     def differences(self, other: Budget) -> Iterator[str]:
         """Yield a phrase for each difference from another budget, such as "rounds 5, not 10".
 
-        A budget is what an experiment may spend: rounds, training settings, and tuning. These are
-        compared, in this order:
+        A budget has the resources of an experiment: rounds, training settings, start (network and
+        initial weights) and tuning. These are compared, in this order:
         - Settings that both budgets have. Training settings, such as the batch size, are skipped if
           both budgets have measured optimiser steps.
         - The numbers of points that tuning tried.
@@ -188,7 +188,7 @@ class Budgets:
         """Find the experiments whose budgets are unequal: experiment -> phrases on the differences.
 
         Each experiment is compared with its baseline, which is the first experiment on the same
-        data set. Experiments without a difference are left out.
+        data set. An experiment without a difference is left out.
         """
         first: dict[str, Budget] = {}
         found = {}
@@ -217,8 +217,8 @@ class Budgets:
         """Check that all experiments on the same data set have equal budgets.
 
         Raises:
-            SettingError: some budgets are unequal. The message names the first unequal experiment
-                with all its differences from its baseline, and ends with ``advice``.
+            SettingError: some budgets are unequal. The message names the first experiment whose
+                budget differs from its baseline's, with all differences, and ends with ``advice``.
         """
         # The first remark is enough for an error
         for remark in self.remarks():
@@ -256,7 +256,7 @@ class Budgets:
         return lines
 
     def title(self) -> str:
-        """Return the title of the table of budgets, which says what its numbers are.
+        """Return the title of the table of budgets, which explains the numbers in the table.
 
         If some budgets are unequal, the title also explains ``MARK``, the sign at the names of
         these experiments.
@@ -269,9 +269,10 @@ class Budgets:
     def frame(self) -> pd.DataFrame:
         """Return the budgets as a data frame: a row per experiment, with unrounded numbers.
 
-        Column ``rounds`` has the mean of the finished rounds over seeds. ``wanted`` has the rounds
+        The columns are ``experiment`` and the fields of ``Budget`` except ``given``. Column
+        ``rounds`` has the mean of the finished rounds over seeds. Column ``wanted`` has the rounds
         that the settings ask for. ``differs`` has the differences from the first experiment on the
-        data set.
+        same data set.
         """
         unlike = self.unlike()
         records = []
@@ -302,10 +303,10 @@ class Budgets:
 def budget_of(settings: RunSettings, trials: int = 0) -> Budget:
     """Build an experiment's budget from its settings, before any run.
 
-    It has the settings that decide the number of rounds, the training, and the start. Settings that
-    another one overrides are left out: 'train.epoch-steps' overrides 'train.local-steps', and both
-    override 'train.local-epochs'. Without 'train.epoch-steps', 'train.pace' has no effect and is
-    left out too.
+    The budget has the settings that decide the number of rounds, the training, and the start
+    (network and initial weights). Settings that another one overrides are left out:
+    'train.epoch-steps' overrides 'train.local-steps', and both override 'train.local-epochs'.
+    Without 'train.epoch-steps', 'train.pace' has no effect and is left out too.
 
     Args:
         settings: the settings of the experiment.
@@ -332,9 +333,9 @@ def budget_of(settings: RunSettings, trials: int = 0) -> Budget:
 def planned_budgets(plans: Mapping[str, RunSettings], sources: RunSources) -> Budgets:
     """Build the budgets of experiments from their settings, before any run.
 
-    A budget also has the number of points that tuning tried. It comes from the simulation file. If
-    the file does not state it, or states 0, it comes from a search in the same folder of runs (see
-    ``tuned_over``).
+    A budget also has the number of points (choices of values) that tuning tried. It comes from the
+    simulation file. If the file does not state it, or states 0, it comes from the results of
+    'fedsilo tune' in the folder of runs (see ``tuned_over``).
 
     Args:
         plans: the name of each experiment -> its settings.
@@ -353,9 +354,9 @@ def planned_budgets(plans: Mapping[str, RunSettings], sources: RunSources) -> Bu
 def tuned_over(settings: RunSettings, experiment: str) -> int:
     """Return the number of points that 'fedsilo tune' tried in order to choose these settings.
 
-    The search is read from ``tune-<experiment>/chosen.json`` in the folder of runs. It counts only
-    if ``settings`` still have every value that it chose. If they do not, or if the file is missing
-    or damaged, the number is 0.
+    A point is a choice of values. The number is read from ``tune-<experiment>/chosen.json`` in the
+    folder of runs. It counts only if ``settings`` still have every value that the search chose. If
+    they do not, or if the file is missing or damaged, the result is 0.
     """
     path = runs_folder(settings.common.out) / f"tune-{experiment}" / "chosen.json"
     if file_fault(path):  # reading a pipe would never end
@@ -375,8 +376,9 @@ def tuned_over(settings: RunSettings, experiment: str) -> int:
 def refuse_mixed_optimisers(experiments: Mapping[str, CommonSettings]) -> None:
     """Check that all methods keep the optimiser's state over rounds, or that all restart it.
 
-    Each experiment is compared with the first one. Experiments with the same method may differ,
-    because that difference may be what the user compares.
+    The state is kept if 'train.epoch-steps' is above 0 or 'train.optimiser-state' is "run". Each
+    experiment is compared with the first one. Experiments with the same method may differ, because
+    that difference may be what the user compares.
 
     Args:
         experiments: experiment -> its settings.

@@ -62,8 +62,8 @@ class CrossValidation:
     def write(self, csv: Path | None, markdown: Path | None) -> None:
         """Write the intervals to the CSV file ``csv``, and the tables to the file ``markdown``.
 
-        A path that is None is skipped. Existing files are replaced. The tables mark experiments
-        with unequal budgets, and a remark below explains each.
+        A path that is None is skipped. Existing files are replaced. The Markdown tables mark
+        experiments with unequal budgets, and a remark below the tables explains each mark.
         """
         if csv:
             write_atomically(csv, csv_text(self.intervals))
@@ -128,7 +128,8 @@ def compare_folds(
     Args:
         summaries: experiment -> the summaries of its runs, with the same splits for all
             experiments.
-        headline: the metrics; ``POOLED`` is added if every run has it.
+        headline: the metrics to compare. ``POOLED``, the balanced accuracy over the samples of all
+            sites, is added if every run has it.
         folds: the number of folds, which decides the correction of the intervals.
         budgets: the budget of each experiment.
     """
@@ -198,8 +199,9 @@ def metric_intervals(
     """Compute the interval of each experiment's metrics, for each site and for the mean over sites.
 
     The intervals are 95 % corrected resampled t intervals over the runs, clipped to the range of
-    the metric. A metric may be undefined at a site in some runs, such as AUC with one class. The
-    site's interval is then over the other runs, and the mean over sites leaves the site out.
+    the metric. A metric may be undefined at a site in some runs, such as AUC with one class. Then
+    the site's interval is over its other runs, and the mean over sites leaves the site out of all
+    runs.
 
     Args:
         summaries: experiment -> the summaries of its runs.
@@ -230,7 +232,7 @@ def difference_intervals(
     """Compute the intervals of the first experiment's metrics minus each other experiment's.
 
     Values are subtracted run by run, because the k-th runs of all experiments have the same split.
-    The intervals are 95 % corrected resampled t intervals, and each has the p value for a
+    The intervals are 95 % corrected resampled t intervals, and each has the p value for a true
     difference of 0.
 
     Args:
@@ -257,8 +259,9 @@ def difference_intervals(
 def _intervals(by_group: pd.DataFrame, folds: int) -> Iterator[tuple[str, CorrectedInterval]]:
     """Yield the name of each column and the interval of its mean over runs.
 
-    ``by_group`` has a row per run and a column per site. Missing values are left out, and a column
-    without any value is skipped. ``folds`` decides the correction of the interval.
+    ``by_group`` has a row per run, a column per site, and perhaps a column ``all``. Missing values
+    are left out, and a column without any value is skipped. ``folds`` decides the correction of the
+    interval.
     """
     for group, values in by_group.items():
         # Runs without the metric at this site do not count
@@ -283,9 +286,9 @@ def interval_frame(records: Iterable[tuple[str, str, str, str, CorrectedInterval
 def _by_group(runs: Summaries, metric: str) -> pd.DataFrame:
     """Arrange one metric as a data frame: a row per run, a column per site, and the column ``all``.
 
-    Sites are in alphabetical order. ``all`` is the mean over the sites that have the metric in
-    every run. The metric ``POOLED`` has only the column ``all``, because no single site has it. An
-    undefined value is NaN.
+    Sites are in alphabetical order. ``all`` is the mean over the sites that have the metric in each
+    of these ``runs``, and NaN without such a site. The metric ``POOLED`` has only the column
+    ``all``, because no single site has it. An undefined value is NaN.
     """
     if metric == POOLED:
         return pd.DataFrame({"all": [summary["mean"][POOLED] for summary in runs]})
@@ -310,8 +313,9 @@ def _by_group(runs: Summaries, metric: str) -> pd.DataFrame:
 def metric_table(intervals: pd.DataFrame, metric: str) -> Table:
     """Build the terminal table of one metric, with a column for each site and for all sites.
 
-    It has a row for each experiment, then a row for each paired difference from the first one. In a
-    cell, the mean, the interval, the p value and the number of runs are on lines of their own.
+    It has a row for each experiment, then a row for each difference between the first experiment
+    and another one. In a cell, the mean, the interval, the p value and the number of runs are on
+    separate lines.
     """
     narrow = []
     for line in _lines(intervals, metric):
@@ -323,9 +327,9 @@ def metric_table(intervals: pd.DataFrame, metric: str) -> Table:
 def _explain(intervals: pd.DataFrame, metric: str) -> str:
     """Explain in a phrase what the cells of a metric's table are.
 
-    The phrase also names the sites that are not in the column 'all', because a run of some
-    experiment lacks the metric there. For the pooled metric, which has only this column, no site is
-    named.
+    The phrase also names each site at which a run of some experiment lacks the metric, because the
+    column 'all' leaves such a site out. For the pooled metric, which has only this column, no site
+    is named.
     """
     text = "mean and 95 % interval"
     if metric == POOLED:
@@ -346,10 +350,10 @@ def _explain(intervals: pd.DataFrame, metric: str) -> str:
 
 
 def _lines(intervals: pd.DataFrame, metric: str) -> list[list[str]]:
-    """Format the intervals of one metric as rows of cells, the first of which has the titles.
+    """Format the intervals of one metric as rows of cells. The first row has the column titles.
 
-    A row is an experiment, or the difference between the first experiment and another one. A column
-    is a site, or ``all``. The cell of a group that lacks the metric is empty.
+    Every other row is an experiment, or the difference between the first experiment and another
+    one. A column is a site, or ``all``. The cell of a group that lacks the metric is empty.
     """
     chosen = intervals[intervals["metric"] == metric]
     groups = list(chosen.loc[chosen["compared_with"] == "", "group"].unique())
@@ -369,8 +373,8 @@ def _lines(intervals: pd.DataFrame, metric: str) -> list[list[str]]:
 def _cell(interval: Any, most: int) -> str:
     """Format a mean as "0.812 [0.790, 0.834]". For a difference, add a + or - and its p value.
 
-    The number of runs follows if it is below ``most``. For a single run, the cell is the mean and
-    "(1 run)", without an interval.
+    The number of runs follows if it is below ``most``, the largest number of runs in the table. For
+    a single run, the cell is the mean and "(1 run)", without an interval.
     """
     number = ".3f"
     if interval.compared_with:  # a difference, which has a sign and is tested

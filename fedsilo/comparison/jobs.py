@@ -46,7 +46,7 @@ class Job:
     def is_finished(self) -> bool:
         """Tell whether the job's run has ended already, so that it need not run again.
 
-        The result is False if its directory has no run yet, or if the run did not end.
+        The result is False if its directory has no run yet, or a run that has not ended.
 
         Raises:
             RunDirectoryError: the directory has a run with other settings, other sites or other
@@ -71,15 +71,16 @@ class Job:
         return differences(run.settings.decisive(), self.settings.decisive())
 
     def _other_data(self, silos: Mapping[str, Any]) -> str:
-        """Describe in a phrase how the sites' data have changed since a run; empty if not.
+        """Describe in a phrase how the sites' data have changed since a run.
 
         Args:
             silos: the run's ``silos.json``, with each site's fingerprints and schema. A site
                 without fingerprints is compared only by schema.
 
         Returns:
-            A phrase with the names of the changed sites. If the data cannot be read, it gives the
-            error; but if this machine has no data folder at all, it is empty.
+            A phrase with the names of the changed sites; empty if no data have changed. If the data
+            cannot be read, the phrase gives the error. But it is empty if this machine has no data
+            folder at all.
         """
         common = self.settings.common
         try:
@@ -109,7 +110,9 @@ def plan_job(
     supernodes: int | None,
     own_splits: bool,
 ) -> Job:
-    """Build the settings of an experiment's run with one seed. Nothing is run here.
+    """Plan an experiment's run with one seed: its settings and the resources of its sites.
+
+    Nothing is run here.
 
     Args:
         experiment: the experiment's name, which begins the run's name.
@@ -118,7 +121,8 @@ def plan_job(
         engine: the engine that runs it.
         supernodes: the number of simulated sites; None for the experiment's number or, without one,
             for all silos.
-        own_splits: whether the seed also shuffles the rows into splits; the run's name says so.
+        own_splits: whether the seed also shuffles the rows into splits. The run's name then has
+            "split" in place of "seed".
 
     Raises:
         SettingError: a setting is wrong.
@@ -149,7 +153,7 @@ class _Work:
 
 
 def run_all(jobs: Sequence[Job], at_once: Jobs, tell: Callable[[str], None]) -> None:
-    """Run or resume all jobs, several at once, each in a process of its own or as a Slurm job.
+    """Run or resume all jobs, several at once, each in a new process or as a Slurm job.
 
     Pictures are drawn after each run. Without jobs, nothing is done.
 

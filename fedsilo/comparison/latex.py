@@ -40,8 +40,8 @@ _ESCAPES = {
 def escape_latex(text: str) -> str:
     """Escape a string so that LaTeX shows it unchanged, on one line.
 
-    Line breaks and repeated spaces become one space. Characters that cannot be printed become a
-    replacement character.
+    Line breaks and repeated spaces become one space. A replacement character takes the place of
+    each character that cannot be printed.
     """
     line = " ".join(terminal_text(text).split())
     return "".join(_ESCAPES.get(sign, sign) for sign in line)
@@ -63,18 +63,21 @@ def latex_text(
 ) -> str:
     """Build the LaTeX tables of a comparison: one of results, and one of p values per test.
 
-    The text begins with a comment on the package that it needs. If it has letters of other scripts
-    than Latin, another comment names the compilers that can read it.
+    A comment at the start names the package that the tables need. If the text has letters that
+    pdfLaTeX's usual fonts lack, such as Greek ones, a comment above it names compilers that can
+    read them.
 
     Args:
-        results: the tidy results. Rows with unequal budgets are marked here.
+        results: the tidy results (a row per value). Rows with unequal budgets are marked here.
         split: ``test`` or ``val``.
         tested: the tests, one for each tested metric.
         budgets: the budget of each experiment.
-        median: show median and range over seeds in place of mean, deviation and interval.
+        median: whether to show median and range over seeds in place of mean, deviation and
+            interval.
 
     Raises:
-        SettingError: no metric of a group has values of two experiments.
+        SettingError: no metric has values of two experiments at one group of sites. The constant
+            baseline does not count as an experiment.
     """
     _refuse_incomparable(results)
     table = _ResultsTable(budgets.mark_unequal(results), split, budgets, median)
@@ -111,7 +114,7 @@ class _ResultsTable:
     median: bool
 
     def text(self) -> str:
-        """Build the LaTeX table, with two rows for each experiment and group.
+        """Build the LaTeX table, with two rows for each experiment and group of sites.
 
         The upper row has the values, and the lower one the intervals. The lower row is left out if
         no value has an interval. A metric that a paper reports has a second column, with the
@@ -134,13 +137,13 @@ class _ResultsTable:
     def _rows(
         self, spreads: pd.DataFrame, metrics: Sequence[str], known: set[str], best: set[Any]
     ) -> Iterator[list[str]]:
-        """Yield the rows of cells; an empty row between two experiments becomes a rule.
+        """Yield the rows of cells, with an empty row between two experiments, which becomes a rule.
 
         Args:
             spreads: the rows of ``over_seeds``.
             metrics: the metrics, in the order of their columns.
             known: the metrics with a column of published numbers.
-            best: the values in bold.
+            best: the values in bold, as (experiment, group, metric).
         """
         most = spreads.groupby("experiment")["seeds"].max()
         before = ""
@@ -165,8 +168,8 @@ class _ResultsTable:
     def _cell(self, row: Any, best: set[Any], seeds: int) -> str:
         """Format a value over seeds, in bold if it is among the ``best``.
 
-        ``seeds`` is the number of the experiment's seeds. If the value is over fewer seeds, their
-        number is added. Without a row, the cell is empty.
+        ``seeds`` is the number of the experiment's seeds. If the value is over fewer seeds, the
+        cell says how many. Without a row, the cell is empty.
         """
         if row is None:
             return ""
@@ -196,10 +199,10 @@ class _ResultsTable:
         return f"\\scriptsize {escape_latex(text)}"
 
     def _caption(self, spreads: pd.DataFrame, best: set[Any]) -> Iterator[str]:
-        """Yield the sentences of the caption: what the numbers are, and whether budgets are equal.
+        """Yield the caption's sentences on the meaning of the numbers and on the budgets.
 
         The first one names the data, the split, the statistics and the number of seeds. The next
-        one explains bold values, if there are any. The last ones are about the budgets.
+        one explains bold values, if there are any. The last ones say whether the budgets are equal.
         """
         data = ", ".join(sorted({budget.dataset for budget in self.budgets.of.values()}))
         most = int(spreads["seeds"].max())
@@ -226,7 +229,9 @@ def _terms(budgets: Budgets) -> Iterator[str]:
     If some budgets are unequal, there is a sentence for each such experiment. Otherwise one
     sentence names what was equal: the rounds, steps, samples, network, start and tuning. Steps and
     samples are sums over sites. They count as equal if they differ by at most a tenth, so the
-    sentence may give a range. Without budgets, nothing is yielded.
+    sentence may give a range. Batch size and local steps replace them if they are unknown. With
+    several data sets, the sentence has no numbers and leaves out tuning. Without budgets, nothing
+    is yielded.
     """
     if budgets.unlike():
         for said in budgets.remarks():
@@ -268,12 +273,12 @@ def _find_best(spreads: pd.DataFrame, median: bool) -> set[Any]:
     """Find the best value of each group and metric, as a set of (experiment, group, metric).
 
     Values are compared after rounding to three decimals, so several experiments may be best.
-    Whether a high or a low value is better depends on the metric. A metric without a better
-    direction, such as entropy, has no best value. The same holds if all values look equal.
+    Whether a high or a low value is better depends on the metric. There is no best value of a
+    metric without a better direction, such as entropy, or if all values are equal after rounding.
 
     Args:
         spreads: the rows of ``over_seeds``.
-        median: compare medians in place of means.
+        median: whether to compare medians in place of means.
     """
     best: set[Any] = set()
     column = "mean"

@@ -84,7 +84,7 @@ class Comparison:
         """Describe the comparison for a terminal.
 
         Args:
-            median: show median and range over seeds in place of mean and standard deviation.
+            median: whether to show median and range over seeds in place of mean and deviation.
 
         Yields:
             A table of the results, in which experiments with unequal budgets are marked; a table of
@@ -99,10 +99,10 @@ class Comparison:
         return html_of_lines(self.lines())
 
     def draw(self, path: Path) -> None:
-        """Draw the means over seeds by metric, experiment and site, and write them to ``path``.
+        """Draw the means over seeds by metric, experiment and group of sites, as a picture file.
 
         Raises:
-            SettingError: the name of the file does not end with .png, .svg or .pdf.
+            SettingError: ``path`` does not end with .png, .svg or .pdf.
         """
         write_picture(path, draw_comparison(self.results, self.split))
 
@@ -150,7 +150,8 @@ class Comparison:
             csv: the file for the results over seeds. The budgets are written next to it as
                 NAME-budgets, and the tests, if there are any, as NAME-tests.
             markdown: the file for all tables as Markdown.
-            median: for Markdown and LaTeX, show median and range in place of mean and deviation.
+            median: for Markdown and LaTeX, whether to show median and range in place of mean and
+                deviation.
             latex: the file for all tables as LaTeX.
 
         Raises:
@@ -213,8 +214,8 @@ def compare_runs(
 ) -> Comparison:
     """Compare finished runs: collect their metrics, test differences, and add remarks.
 
-    Metrics are those that a report may show, unless ``no_floor`` is set, so the means are those of
-    a report. They cover only sites at which all runs have the metric.
+    Unless ``no_floor`` is set, only metrics that a report may show are used. The means are then
+    those of a report. A mean covers only sites at which all runs have the metric.
 
     Args:
         jobs: the runs, which have ended.
@@ -276,8 +277,8 @@ def _have_one_split(jobs: Sequence[Job]) -> bool | None:
 def _nothing_to_compare(split: str, *, too_few: bool) -> SettingError:
     """Build the error that says why no metric of ``split`` can be compared.
 
-    ``too_few`` tells whether there are samples, but too few to show a metric of them. Otherwise no
-    site has samples in the split.
+    If ``too_few``, sites have samples in the split, but too few to show a metric of them. Otherwise
+    no site has samples in the split.
     """
     if too_few:
         return SettingError(
@@ -291,11 +292,11 @@ def _nothing_to_compare(split: str, *, too_few: bool) -> SettingError:
 
 
 def _explain_hidden(runs: Sequence[FinishedRun], split: str, metrics: Sequence[str]) -> list[str]:
-    """Build sentences on the metrics that are hidden at some sites because they cover few samples.
+    """Build sentences on the metrics that may not be shown at some sites.
 
-    Metrics that are hidden at the same sites share a sentence. A last sentence names the option
-    that shows all values. If ``runs`` have all their metrics, or if they hide none of ``metrics``,
-    the list is empty.
+    Metrics that are hidden at the same sites share a sentence, which gives the reason, such as too
+    few samples. A last sentence names the option that shows all values. If the ``runs`` hide none
+    of ``metrics``, the list is empty.
     """
     sites_of: dict[str, dict[str, None]] = {}
     for run in runs:
@@ -311,10 +312,10 @@ def _explain_hidden(runs: Sequence[FinishedRun], split: str, metrics: Sequence[s
 
 
 def _left_out(runs: Sequence[FinishedRun], split: str) -> list[str]:
-    """Build a sentence with the sites at which means leave out a metric that some run lacks.
+    """Build a sentence that names the sites at which means leave out some metric.
 
-    Means of all runs must cover the same sites, so a metric that one run lacks at a site is not
-    used there for any run. If no metric is left out, the list is empty.
+    A mean must cover the same sites in all runs. If one run lacks a metric at a site, the metric is
+    therefore not used there for any run. If no metric is left out, the list is empty.
     """
     ends = [run.last_metrics(split) for run in runs]
     sites: set[str] = set()
@@ -338,8 +339,8 @@ def _results(
 ) -> pd.DataFrame:
     """Collect the tidy results of each experiment, then the results of a constant baseline.
 
-    The baseline always predicts class 1. It is added once per data set. If the seeds have different
-    splits, it is added once per seed.
+    The baseline always predicts class 1, the second of two classes. It is added once per data set.
+    If the seeds have different splits, it is added once per seed.
 
     Args:
         jobs: the jobs of all runs.

@@ -29,9 +29,11 @@ CONSTANT = "always positive (class 1)"
 
 
 def of_split(summary: Summary, split: str) -> dict[str, Any]:
-    """Return a copy of a run's summary whose metrics are those of ``split``, ``test`` or ``val``.
+    """Return a copy of a run's summary with the means of ``split``, which is ``test`` or ``val``.
 
-    For ``val``, the published numbers are None, because papers publish test metrics.
+    For ``val``, the means over all sites and by distribution are those of validation, and the
+    published numbers are None, because papers publish test metrics. The metrics of each site are
+    always those of test samples.
     """
     if split == "test":
         return dict(summary)
@@ -44,9 +46,9 @@ def shared_metrics(
     """Keep only metrics that all runs have at a site, so that their means cover the same sites.
 
     If a run lacks a metric at a site, the metric is removed there from all runs on the same data
-    set. There are two exceptions. If a run has a metric at no site, its method does not measure it,
-    and the other runs keep it. If the runs on a data set have no site in common, each run is
-    checked only at its own sites.
+    set. There are two exceptions. If a run has a metric at none of its sites, its method does not
+    measure it, and the other runs keep it. If the runs on a data set have no site in common, each
+    run is checked only at its own sites.
 
     Args:
         runs: the finished runs.
@@ -74,10 +76,10 @@ def shared_metrics(
 def _lacking_metrics(
     runs: Sequence[FinishedRun], metrics: Sequence[SiteMetrics]
 ) -> set[tuple[str, str, str]]:
-    """Find each (data set, site, metric) at which a run lacks a metric that it has at other sites.
+    """Find each (data set, site, metric) where a run lacks a metric that it has at another site.
 
-    If the runs on a data set have a site in common, a run must have its metrics at the sites of all
-    these runs. Otherwise it must have them only at its own sites.
+    If the runs on a data set have a site in common, each run is expected to have its metrics at the
+    sites of all these runs. Otherwise it is expected to have them only at its own sites.
     """
     sites_of: dict[str, list[set[str]]] = {}  # data set -> the sites of each run
     for run in runs:
@@ -103,8 +105,9 @@ def shared_summaries(runs: Sequence[FinishedRun], split: str) -> list[dict[str, 
     """Return a copy of each run's summary for a split, with means over the same sites.
 
     A mean includes a site only if all runs have the metric there (``shared_metrics``, which has two
-    exceptions). A distribution of a single site keeps all metrics of that site, because it is not a
-    mean. ``split`` is ``test`` or ``val``, the samples that the metrics were measured on.
+    exceptions). If a distribution has a single site, its row keeps all metrics of that site,
+    because the row is not a mean. ``split`` is ``test`` or ``val``, the samples that the metrics
+    were measured on.
 
     Returns:
         The summaries in the order of ``runs``. Each also has ``published``, the paper's numbers,
@@ -161,7 +164,7 @@ def chosen_metrics(
     Args:
         wanted: names and patterns, separated by commas.
         summaries: the runs' summaries, without metrics that must not be shown.
-        option: the option that ``wanted`` was given by, for errors.
+        option: the command's option that gave ``wanted``, for errors.
         measured: all metrics that the runs have, hidden ones too.
 
     Returns:
@@ -194,7 +197,7 @@ def refuse_unmeasured(wanted: str, option: str) -> None:
 
     Args:
         wanted: names and patterns of metrics, separated by commas.
-        option: the option by which they were given, with which the message begins.
+        option: the command's option that gave ``wanted``. The error message begins with it.
 
     Raises:
         SettingError: no method measures one of the names.
@@ -214,6 +217,7 @@ def matching(wanted: str, known: Sequence[str], option: str) -> list[str]:
     """Return the metrics of ``known`` that ``wanted`` names, each once, in the order of ``wanted``.
 
     ``wanted`` has names and shell-style patterns, separated by commas, such as ``auc, loss*``.
+    Metrics that match one pattern are in the order of ``known``.
 
     Raises:
         SettingError: a name or pattern matches no known metric. The message begins with ``option``.
@@ -229,11 +233,11 @@ def matching(wanted: str, known: Sequence[str], option: str) -> list[str]:
 
 
 def metric_of(summary: Summary, group: str, metric: str) -> float | None:
-    """Return the value of a metric in a run's summary; None if the run lacks it.
+    """Return the value of a metric in a run's summary; None if the run lacks it there.
 
     Args:
         summary: the summary.
-        group: the name of a distribution, or "all" for the mean over sites.
+        group: the name of a distribution (a group of sites), or "all" for the mean over sites.
         metric: the name of the metric.
     """
     values = summary["mean"]
@@ -267,9 +271,9 @@ def experiment_results(
 ) -> pd.DataFrame:
     """Build the tidy results of one experiment: a row for each group, metric and seed.
 
-    Groups are the distributions of its sites, then ``all``. The values of all seeds stand together.
-    If a run lacks a metric for a group, such as AUC with one class, there is no row. A row also has
-    the published number, if a paper has one.
+    Groups are the distributions (groups of sites) of its runs, then ``all``. Rows that differ only
+    in their seed are next to each other. If a run lacks a metric for a group, such as AUC with one
+    class, there is no row. A row also has the published number, if a paper has one.
 
     Args:
         experiment: the experiment's name.
@@ -300,10 +304,10 @@ def constant_results(
 ) -> pd.DataFrame:
     """Build the tidy results of a baseline that always predicts the second of two classes.
 
-    Its accuracy is the share of that class among the site's samples. Its balanced accuracy and its
-    AUC are 0.5 at sites with samples of both classes, and missing at other sites. Sites without
-    samples in the split, with a hidden count or with another number of classes are left out. If no
-    site remains, the table is empty.
+    Its accuracy is the share of that class among a site's samples. Its balanced accuracy and its
+    AUC are 0.5 at sites with samples of both classes, and missing at other sites. Three kinds of
+    sites are left out: those without samples in the split, those with a hidden count, and those
+    with another number of classes. If no site remains, the table is empty.
 
     Args:
         silos: the content of ``silos.json``, with the label counts of each site.
@@ -348,10 +352,11 @@ class TwoClassMetrics:
     def count_correct(self) -> tuple[int, int] | None:
         """Recover the number of correct predictions in each class from a site's metrics.
 
-        With n samples and r correct ones per class, accuracy is (r0 + r1) / (n0 + n1) and balanced
-        accuracy is (r0 / n0 + r1 / n1) / 2. These two equations are solved for r0 and r1, which are
-        rounded. If a class has no samples, accuracy suffices. The result is None if the equations
-        do not determine r0 and r1, because n0 equals n1 or balanced accuracy is missing.
+        With n0 and n1 samples in the classes, r0 and r1 of them predicted correctly, there are two
+        equations. Accuracy is (r0 + r1) / (n0 + n1), and balanced accuracy is (r0 / n0 + r1 / n1) /
+        2. They are solved for r0 and r1, which are rounded. If a class has no samples, accuracy
+        suffices. The result is None if the equations do not determine r0 and r1, because n0 equals
+        n1 or balanced accuracy is missing.
         """
         first, second = self.counts
         # Metrics are float32, and counts are whole numbers
@@ -390,8 +395,9 @@ def pooled_balanced_accuracy(sites: Iterable[TwoClassMetrics]) -> float | None:
 def pooled_metric(run: FinishedRun, split: str) -> dict[str, float]:
     """Compute the balanced accuracy of a run over the samples of all sites together.
 
-    It is computed from each site's metrics in the last measured round and its number of samples in
-    each of two classes. Sites without an accuracy are left out.
+    It is computed from each site's number of samples in each of two classes, and the site's
+    accuracy and balanced accuracy in the last measured round. Sites without an accuracy are left
+    out.
 
     Returns:
         A dictionary with the key ``POOLED``. It is empty if a site with metrics on ``split`` does

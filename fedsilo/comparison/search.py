@@ -53,10 +53,10 @@ class Search:
     def batches(self) -> Iterator[list[Point]]:
         """Draw the points to try, and yield them in batches whose points can be tried side by side.
 
-        The batches end after ``points`` points. The sampler ``grid`` draws all points in one batch.
-        The sampler ``tpe`` draws four points per batch, and needs their scores (see ``tell``)
-        before it draws the next batch. Numbers with decimals are rounded to three significant
-        digits.
+        A point is a value for each setting of the grid. The batches end after ``points`` points.
+        The sampler ``grid`` draws all points in one batch. The sampler ``tpe`` draws four points
+        per batch, and needs their scores (see ``tell``) before it draws the next batch. Numbers
+        with decimals are rounded to three significant digits, also the declared values of a grid.
         """
         while self._left:
             count = self._left
@@ -88,10 +88,11 @@ class Search:
 
 
 def refuse_small(grid: Grid, sampler: str, points: int, experiment: str) -> None:
-    """Check that a grid has enough points to try the same number of points for every experiment.
+    """Check that an experiment's grid has at least as many points as will be tried.
 
-    With the sampler ``tpe``, a grid is always large enough if some setting has only numbers as
-    values, and not all are equal, because the whole range of the numbers is searched.
+    The same number of points is tried for every experiment. With the sampler ``tpe``, a grid is
+    always large enough if some setting has only numbers as values, and not all are equal. The
+    sampler then searches the whole range of these numbers.
 
     Args:
         grid: the grid: key -> values.
@@ -119,8 +120,9 @@ def at_an_edge(
 ) -> Iterator[str]:
     """Yield a warning for each numeric setting whose best value is at an end of its range.
 
-    With ``grid``, only the smallest and the largest value are at an end. With ``tpe``, values in
-    the outer 5 % of the range are too. An end beyond which ``rules`` allow no value is ignored.
+    The range goes from the smallest to the largest value in the grid. With sampler ``grid``, only
+    these two values are at an end. With ``tpe``, so are values in the outer 5 % of the range. An
+    end beyond which ``rules`` allow no value is ignored.
     """
     margin = 0.0  # only the first and the last number of a grid are at an end
     if sampler == "tpe":
@@ -148,7 +150,8 @@ def at_an_edge(
 def without_effect(digests: Sequence[str], points: Sequence[Mapping[str, Value]]) -> Iterator[str]:
     """Yield a warning for each point whose metrics equal those of an earlier point bit by bit.
 
-    The warning lists the settings that differ between the two points. Equal points give no warning.
+    The warning lists the settings that differ between the two points, which had no effect. If no
+    setting differs, there is no warning.
 
     Args:
         digests: a digest over all metrics of each point; empty for a point that failed.
@@ -219,7 +222,7 @@ def _by_logarithm(low: float, high: float) -> bool:
 def _place(value: float, low: float, high: float) -> float:
     """Return where a number lies in a range, as a share: 0 at the lower end and 1 at the upper.
 
-    If the range is searched on a logarithmic scale, the position is on that scale too.
+    If the range is searched on a logarithmic scale, the share is computed on that scale.
     """
     if _by_logarithm(low, high):
         value, low, high = math.log(value), math.log(low), math.log(high)

@@ -60,7 +60,10 @@ class Tested:
     paired: bool = False
 
     def heading(self, split: str) -> str:
-        """Summarise the ANOVA in one line: F, degrees of freedom and p, or why p is missing."""
+        """Summarise the ANOVA in one line: F, degrees of freedom and p, or the reason without p.
+
+        The line begins with ``split``, the split of the samples, and the metric.
+        """
         anova = self.anova
         start = f"{split} {self.metric}, mean over sites: one-way ANOVA"
         if anova.p is None:
@@ -165,11 +168,10 @@ def significance(metric: str, samples: Samples, paired: bool) -> Tested:
 
 
 def one_way(samples: Mapping[str, Sequence[float]]) -> Outcome:
-    """Run a one-way ANOVA: do the means of several experiments differ by more than chance?
+    """Run a one-way ANOVA, which tests whether the means of experiments differ by more than chance.
 
-    ``samples`` maps each experiment to its values over seeds. The outcome has no p value, but a
-    reason, if an experiment has fewer than two values, or if all values of each experiment are
-    equal.
+    ``samples`` maps each experiment to its values over seeds. The outcome has a reason in place of
+    a p value if an experiment has fewer than two values, or if no experiment's values vary.
     """
     from scipy import stats
 
@@ -187,8 +189,9 @@ def two_sided(later: str, earlier: str, samples: Samples, paired: bool) -> Outco
     """Run Student's two-sided t-test of two experiments, without correction for several pairs.
 
     With ``paired``, the differences ``later`` - ``earlier`` are tested seed by seed. Otherwise the
-    values are treated as independent, with equal variances. The outcome has no p value, but a
-    reason, if an experiment has fewer than two values, or if nothing varies over seeds.
+    values are treated as independent, with equal variances. The outcome has a reason in place of a
+    p value if an experiment has fewer than two values, or if nothing varies over seeds: with
+    ``paired``, the differences, and otherwise the values of both experiments.
     """
     from scipy import stats
 
@@ -253,6 +256,9 @@ def _constant(values: Sequence[float], scale: float = 0.0) -> bool:
 
 def notes(tested: Tested, seeds: int, paired: bool, same_split: bool | None) -> list[str]:
     """Return the remarks that a reader of the p values needs, one per line.
+
+    They explain the tests and their correction, mention ``--paired`` unless it was given, and say
+    whether the seeds vary the split.
 
     Args:
         tested: the tests of any one metric; only their number of pairs is used.

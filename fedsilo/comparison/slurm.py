@@ -41,8 +41,8 @@ def read_jobs(text: str, parameters: list[str]) -> Jobs:
     Slurm's keys become underscores.
 
     Raises:
-        SettingError: ``--jobs`` is neither a number nor ``slurm``, a parameter has no "=", or
-            parameters are given without ``--jobs slurm``.
+        SettingError: ``--jobs`` is neither a whole number of at most six digits nor ``slurm``, a
+            parameter is not KEY=VALUE, or parameters are given without ``--jobs slurm``.
     """
     if text == SLURM:
         values = {}
@@ -79,7 +79,11 @@ class SlurmPool(ThreadPoolExecutor):
         return super().submit(self._by_job, work, *args, **kwargs)
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """End the pool. With ``cancel_futures``, cancel its queued and running Slurm jobs, too."""
+        """End the pool, and wait until its work has ended if ``wait``.
+
+        With ``cancel_futures``, queued and running Slurm jobs are cancelled, and waiting work is
+        not begun.
+        """
         if cancel_futures:
             for job in self._jobs:
                 with suppress(Exception):  # the job may have ended, or Slurm may be unreachable

@@ -77,9 +77,9 @@ class Spread(NamedTuple):
 def over_seeds(results: pd.DataFrame) -> pd.DataFrame:
     """Summarise tidy results over seeds: a row for each experiment, group and metric.
 
-    A tidy table has a row for each value. The result has the columns ``COMPARISON``, with the
-    statistics of ``Spread``, the method and the published numbers. Rows keep the order in which
-    their experiment, group and metric first appear.
+    Tidy results have a row for each value, that is, also for each seed. The summary has the columns
+    ``COMPARISON``, with the statistics of ``Spread``, the method and the published numbers. Rows
+    keep the order in which their experiment, group and metric first appear.
     """
     rows = []
     for key, values in results.groupby(KEY, sort=False)["value"]:
@@ -122,9 +122,9 @@ def spread_cell(spread: Any, median: bool = False) -> str:
 def _next_to_published(spread: Any, median: bool) -> str:
     """Format a cell whose values stand next to a paper's numbers.
 
-    It is the text of ``spread_cell``, mean ± sample deviation. If the paper has a deviation, our
-    population deviation follows in brackets, because papers print population deviations here
-    (PICSR's cannot be anything else). With ``median`` or a single seed, it is left out.
+    It is the text of ``spread_cell``, such as mean ± sample deviation. If the paper has a
+    deviation, our population deviation follows in brackets, because these papers print population
+    deviations. With ``median`` or a single seed, it is left out.
     """
     cell = spread_cell(spread, median)
     if median or spread.seeds == 1 or pd.isna(spread.published_sd):
@@ -158,7 +158,7 @@ def comparison_table(results: pd.DataFrame, split: str = "test", median: bool = 
     Args:
         results: the tidy results.
         split: the split of the samples, for the titles of the columns.
-        median: show median and range in place of mean and standard deviation.
+        median: whether to show median and range in place of mean and standard deviation.
     """
     seeds = results.groupby(KEY).size().max()
     shown = "mean ± sample sd"
@@ -176,13 +176,13 @@ def comparison_lines(
 ) -> list[list[str]]:
     """Format a comparison as rows of cells: the titles, then a row for each experiment and group.
 
-    Each metric has a column with our values over seeds. If a paper has numbers of it, a second
-    column has these.
+    Each metric has a column with fedsilo's values over seeds. If a paper has numbers for the
+    metric, they are in a second column.
 
     Args:
         results: the tidy results.
         split: the split of the samples, for the titles.
-        median: show median and range in place of mean and standard deviation.
+        median: whether to show median and range in place of mean and standard deviation.
     """
     spreads = over_seeds(results)
     known = spreads.loc[spreads["published"].notna(), "metric"]
@@ -203,9 +203,9 @@ def group_lines(
 ) -> list[list[str]]:
     """Format spreads as rows of cells: the metrics' titles, then a row per experiment and group.
 
-    A row starts with the names of the experiment and the group. The first row lacks titles for
-    these two columns, which the caller adds. If a cell is over fewer seeds than its experiment has,
-    the number of seeds is added.
+    A spread has the statistics of a metric over seeds. A row starts with the names of the
+    experiment and the group. The first row lacks titles for these two columns, which the caller
+    adds. If a cell is over fewer seeds than its experiment has, the cell says so.
 
     Args:
         spreads: rows of ``over_seeds``.
@@ -288,7 +288,7 @@ def seconds_text(seconds: float) -> str:
 
 
 def csv_text(frame: pd.DataFrame) -> str:
-    """Format a data frame as CSV, with six decimals.
+    """Format a data frame as CSV, in which numbers of a float column have six decimals.
 
     Published numbers have as many decimals as the paper prints. Column titles are the columns'
     names with spaces in place of underscores. A missing value is an empty cell.
@@ -320,7 +320,7 @@ _WIDTH = 0.84  # width of all bars at a site together; the distance between site
 def draw_comparison(results: pd.DataFrame, split: str) -> Figure:
     """Draw a panel for each metric: each experiment's mean over seeds at each group, as a bar.
 
-    Error bars are sample standard deviations.
+    Error bars are sample standard deviations. A group is a distribution of sites, or ``all``.
 
     Args:
         results: a tidy table, with the columns ``TIDY``.

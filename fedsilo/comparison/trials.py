@@ -139,7 +139,7 @@ def run_missing(
 def run_groups(
     groups: Sequence[Sequence[Trial]], folder: Path, jobs: Jobs, go_on: bool = False
 ) -> list[list[dict[str, Any]]]:
-    """Run groups of trials in one pool; return the summaries of each group's trials, in order.
+    """Run groups of trials in one pool, and return the summaries of each group's trials, in order.
 
     All other arguments, and the errors, are those of ``run_trials``.
     """
@@ -162,8 +162,7 @@ def run_trials(
         trials: the trials.
         folder: the folder of the summary files.
         jobs: the number of runs at once, 0 for one per core, or Slurm's parameters.
-        go_on: whether to continue after training failed in a trial, for example because it
-            diverged.
+        go_on: whether to continue after training failed at a site, for example because it diverged.
 
     Returns:
         A summary for each trial, with its file's name as ``file``. The summary of a failed trial
@@ -171,8 +170,8 @@ def run_trials(
         again next time.
 
     Raises:
-        FedsiloError: a trial failed without ``go_on``, or could not begin. Finished trials are kept
-            and used again.
+        FedsiloError: training failed without ``go_on``, or a trial failed for another reason.
+            Finished trials are kept and used again.
     """
     paths = [folder / f"{trial.key()}.json" for trial in trials]
     missing: dict[Path, Trial] = {}
@@ -215,8 +214,9 @@ def _read_summary(path: Path) -> dict[str, Any]:
     """Read the summary of a finished trial from its JSON file.
 
     Raises:
-        RunDirectoryError: the file cannot be read, is damaged, or its content is not a summary. The
-            message advises to remove the file, so that the trial is run again.
+        RunDirectoryError: the file cannot be read, is damaged, or its content is not a summary. In
+            the first two cases, the message advises the user to remove the file, so that the trial
+            is run again.
     """
     fault = file_fault(path)  # reading a pipe would never end
     if fault:
@@ -274,8 +274,8 @@ class WorkerPool(ProcessPoolExecutor):
         """Start a process if one is missing. Python's pool calls this at each submission and exit.
 
         If each process makes only one run, a process is started only if more runs wait than there
-        are processes. Python's pool would also replace the last processes, and its end would be
-        delayed until the new ones have imported everything.
+        are processes. Otherwise Python's pool would replace even the last processes, and could not
+        end until the new ones have imported everything.
         """
         if not self._one_run or len(self._pending_work_items) > len(self._processes):
             super()._adjust_process_count()
@@ -285,9 +285,10 @@ class WorkerPool(ProcessPoolExecutor):
         return super().submit(_in_worker, self._stop, work, *args, **kwargs)
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """End the pool when started runs have finished, or all runs if ``cancel_futures``.
+        """End the pool when all runs have finished.
 
-        With ``cancel_futures``, runs that wait are not begun.
+        With ``cancel_futures``, only the started runs finish, and runs that wait are not begun.
+        Without ``wait``, this function returns at once.
         """
         if cancel_futures:
             # Python's pool cannot cancel the run that it has put aside for the next free process
@@ -301,7 +302,8 @@ def make_pool(
     """Create the pool in which runs are computed: worker processes, or jobs of a Slurm cluster.
 
     Args:
-        jobs: Slurm's parameters for Slurm jobs; a number otherwise, which is ignored here.
+        jobs: Slurm's parameters for a Slurm cluster. Any number stands for worker processes, whose
+            number is ``workers``.
         folder: the folder below which Slurm jobs write their logs.
         workers: the number of worker processes.
         runs_per_worker: the number of runs after which a worker process is replaced, or None. It
@@ -334,12 +336,12 @@ def _begin_worker(command: int) -> None:
 def _in_worker(stop: Path, work: Callable[..., Outcome], *args: Any, **kwargs: Any) -> Outcome:
     """Call ``work`` in a worker process, and return its result.
 
-    If the file ``stop`` exists, the pool is ending, and the work is not begun but raises
-    KeyboardInterrupt.
+    If the file ``stop`` exists, the pool is ending. Then the work is not begun, and
+    KeyboardInterrupt is raised.
 
-    Ctrl-C interrupts the work, also if it came while the worker imported what the work needs. If
-    the worker is told to end (``SystemExit``), because the command has ended, the process ends at
-    once.
+    Ctrl-C interrupts the work, even if it came while the worker imported the modules for the work.
+    If the worker is told to end (``SystemExit``), because the command has ended, the process ends
+    at once.
     """
     try:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
@@ -357,8 +359,8 @@ def _run_trial(work: _Work) -> Failure | None:
 
     The summary is the run's, with two additions. ``digest`` is the SHA-256 of metrics.csv, so two
     trials have the same digest only if all their metrics are equal. The means on test and on
-    validation samples get the pooled balanced accuracy over all sites, under the name ``POOLED``. A
-    mean for which it cannot be computed does not get it.
+    validation samples get ``POOLED``, the balanced accuracy over the samples of all sites, if it
+    can be computed.
 
     Returns:
         None if the trial succeeded; otherwise the error's code and text. Then no summary is
@@ -381,7 +383,7 @@ def _run_trial(work: _Work) -> Failure | None:
 
 @contextlib.contextmanager
 def run_and_forget(settings: RunSettings) -> Iterator[FinishedRun]:
-    """Run the settings in this process without output, and yield the finished run.
+    """Run the settings in this process without printing, and yield the finished run.
 
     The run directory is a temporary folder, which is removed after the block.
 

@@ -115,7 +115,7 @@ def search(
         plan: the settings, the grid and the budget.
         sampler: ``grid`` or ``tpe``.
         metric: the deciding metric. It is a mean over the sites that have it, or ``POOLED`` over
-            all samples. None for the data set's default.
+            all samples. None for the first headline metric that every successful run has.
         jobs: the number of runs at once, 0 for one per core, or Slurm's parameters.
         tell: takes a line about the progress.
 
@@ -165,8 +165,8 @@ def plan_search(
         sources: the sources of settings that the command names.
         sampler: ``grid``, which tries points of the grid, or ``tpe``, which searches the ranges
             that the grid spans.
-        given: numbers that override those of the simulation file: field of ``Tuning`` -> number, or
-            None to keep the file's number.
+        given: numbers that override those of the simulation file: field of ``Tuning`` -> number.
+            None keeps the file's number.
 
     Raises:
         SettingError: the grid is too small for the number of points, a setting is wrong, there are
@@ -371,7 +371,7 @@ def _sign_of(metric: str) -> int:
 def _as_gains(points: Sequence[Point], metric: str) -> list[float]:
     """Return a number per point that is higher for a better point, as a sampler expects.
 
-    A failed point gets the lowest number of the other points or 0, whichever is lower.
+    A failed point gets 0 or the lowest number of the other points, whichever is lower.
     """
     sign = _sign_of(metric)
     worst = 0.0
@@ -392,7 +392,7 @@ def _score_points(
 ) -> list[Point]:
     """Score each point by the mean of a metric over its runs, in the order of ``points``.
 
-    ``summaries`` has, in the same order, the summaries of each point's runs.
+    ``summaries`` has the summaries of each point's runs, in the same order.
     """
     scored = []
     for settings, runs in zip(points, summaries, strict=True):
@@ -426,11 +426,11 @@ def _score_point(
 
 
 def _by_site(runs: Sequence[Mapping[str, Mapping[str, float]]], metric: str) -> dict[str, float]:
-    """Average a metric at each site over the runs: site -> mean.
+    """Average a metric at each distribution (group of sites) over the runs: distribution -> mean.
 
-    ``runs`` has site -> metric -> value for each run. A run without the metric at a site is left
-    out of the site's mean. Only sites of the first run are returned, and only if some run has the
-    metric there.
+    ``runs`` has distribution -> metric -> value for each run. A run without the metric there is
+    left out of the mean. Only distributions of the first run are returned, and only if some run has
+    the metric there.
     """
     by_site = {}
     for site in runs[0]:
@@ -492,9 +492,8 @@ def chosen_document(
 def _explain_choice(plan: Plan, ranked: Sequence[Point], metric: str) -> str:
     """Explain in one line why the first of the ``ranked`` points was chosen.
 
-    The text gives its score with the standard error, the number of points, the folds and seeds of
-    each point, and the second-best score. The second-best score is left out if there is only one
-    point or all other points failed.
+    The text has its score and standard error, the number of points, and the folds and seeds of
+    each. The second-best score follows, unless all other points failed or there are none.
     """
     best = ranked[0]
     score = f"mean validation {metric} over sites"

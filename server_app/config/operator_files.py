@@ -47,11 +47,12 @@ class _Entry(FileModel):
 
 
 def operator_terms(common: CommonSettings) -> Terms:
-    """Read the operator's two files: the registry of sites, and the agreed weights of sites.
+    """Read the server operator's two files: the registry of sites, and the agreed weights of sites.
 
-    $FEDSILO_SITE_REGISTRY names the registry, and 'run.site-weights' names the file of weights. A
-    '~' in these paths is expanded. If the variable is empty, ``registry`` of the returned ``Terms``
-    is None. If the setting is empty, ``weights`` is None. The other fields have their defaults.
+    The variable $FEDSILO_SITE_REGISTRY names the registry, and the setting 'run.site-weights' names
+    the file of weights. A '~' in these paths is expanded. If the variable is empty or not set,
+    ``registry`` of the returned ``Terms`` is None. If the setting is empty, ``weights`` is None.
+    The other fields have their defaults.
 
     Raises:
         SettingError: a named file cannot be used.
@@ -66,13 +67,14 @@ def operator_terms(common: CommonSettings) -> Terms:
 
 
 def read_registry(path: Path) -> Registry:
-    """Read the registry file, and return its path with the node id of each site.
+    """Read the registry file, which has the node id and the key of each site.
 
-    The keys are not returned.
+    Returns:
+        The path of the file, and the node id of each site. The keys are not returned.
 
     Raises:
-        SettingError: the file cannot be read, has unknown keys or invalid values, or has one node
-            id or one key under two site names.
+        SettingError: the file cannot be read, has unknown keys or invalid values, or has the same
+            node id or the same key under two site names.
     """
     nodes = {}
     for site, entry in _read_entries(path).items():
@@ -81,7 +83,7 @@ def read_registry(path: Path) -> Registry:
 
 
 def registered_keys(path: Path) -> Mapping[str, str]:
-    """Read each site's key fingerprint from the registry file: site -> fingerprint.
+    """Read the fingerprint of each site's key from the registry file: site -> fingerprint.
 
     Raises:
         SettingError: the registry cannot be used, as for ``read_registry``.
@@ -90,9 +92,9 @@ def registered_keys(path: Path) -> Mapping[str, str]:
 
 
 def read_weights(path: Path) -> AgreedWeights:
-    """Read the file of agreed weights: the number of training samples that each site counts for.
+    """Read the file of agreed weights: site -> the number of training samples that it counts for.
 
-    A number is from 1 to 10^9.
+    A number must be from 1 to 10^9. The path of the file is also returned.
 
     Raises:
         SettingError: the file cannot be read, or a site name or a number is invalid.
@@ -101,11 +103,11 @@ def read_weights(path: Path) -> AgreedWeights:
 
 
 def _read_entries(path: Path) -> Mapping[str, _Entry]:
-    """Read the registry, and return the entry of each site.
+    """Read the registry: site -> its entry, which has a node id and the fingerprint of a key.
 
     Raises:
-        SettingError: the file cannot be used, or two sites have the same node id or key, which
-            would give one hospital two votes. Only the first pair is named.
+        SettingError: the file cannot be used, or two sites have the same node id or the same key.
+            One hospital would then have two votes. Only the first such pair is named.
     """
     entries: dict[str, _Entry] = _read_by_site(path, _Entry)
     for part in ("node_id", "key"):
@@ -122,7 +124,7 @@ def _read_entries(path: Path) -> Mapping[str, _Entry]:
 
 
 def _read_by_site(path: Path, kind: Any) -> Any:
-    """Read a YAML file that maps site names to values of type ``kind``.
+    """Read a YAML or JSON file that maps site names to values of type ``kind``.
 
     Args:
         path: the file, which must hold a mapping.

@@ -25,9 +25,9 @@ _CGROUP = Path("/sys/fs/cgroup")
 
 
 def check_resources(resources: Mapping[str, Value]) -> dict[str, Value]:
-    """Check the given resources, and return them with defaults for missing keys.
+    """Check the resources for simulated sites, such as cores, and add defaults for missing keys.
 
-    The argument is not changed, and numbers keep their type.
+    The result is a new mapping, and numbers keep their type.
 
     Raises:
         SettingError: a key is not in ``RESOURCES``, or a value is not a number from 0 to 1,000,000
@@ -50,14 +50,14 @@ def check_resources(resources: Mapping[str, Value]) -> dict[str, Value]:
 
 
 def check_device(device: str, share: float) -> None:
-    """Check that client processes will see the GPU that 'machine.device' names.
+    """Check that the processes of simulated sites will see the GPU that 'machine.device' names.
 
-    A warning is printed to stderr if the device is "auto" and PyTorch sees a GPU but ``share`` is
-    0, because clients then use the CPU.
+    If the device is "auto", PyTorch sees a GPU and ``share`` is 0, a warning is printed to stderr,
+    because the processes then use the CPU.
 
     Args:
         device: the setting 'machine.device'.
-        share: the share of a GPU that each client process gets, or 0 for none.
+        share: the share of a GPU that each process gets, or 0 for none.
 
     Raises:
         SettingError: the device is 'cuda:N' with N above 0, or it is a GPU but ``share`` is 0.
@@ -95,7 +95,7 @@ def cores() -> int:
     """Return the number of CPU cores that this process may use, at least 1.
 
     The number is limited by CPU affinity (on Linux) and by the container's CPU quota, rounded to a
-    whole number of cores. The setting of threads is not considered.
+    whole number of cores. The run's setting for threads has no effect here.
     """
     own = os.cpu_count() or 1
     # taskset and Slurm may leave a process fewer cores on Linux
@@ -133,20 +133,25 @@ def _free_container_memory() -> float:
 
 
 def worker_environments(resources: Mapping[str, Value]) -> list[dict[str, str]]:
-    """Plan the worker processes of this machine, and return each one's environment variables.
+    """Plan the processes that train simulated sites on this machine, and return their environments.
 
-    A worker gets 'client-resources-num-cpus' cores, or one if that is less than one. The number of
-    workers is the smallest of these limits, but at least 1: the cores divided by a worker's cores,
-    the number of sites, and one worker per GiB of free memory. If sites have a share of a GPU and
-    GPUs exist, a fourth limit is 1 / share workers on each GPU, rounded down.
+    Such a process is called a worker. It counts as using 'client-resources-num-cpus' cores, but at
+    least one. The number of workers is the smallest of these limits, rounded down, but at least 1:
+
+    - the number of cores ('init-args-num-cpus') divided by the cores of a worker,
+    - the number of sites ('num-supernodes'),
+    - one worker per GiB of free memory,
+    - on each GPU, 1 / 'client-resources-num-gpus' workers, rounded down. This limit is used only if
+      that share is above 0 and GPUs exist.
 
     Args:
         resources: all keys of ``RESOURCES`` with their values, as ``check_resources`` returns them.
             For 'init-args-num-cpus' and 'init-args-num-gpus', 0 stands for all.
 
     Returns:
-        One mapping per worker, which sets CUDA_VISIBLE_DEVICES to one GPU. It sets an empty string,
-        which hides all GPUs, if sites have no share of a GPU or the machine has none.
+        One mapping per worker, which sets CUDA_VISIBLE_DEVICES. Workers get the GPUs in turn, one
+        GPU each. If sites have no share of a GPU or the machine has no GPU, the value is an empty
+        string, which hides all GPUs.
     """
     each = max(float(resources["client-resources-num-cpus"]), 1.0)
     # The smallest of four limits counts: cores, sites, memory and, further below, GPUs
@@ -164,10 +169,10 @@ def worker_environments(resources: Mapping[str, Value]) -> list[dict[str, str]]:
 
 
 def _list_gpus(most: int) -> list[str]:
-    """Return the identifiers of at most ``most`` visible GPUs, or of all visible GPUs if it is 0.
+    """List the GPUs that this process can see: at most ``most`` of them, or all if ``most`` is 0.
 
-    "Visible" means visible to this process. Identifiers are the entries of CUDA_VISIBLE_DEVICES, or
-    "0", "1" and so on if it is not set. The list is empty if there is no GPU.
+    The identifiers are the entries of CUDA_VISIBLE_DEVICES. If this variable is empty or not set,
+    they are "0", "1" and so on. The list is empty if there is no GPU.
     """
     import torch
 

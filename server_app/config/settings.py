@@ -91,9 +91,9 @@ class RunSettings(Mapping[str, Value]):
     def run_config(self) -> dict[str, Any]:
         """Return the settings as the run config of ``flwr run``, with groups as nested tables.
 
-        ``flwr run`` accepts only the keys in pyproject.toml. All other settings of a plugin's
-        method are therefore left out of their groups. They form one JSON string, full key -> value,
-        under 'plugin-settings' at the top level.
+        ``flwr run`` accepts only the keys in pyproject.toml. If the method is a plugin, its
+        settings with other keys are therefore not in their groups. They form one JSON string, full
+        key -> value, under 'plugin-settings' at the top level.
 
         Returns:
             A mapping with a mapping for each group. Values without a group are at the top level.
@@ -110,10 +110,10 @@ class RunSettings(Mapping[str, Value]):
     def pin_plugins(self) -> "RunSettings":
         """Return the settings with 'plugin-digests' set to the SHA-256 of each plugin in use.
 
-        The plugins are imported for this. Their digests are also added to this user's file of
-        trusted plugins, so that the user can read the run later. If no plugin is in use and
-        'plugin-digests' is empty, the settings are returned unchanged, and nothing is added to the
-        file.
+        The plugins are imported for this. Their digests, and those of all files in 'plugin', are
+        added to this user's file of trusted plugins, so that the user can read the run later. If no
+        plugin is in use and 'plugin-digests' is empty, the settings are returned unchanged, and
+        nothing is added.
 
         Raises:
             SettingError: 'plugin-digests' is already set, but the modules or digests in it differ
@@ -149,11 +149,11 @@ class RunConfig:
 
 
 def differences(before: Mapping[str, Value], now: Mapping[str, Value]) -> str:
-    """Describe in one line the settings that differ between two runs; empty if none differ.
+    """Describe in one line the settings that differ between two runs.
 
     An example is "seed is 1 there and 2 here", in which "there" means ``before`` and "here" means
-    ``now``. Several differences are separated by semicolons. A missing setting is called "unset".
-    Settings are in alphabetical order, and long values are cut after 100 characters.
+    ``now``. Settings are in alphabetical order, separated by semicolons. A missing setting has the
+    value 'unset'. Each value is cut after 100 characters. The text is empty if no setting differs.
     """
     differing = []
     for key in sorted(before.keys() | now.keys()):
@@ -173,13 +173,13 @@ def declared_defaults() -> Mapping[str, Value]:
 def resolve(values: Mapping[str, Value]) -> RunSettings:
     """Build the settings of a run from keys and values, and check that they fit together.
 
-    A missing key takes its default.
-
-    The files of 'plugin' are executed. Former keys are accepted, with a note in the log.
+    A missing key takes its default. Former keys are accepted, with a note in the log. The files of
+    'plugin' are executed, because they may define the method.
 
     Raises:
         SettingError: a key is unknown or belongs to another method, a value has the wrong type or
-            range, the method or the data set is unknown, or settings contradict each other.
+            range, the method or the data set is unknown, a plugin cannot be used, or settings
+            contradict each other.
     """
     from fedsilo.models.privacy.promises import check_privacy_settings
     from fedsilo.strategies.loop.round_loop import refuse_site_count
@@ -213,8 +213,8 @@ def resolve(values: Mapping[str, Value]) -> RunSettings:
 def _possible_sites(common: CommonSettings) -> int | None:
     """Return the largest number of sites that can take part in a run; None if it is unknown.
 
-    If 'server.sites' names the sites, it is their number. Otherwise it is the number of silos of
-    the data set, or None if only the hospitals know that number.
+    If 'server.sites' names the sites, the result is the number of names. Otherwise it is the number
+    of silos of the data set, or None if only the hospitals know that number.
 
     Raises:
         SettingError: 'server.sites' is not valid, or names more sites than there are silos.
@@ -232,10 +232,10 @@ def _possible_sites(common: CommonSettings) -> int | None:
 
 
 def _build_settings(values: Mapping[str, Value]) -> RunSettings:
-    """Build settings with valid keys, types and ranges.
+    """Build settings with valid keys, types and ranges, without checking that they fit together.
 
-    Whether the settings fit together is not checked. Former keys are accepted, with a note in the
-    log. The files of 'plugin' are executed first, because they may define the method.
+    Former keys are accepted, with a note in the log. A removed setting is dropped if it has its
+    former default. The files of 'plugin' are executed first, because they may define the method.
 
     Raises:
         SettingError: a key is unknown; a key of another method does not have its default; a value
@@ -274,8 +274,8 @@ def resolve_recorded(values: Mapping[str, Value]) -> RunSettings:
     current keys, without a note in the log.
 
     Raises:
-        SettingError: a setting is invalid, settings contradict each other, or a plugin may not be
-            executed or does not import.
+        SettingError: a setting is invalid, settings contradict each other, or a plugin cannot be
+            imported or may not be executed.
     """
     # Keys are renamed first, so that a plugin under a former key is not overlooked
     values = current_settings(values, quietly=True)
@@ -286,12 +286,14 @@ def resolve_recorded(values: Mapping[str, Value]) -> RunSettings:
 def read_recorded(values: Mapping[str, Value]) -> RunSettings:
     """Build the settings in a run directory, without checking that they fit together.
 
-    A newer version may refuse a combination of settings that an older version accepted, but the old
-    run must stay readable. A plugin is executed only if the reader trusts it. Code that opens data
-    or networks must call ``resolve_recorded`` instead, which checks everything.
+    A newer version of fedsilo may refuse a combination of settings that an older version accepted,
+    but the old run must stay readable. A plugin is executed only if the reader trusts it, as in
+    ``resolve_recorded``. Code that opens data or networks must call ``resolve_recorded`` instead,
+    which checks everything.
 
     Raises:
-        SettingError: a setting is not valid by itself, or a plugin may not be executed.
+        SettingError: a setting is not valid by itself, or a plugin cannot be imported or may not be
+            executed.
     """
     values = current_settings(values, quietly=True)
     with plugins.without_working_folder():
@@ -299,16 +301,17 @@ def read_recorded(values: Mapping[str, Value]) -> RunSettings:
 
 
 def _plugin_defaults(method: str, known: Mapping[str, Value]) -> dict[str, Value]:
-    """Return key -> default of a plugin method's own settings. A key begins with the group.
+    """Return the default of each of a plugin method's own settings, by key.
 
     Args:
         method: the name of the plugin.
-        known: key -> default for all of fedsilo's own settings, which show the groups in use.
+        known: key -> default for all of fedsilo's own settings, which show the groups in use. The
+            group is the part of a key before its dot.
 
     Raises:
         SettingError: no plugin has that name, or the ``group`` of its settings class is one of
-            fedsilo's groups or methods. If the plugin uses a settings class of fedsilo, such a
-            group is allowed.
+            fedsilo's groups or methods. Such a group is allowed only if fedsilo itself defines the
+            settings class.
     """
     cls = settings_class(method)
     group = str(vars(cls).get("group", ""))
@@ -353,11 +356,12 @@ def read_toml(path: Path) -> dict[str, Value]:
 
     The entries "format", "launch" and "environment" are left out. Former keys become current keys.
     The log has a note about them only if the file lacks the entry "format", which every config.toml
-    has. Keys that do not exist are returned too.
+    has. Keys that do not exist are returned too. If a setting takes a YAML string, a list or table
+    in its place becomes JSON.
 
     Raises:
         SettingError: the file is missing or larger than 1 MiB, is not valid TOML, gives a setting
-            twice, or has a value that is not a bool, a number or a string.
+            twice, or has a value of another type than a bool, a number or a string.
     """
     content = _parse_toml(path)
     # A run's record may have key names of an older version, which the user need not change
@@ -385,14 +389,14 @@ def read_run_config(config: Path) -> RunConfig:
 
     Returns:
         The settings by key, ``launch`` (engine and resources) and ``environment`` (versions). A
-        table that the file lacks becomes an empty mapping. The values of the settings are not
+        table that the file lacks becomes an empty mapping. The ranges of the settings are not
         checked.
 
     Raises:
         RunDirectoryError: another version of fedsilo wrote the file, or one of its tables is
             malformed.
-        SettingError: the file cannot be read or is not valid TOML, or the run uses a removed
-            setting.
+        SettingError: the file cannot be read or is not valid TOML, a setting is not a single value,
+            or the run uses a removed setting.
     """
     content = _parse_toml(config)
     if content.pop("format", None) != RUN_FORMAT:
@@ -429,7 +433,11 @@ def _check_table(content: Any, name: str, config: Path) -> dict[str, Any]:
 
 
 def _find_table_fault(content: Any, name: str) -> str | None:
-    """Describe the first fault of what should be the table ``name``; None if there is none."""
+    """Describe the first fault of a part of config.toml that should be a table; None without fault.
+
+    The part is faulty if it is not a table, or has a value that is neither single nor a table.
+    ``name`` is the name of the part, for the text.
+    """
     if not isinstance(content, dict):
         return f"'{name}' must be a table"
     for key, value in content.items():
@@ -442,12 +450,12 @@ def parse_assignment(text: str) -> tuple[str, Value]:
     """Parse ``key=value`` from ``--set`` into a key and a value.
 
     The value is read as TOML. If it is not valid TOML, or if it is a date or a time, it is taken as
-    a string. A list becomes JSON if the setting takes a YAML string. A former key becomes its
-    current key. Whether the key exists is not checked.
+    a string. A list or a table becomes JSON if the setting takes a YAML string. A former key
+    becomes its current key. Whether the key exists is not checked.
 
     Raises:
-        SettingError: there is no '=', the key is empty, the value is a table, or the value is a
-            list for a setting that does not accept lists.
+        SettingError: there is no '=', the key is empty, or the value is a list or a table but the
+            setting does not take a YAML string.
     """
     name, value = parse_pair(text)
     source = f"--set {one_line(text, 100)}"
@@ -464,7 +472,7 @@ def parse_pair(text: str) -> tuple[str, Any]:
     a string. An empty value is an empty string.
 
     Raises:
-        SettingError: there is no '=', the key is empty, or there is more than one pair.
+        SettingError: there is no '=', the key is empty, or further lines have more pairs.
     """
     key, equals, raw = text.partition("=")
     try:

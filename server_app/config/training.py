@@ -43,17 +43,18 @@ _VECTORISED: Mapping[str, tuple[Value, ...]] = {
 def check_training(common: CommonSettings, is_table: bool) -> None:
     """Check the settings of optimiser, schedule, class weights, augmentation and early stopping.
 
-    If 'machine.vectorised' is above 1, also check that several sites can be trained as one batch.
-    If all other training settings have their defaults, they are not checked, and PyTorch is not
-    imported.
+    Early stopping is always checked. If 'machine.vectorised' is above 1, the function also checks
+    that several sites can be trained as one batch. The other settings are checked only if one of
+    them does not have its default, because this check imports PyTorch.
 
     Args:
         common: the run's common settings.
         is_table: whether the data set is a table and not images.
 
     Raises:
-        SettingError: a site would refuse the settings, early stopping could never act, or the sites
-            cannot be trained as one batch.
+        SettingError: a site would refuse the settings, the settings of early stopping have no
+            effect or need a metric that is noisy or never measured, or the sites cannot be trained
+            as one batch.
     """
     _check_early_stopping(common)
     if common.vectorised > 1:
@@ -79,10 +80,10 @@ def check_training(common: CommonSettings, is_table: bool) -> None:
 
 
 def check_task(common: CommonSettings, own: OwnSettings, is_table: bool) -> None:
-    """Check that the method, the data set and the settings suit the run's task.
+    """Check that the method, the data set and the settings suit the setting 'task'.
 
     Args:
-        common: the run's common settings.
+        common: the run's common settings. 'task' is among them, for example "classification".
         own: the settings of the run's method.
         is_table: whether the data set is a table and not images.
 
@@ -134,11 +135,12 @@ def _check_early_stopping(common: CommonSettings) -> None:
 def why_not_together(common: CommonSettings) -> str:
     """Explain why the inline engine cannot train several sites of this run as one batch.
 
-    The method may take steps that have no form for several sites, or a setting may have a value
-    that the batched training does not support.
+    The method is checked first, then the task, then the settings. A method may have training steps
+    that several sites cannot take as one. A setting may have a value that batched training does not
+    support.
 
     Returns:
-        One reason as a clause, even if there are several; empty if the sites can train as one.
+        The first reason as a clause; empty if the sites can be trained as one batch.
     """
     values = as_mapping(common)
     # Not by inheritance, because a method that extends another may do more

@@ -41,7 +41,7 @@ def name_plugins(entries: Iterable[object]) -> None:
             entry may list several of them, separated by commas.
 
     Raises:
-        SettingError: a file does not exist.
+        SettingError: a file is missing, or is not a regular file.
     """
     for text in entries:
         # One option may list several plugins, separated by commas
@@ -52,15 +52,16 @@ def name_plugins(entries: Iterable[object]) -> None:
 def _name_plugin(entry: str) -> None:
     """Trust the user's own copy of one plugin until this process ends.
 
-    A file is trusted by its absolute path, and a module by its name. Nothing is executed, and
-    whether the module is installed is not checked.
+    The copy will be used in place of the file or module that a run has recorded. Nothing is
+    executed, and whether a module is installed is not checked. A module is trusted under its
+    top-level name.
 
     Args:
         entry: a file, such as "~/mine.py", or the name of an installed module. A name that does not
             end in ".py" is a module.
 
     Raises:
-        SettingError: the file does not exist.
+        SettingError: the file is missing, or is not a regular file.
     """
     if not entry.endswith(".py"):
         _named[entry.partition(".")[0]] = entry
@@ -72,11 +73,11 @@ def _name_plugin(entry: str) -> None:
 
 
 def remember_plugins(digests: Mapping[str, str]) -> None:
-    """Remember the plugins that this user runs, in memory and in their file of trusted plugins.
+    """Add plugins that this user runs to the memory of this process and to the user's file.
 
-    The user can then read the runs of these plugins without naming the plugins again. Pairs that
-    are known already are not added twice. If the file cannot be read or written, a warning is
-    printed to stderr, and no error is raised.
+    The user can then read the runs of these plugins without naming the plugins again. The file is
+    that of trusted plugins (``_digests_file``). Pairs that are known already are not added twice.
+    If the file cannot be read or written, a warning is printed to stderr, and no error is raised.
 
     Args:
         digests: module -> SHA-256.
@@ -108,7 +109,7 @@ def remember_plugins(digests: Mapping[str, str]) -> None:
 def approve_plugins(
     values: Mapping[str, Value], used: Iterable[str], needs_pins: bool = True
 ) -> dict[str, Value]:
-    """Check that each plugin in use may be executed, and keep only executable files in 'plugin'.
+    """Check that each plugin in use may be executed, and keep only trusted files in 'plugin'.
 
     A plugin in use must be trusted (see ``_approve``), and its SHA-256 must be the one in
     'plugin-digests'. An installed module is imported here, right after this check, and is not
@@ -130,7 +131,8 @@ def approve_plugins(
 
     Raises:
         SettingError: a plugin in use is not trusted, cannot be read, is another version than the
-            recorded one, or does not import. The message says how the user can trust it.
+            recorded one, or cannot be imported. Unless the import failed, the message says how the
+            user can trust the plugin.
     """
     recorded = _group_by_module(str(values.get("plugin", "")))
     pins = plugins.stated_digests(str(values.get(plugins.PINS, "")))
@@ -153,9 +155,10 @@ def approve_plugins(
 
 
 def remember_files(named: str) -> None:
-    """Remember the digests of the plugin files in ``named``, a value of the setting 'plugin'.
+    """Remember the digests of the plugin files that a value of the setting 'plugin' names.
 
-    Installed modules in it are skipped. Nothing is executed or checked.
+    They are stored as ``remember_plugins`` does it. Installed modules in ``named`` are skipped.
+    Nothing is executed, and no file is refused.
     """
     digests = {}
     for module, entry in _group_by_module(named).items():
@@ -172,7 +175,8 @@ def _group_by_module(named: str) -> dict[str, str]:
 def refuse_unknown_files(named: str, where: str) -> None:
     """Check that this user has run every plugin file that a settings file names.
 
-    The file must still have the bytes that the user has run. Installed modules are not checked.
+    The file must still have the bytes that the user has run, so a file that cannot be read is
+    refused. Installed modules are not checked.
 
     Args:
         named: the value of the setting 'plugin'.

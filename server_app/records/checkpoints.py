@@ -49,9 +49,9 @@ class CheckpointHook(Hook):
     def round_ended(self, state: State) -> None:
         """Write this round's checkpoint, then delete all checkpoints except the newest two.
 
-        The checkpoint has the method's state, the decisive settings and the state of each hook. The
-        file is ``round-<six digits>.safetensors``. A killed process leaves the old checkpoints
-        whole.
+        The checkpoint has the method's state, the decisive settings (those that change the result),
+        and the state of each hook that has a name. The file is ``round-<six digits>.safetensors``.
+        If the process is killed meanwhile, the older checkpoints stay intact.
         """
         of_hooks = {}
         for name, hook in self.hooks.items():
@@ -74,6 +74,7 @@ class CheckpointHook(Hook):
         Raises:
             CheckpointError: the checkpoint belongs to other settings, to another version or to
                 another round than its name says, or no checkpoint is intact.
+            SettingError: the checkpoint has a removed setting without its former default.
         """
         files = sorted(self.folder.glob("round-*.safetensors"))
         for path in reversed(files):
@@ -136,9 +137,9 @@ class CheckpointHook(Hook):
 
 
 def statistics_as_lists(pooled: FeatureStatistics) -> dict[str, Any]:
-    """Convert the statistics that standardise inputs to lists for JSON: "mean" and "std".
+    """Convert the means and standard deviations that standardise a table to lists for JSON.
 
-    Each list has one number per column.
+    The keys are "mean" and "std". Each list has one number per column.
     """
     statistics = {}
     for name, values in vars(pooled).items():
@@ -148,6 +149,8 @@ def statistics_as_lists(pooled: FeatureStatistics) -> dict[str, Any]:
 
 def write_model(directory: RunDirectory, name: str, method: Method, state: State) -> bool:
     """Write the global model, and the statistics that standardise inputs, to the file ``name``.
+
+    The file also has the method's name and the facts of the state, such as its round.
 
     Args:
         directory: the run directory.
@@ -194,15 +197,16 @@ class BestRound(Hook):
     def run_started(self, state: State, participants: Participants, total_rounds: int) -> None:
         """Keep the state that the run starts from.
 
-        In a resumed run it has a round, and is judged when the next round ends. A state before
-        round 1 is not judged.
+        In a resumed run, it is the state after a round. Its model is judged (compared with the best
+        round) when the next round ends. The first state of a new run is never judged.
         """
         self.unjudged = state
 
     def round_ended(self, state: State) -> None:
-        """Judge the model of the previous round, which the sites measured during this round.
+        """Judge the model of the previous round, and keep the new state to be judged next.
 
-        The model in ``state`` is kept, and is judged when the next round ends.
+        The sites have measured the previous round's model during this round. The model is written
+        to a file if its validation metric is the best so far.
         """
         self._judge_round()
         self.unjudged = state
@@ -215,8 +219,8 @@ class BestRound(Hook):
         """Return the reason to stop early, or None to continue.
 
         Training stops once as many measured rounds as 'server.patience' have passed since the best
-        round. An equal value does not make a round the best. The setting is at least 1, so no value
-        turns early stopping off.
+        round. A round with an equal value is not a better one. The setting is at least 1, so early
+        stopping cannot be turned off by it.
         """
         if self.waited < self.common.patience:
             return None
@@ -267,8 +271,8 @@ class BestRound(Hook):
         """Return the early-stopping metric's mean over sites, weighted by their validation samples.
 
         Sites that did not report the metric do not count. If no site with validation samples
-        reported it, the result is NaN. If the metric was summed in secret, its mean over all
-        samples is known, under the name "all", and is returned unchanged.
+        reported it, the result is NaN. If secure aggregation has summed the metric, its mean over
+        all samples is known under the name "all", and is returned unchanged.
 
         Args:
             values: site -> metric -> value.

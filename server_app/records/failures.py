@@ -36,9 +36,10 @@ class FailureLog:
         new line is flushed to the disk before this function returns.
 
         Args:
-            round_: the round, from 1.
+            round_: the number of the round; 0 in a new run for a node that is refused before round
+                1.
             phase: the phase of the round, such as "train"; empty if the run itself failed.
-            site: the site's name; empty if the run itself failed.
+            site: the site's name, or "unknown"; empty if the run itself failed.
             code: the kind of failure, such as "no-answer".
             cause: the reason, which is cut to one line of at most 1000 characters.
 

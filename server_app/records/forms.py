@@ -41,10 +41,11 @@ class Content(dict[str, Any]):
 
 
 def read_content(text: str, path: Path) -> Any:
-    """Parse the text of a JSON file, and check its content if ``FORMS`` has the file's name.
+    """Parse the text of a run's JSON file, and check the content against the form of that file.
 
-    ``FORMS`` is looked up by the last part of ``path``. The file itself is not read. Every JSON
-    object in the result is a ``Content``, whose error for a missing key names ``path``.
+    ``FORMS`` has the forms by file name. The name is the last part of ``path``, and the content of
+    any other file is not checked. The file itself is not read. Every JSON object in the result is a
+    ``Content``, whose error for a missing key names ``path``.
 
     Raises:
         RunDirectoryError: the content does not have the form in ``FORMS``.
@@ -56,7 +57,7 @@ def read_content(text: str, path: Path) -> Any:
 
 
 def check(form: Any, content: Any, where: str) -> None:
-    """Check that ``content`` is of the type ``form``.
+    """Check that the parsed content of a run's file has the type ``form``.
 
     Args:
         form: a ``RunObject`` or another type that pydantic can check.
@@ -64,8 +65,8 @@ def check(form: Any, content: Any, where: str) -> None:
         where: the file, for the error.
 
     Raises:
-        RunDirectoryError: ``content`` is of another type. The message names the place and the
-            fault.
+        RunDirectoryError: the content is of another type. The message names the faulty place and
+            the fault.
     """
     check_content(form, content, lambda sentence: _form_error(where, sentence), quoted=True)
 
@@ -74,13 +75,14 @@ def check_table(path: Path, columns: Iterable[str], rows: Iterable[Mapping[Any, 
     """Check the columns and cells of a run's CSV file.
 
     Args:
-        path: the file. Only metrics.csv and traffic.csv must have certain columns (``COLUMNS``).
+        path: the file. Only metrics.csv and traffic.csv must have certain columns (``COLUMNS``),
+            and may have others.
         columns: the cells of the first line.
         rows: the other lines, each as column -> cell.
 
     Raises:
-        RunDirectoryError: a column is missing, or a cell is invalid. The message names the first
-            faulty line.
+        RunDirectoryError: a column is missing, or a line has an invalid cell or another number of
+            cells. The message names the first faulty line.
     """
     fault = ""
     for column in COLUMNS.get(path.name, ()):
@@ -139,8 +141,8 @@ def _is_possible(metric: str, value: float) -> bool:
     - A metric whose name begins with ``outcome.`` must be from -10^15 to 10^15.
     - Any other metric with a dot in its name, such as ``class.0.auc``, must be from 0 to 10^15.
     - A score that is at most 1 by definition, such as accuracy, must be from -10^15 to 10^15,
-      because noise may move it beyond 1. A prefix ``trained-`` or ``own-``, and a site after
-      ``-from-``, do not matter.
+      because noise may move it beyond 1. The rule ignores a prefix ``trained-`` or ``own-`` of the
+      name, and everything from ``-from-`` on.
     - Every other metric may have any value, including NaN and infinity.
 
     NaN is not possible under the first three rules.

@@ -21,8 +21,8 @@ def sites_without(metrics: SiteMetrics, sites: Sequence[str]) -> dict[str, list[
     """Return metric -> the sites that lack it, for metrics that only some of ``sites`` have.
 
     Metrics that every site has are left out. Rows of ``metrics`` for other names, such as "all",
-    are ignored. Metrics are in the order in which the sites have them, and sites in the order of
-    ``sites``.
+    are ignored. Metrics are in the order in which they first occur at the sites. The sites of a
+    metric are in the order of ``sites``.
     """
     known: dict[str, None] = {}
     for site in sites:  # not 'all', the only row of a run at trust 'sums'
@@ -117,7 +117,8 @@ def describe_hidden(hidden: Mapping[str, Sequence[str]], common: CommonSettings)
 
     Args:
         hidden: metric -> sites, from ``find_hidden``.
-        common: the run's settings, with the floor and the level of trust.
+        common: the run's settings, with the level of trust and the floor (the smallest number of
+            samples whose metrics may be shown).
     """
     metrics_at: dict[str, list[str]] = {}
     for metric, sites in hidden.items():

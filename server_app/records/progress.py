@@ -136,10 +136,11 @@ def read_progress(folder: Path) -> Progress | None:
 
 
 def _describe_fault(error: ValidationError) -> str:
-    """Describe why a progress file is invalid, with the remedy, as a predicate for its name.
+    """Describe why a progress file is invalid, with the remedy.
 
-    If the JSON is invalid, the run may just be writing the file, so the remedy is to wait. Any
-    other fault means that another version wrote the file, or that somebody altered it.
+    The text continues a sentence that begins with the file's name. If the JSON is invalid, the run
+    may just be writing the file, so the remedy is to wait. Any other fault means that another
+    version wrote the file, or that somebody altered it.
     """
     first = error.errors()[0]
     # Half a file is not valid JSON: on a network drive, a reader may see a file being replaced
@@ -163,7 +164,7 @@ def mark_interrupted(folder: Path) -> None:
     this state itself.
 
     Raises:
-        RunDirectoryError: progress.json cannot be read, or is damaged.
+        RunDirectoryError: progress.json cannot be used, as for ``read_progress``.
     """
     progress = read_progress(folder)
     if progress and progress.state == "running":
@@ -215,8 +216,8 @@ def _list_metrics(progress: Progress) -> Iterator[Metric]:
 
     A sample is (labels, value). The metrics are the run's method, data set and state, its rounds,
     the sites of its phase, failures, bytes, the costs of each site, the server's memory, the time
-    left, and the time of writing. A cost that no site has reported, and an unknown time left, have
-    no samples.
+    left, and the time of writing. A site has no sample of its epsilon without differential privacy,
+    and the time left has none while it is unknown.
     """
     about = {"method": progress.method, "dataset": progress.dataset, "state": progress.state}
     yield "fedsilo_run_info", "What runs, and whether it has ended.", [(about, 1)]

@@ -46,10 +46,11 @@ Marks = Callable[[State], Mapping[int, str]]
 
 
 def _never_raises(method: Callable[..., None]) -> Callable[..., None]:
-    """Wrap an event of ``ProgressHook`` so that a failure of the display cannot stop the run.
+    """Wrap a method of ``ProgressHook`` so that a failure of the display cannot stop the run.
 
-    The event runs under the hook's lock. If it succeeds, the thread that writes the progress files
-    is woken. If it raises, the exception is passed to ``report``.
+    The method handles an event of the run. It is called under the hook's lock. If it succeeds, the
+    thread that writes the progress files is woken. If it raises, the exception is passed to
+    ``report``.
     """
 
     @functools.wraps(method)
@@ -110,11 +111,12 @@ class ProgressHook(Hook):
 
     @contextmanager
     def following(self) -> Iterator[None]:
-        """Write the progress files in a thread while the block runs, and record how it ended.
+        """Write the progress files in a thread while the block runs, and record how the run ended.
 
-        The state becomes "finished", "failed" (with the error) or "interrupted" (for an exception
-        such as KeyboardInterrupt, whose argument becomes the run directory). All exceptions are
-        raised again. At the end, the thread gets some seconds to write the last state.
+        The state becomes "finished", "failed" (with the error) or "interrupted", for an exception
+        such as KeyboardInterrupt. The argument of that exception becomes the path of the run
+        directory. All exceptions are raised again. At the end, the thread gets 5 seconds to write
+        the last state.
         """
         thread = Thread(target=self._write_until_ended, name="progress", daemon=True)
         thread.start()
@@ -138,8 +140,8 @@ class ProgressHook(Hook):
     def run_started(self, state: State, participants: Participants, total_rounds: int) -> None:
         """Print the title, the sites and the number of rounds, and note the rounds in the progress.
 
-        In a resumed run a second line says after which round it continues. An error is passed to
-        ``report`` and is not raised.
+        In a resumed run, a second line names the round after which it continues. An error is passed
+        to ``report`` and is not raised.
         """
         self.first, self.sites = state.round, participants.sites()
         self.progress.rounds, self.progress.finished_rounds = total_rounds, state.round
@@ -179,9 +181,9 @@ class ProgressHook(Hook):
     def site_failed(self, round_: int, phase: str, site: str, reason: str) -> None:
         """Print that the phase continues without ``site``, and note this failure in the progress.
 
-        In the progress, the site moves from the sites that have answered to the failed sites, with
-        the reason in one line. A site that was not asked in this phase, such as "unknown", is only
-        printed.
+        In the progress, the site becomes one of the failed sites, with the reason in one line, and
+        is no longer one of those that have answered. A site that was not asked in this phase, such
+        as "unknown", is only printed.
         """
         if site in self.progress.asked:
             self.progress.failed[site] = one_line(reason)
@@ -191,14 +193,16 @@ class ProgressHook(Hook):
 
     @_never_raises
     def round_ended(self, state: State) -> None:
-        """Print one line about a finished round: loss, validation metrics, remark, time left.
+        """Print one line about a finished round, and note the round in the progress.
 
-        The training loss is that of this round. The validation metrics are those of the model that
-        the round started with, because the sites have not measured the new model yet. All are
-        unweighted means over sites. The loss is the mean over the sites that sent it. A validation
-        metric is shown only if all sites with validation metrics have sent it. The remark is the
-        method's, if it has one about the round. The time left is estimated from the mean duration
-        of the rounds of this process.
+        The line has the training loss, validation metrics, the method's remark about the round, if
+        there is one, and the time left. The loss is that of this round. The validation metrics are
+        those of the model that the round started with, because the sites have not measured the new
+        model yet.
+
+        Loss and metrics are unweighted means over sites. The loss is the mean over the sites that
+        sent it. A validation metric is shown only if all sites with validation metrics have sent
+        it. The time left is estimated from the mean duration of the rounds of this process.
 
         Args:
             state: the method's state after the round, which also has the round's number.

@@ -49,9 +49,10 @@ class GrowingCsv:
     def write(self, final: Sequence[Row], still_open: Sequence[Row] = ()) -> None:
         """Append ``final`` rows, then ``still_open`` rows, after the final rows of earlier calls.
 
-        The open rows of the previous call are overwritten. The first call replaces an existing file
-        and writes the header first. Cells beyond the header's columns are cut off. The attribute
-        ``final`` then has the length and the CRC-32 up to the last final row.
+        The open rows of the previous call are overwritten. The first call replaces an existing
+        file, and writes the header first. Cells beyond the header's columns are cut off.
+        Afterwards, the attribute ``final`` has the number of bytes up to the last final row, and
+        their CRC-32.
 
         Args:
             final: rows that will not change after this call.
@@ -117,8 +118,8 @@ class GrowingCsv:
     def restore(self, final: dict[str, int]) -> None:
         """Continue the file after the final rows that a checkpoint has recorded.
 
-        The columns become those of the file's own header, because an earlier version may have
-        written fewer.
+        If there are such rows, the columns become those of the file's own header, because an
+        earlier version may have written fewer.
 
         Args:
             final: the number of ``bytes`` up to the last final row, and their ``crc32``.
@@ -185,8 +186,8 @@ class Recorder(Hook):
     def run_started(self, state: State, participants: Participants, total_rounds: int) -> None:
         """Record the traffic of each site's hello (its introduction), and each refused node.
 
-        A refused node is recorded as a failure of a site "unknown". Nothing is written to the CSV
-        files yet. ``total_rounds`` is not used.
+        A refused node becomes a failure of a site "unknown", which is written to failures.jsonl at
+        once. Nothing is written to the CSV files yet. ``total_rounds`` is not used.
         """
         for site, (down, up) in participants.traffic.items():
             self._add_traffic([state.round, "hello", site, down, up, 0.0, 0, 0])
@@ -211,10 +212,10 @@ class Recorder(Hook):
     def phase_ended(self, round_: int, phase: str, replies: Mapping[str, Reply]) -> None:
         """Record each reply's traffic and memory, and its metrics if the phase trains or evaluates.
 
-        Nothing is written to a file until the round ends. Keys that are not measurements are
-        skipped. Metrics of the site's own trained model belong to ``round_``. Metrics of the
-        received model belong to the round before, except in the phase 'evaluate' (the final
-        evaluation), where they belong to ``round_``.
+        A reply's working time, steps, samples and unrepeatable operations are recorded too. Nothing
+        is written to a file until the round ends. Metrics of the site's own trained model belong to
+        ``round_``. Metrics of the received model belong to the round before, except in the phase
+        'evaluate' (the final evaluation), where they belong to ``round_``.
         """
         # Sites measured the model of the round before, or in the final evaluation the last model
         described = round_ - 1
@@ -247,7 +248,8 @@ class Recorder(Hook):
         """Record the means of securely summed metrics, with "all" as the site.
 
         Metrics of a trained model belong to ``round_``. Metrics of the received model belong to the
-        round before, except in the phase 'evaluate', where they belong to ``round_``.
+        round before, except in the phase 'evaluate' (the final evaluation), where they belong to
+        ``round_``.
 
         Args:
             round_: the round, from 1.
@@ -268,7 +270,8 @@ class Recorder(Hook):
     ) -> None:
         """Record the norm of each site's update, and its cosine to the model's step.
 
-        The cosine is left out if it is undefined. The rows have "update" in place of a split.
+        The cosine is left out if it is undefined. The rows belong to ``round_`` and have "update"
+        in place of a split.
         """
         for site, part in contributions.items():
             self._new_metrics.append([round_, site, UPDATE, "norm", part.norm])
@@ -319,10 +322,12 @@ class Recorder(Hook):
         }
 
     def restore(self, state: Any) -> None:
-        """Restore the values of a checkpoint, and continue both CSV files after its final rows.
+        """Restore the values of a checkpoint, and continue both CSV files after their final rows.
+
+        Failures in the checkpoint that failures.jsonl lacks are appended to that file.
 
         Args:
-            state: what ``state`` returned, after a round trip through JSON.
+            state: the result of ``state``, after a round trip through JSON.
 
         Raises:
             CheckpointError: a file does not begin with the bytes that the checkpoint recorded.
@@ -347,9 +352,9 @@ class Recorder(Hook):
     ) -> dict[str, dict[str, float]]:
         """Return the metrics of a round on one split: site -> metric -> value, sorted by site.
 
-        Only the last round and the round before it are available. For any other round, the mapping
-        is empty. Securely summed metrics are under the name "all". If a metric was recorded twice,
-        the newer value counts.
+        Only the last finished round, the round before it and a round in progress are available. For
+        any other round, the mapping is empty. Securely summed metrics are under the name "all". If
+        a metric was recorded twice, the newer value counts.
 
         Args:
             round_: the round that the metrics belong to.

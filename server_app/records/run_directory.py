@@ -70,7 +70,7 @@ class RunDirectory:
 
         Raises:
             RunDirectoryError: the file is a pipe, a device or a folder, is larger than 1 GiB, or is
-                a link out of the directory.
+                a link that leads out of the directory or to a missing file.
         """
         path = self.path / name
         refuse_outside(self.path, path)
@@ -103,10 +103,11 @@ class RunDirectory:
             ) from None
 
     def read_csv(self, name: str) -> list[dict[str, str]]:
-        """Read a CSV file of the run, and return one mapping per row, column -> cell as a string.
+        """Read a CSV file of the run, and return one mapping per row: column -> cell as a string.
 
-        metrics.csv and traffic.csv must have all their columns. In every file, the cells of columns
-        with a known name must be possible values.
+        metrics.csv and traffic.csv must have the columns in ``COLUMNS``, which are all columns
+        except two that earlier versions did not write ("steps" and "samples" of traffic.csv). In
+        every file, the cells of columns with a known name must be possible values.
 
         Raises:
             RunDirectoryError: the file is missing, cannot be read, lacks a column, or has an
@@ -135,8 +136,8 @@ class RunDirectory:
 def refuse_outside(run_dir: Path, path: Path) -> None:
     """Check that ``path`` is not a symbolic link that leads out of the run directory.
 
-    Such a link would let the sender of a directory choose a file on the reader's machine to read or
-    write. A path that is not a link is accepted, even if it does not exist.
+    Such a link would let the sender of a directory choose a file on the reader's machine that
+    fedsilo reads or writes. A path that is not a link is accepted, even if it does not exist.
 
     Raises:
         RunDirectoryError: the path is a link that leads out of the directory, to a missing file, or
@@ -206,10 +207,10 @@ def with_run_name(settings: RunSettings) -> RunSettings:
 def free_name(settings: RunSettings) -> Iterator[RunSettings]:
     """Yield the settings with a free run name, which is reserved while the ``with`` block runs.
 
-    If a directory of the name exists, or another process is about to use the name, the first free
-    number from 2 is appended, such as ``hearts-2``, and a line says so. Until the block ends, no
-    other process that calls this function gets the name. Settings of a resumed run, or with an
-    invalid name, are yielded unchanged.
+    A name is taken if a directory has it, or if another process is about to use it. Then the first
+    free number from 2 is appended, such as ``hearts-2``, and a printed line says so. Until the
+    block ends, no other process that calls this function gets the name. Settings of a resumed run,
+    or with an invalid name, are yielded unchanged.
     """
     common = settings.common
     path = runs_folder(common.out) / common.run_name
@@ -267,10 +268,10 @@ def open_run_directory(out: str, run_name: str, resume: bool) -> RunDirectory:
         resume: whether the run continues in an existing directory.
 
     Raises:
-        RunDirectoryError: the name is invalid, or the directory contains a link that leads out of
-            it. A resumed run's directory is missing. A new run's directory exists, even if it is
-            empty. A directory with only the remains of a run that died before its start is
-            accepted (see ``_is_taken``).
+        RunDirectoryError: the folder is a relative path, the name is invalid, or the directory
+            contains a link that leads out of it. A resumed run's directory is missing. A new run's
+            directory exists, even if it is empty. A directory with only the remains of a run that
+            died before its start is accepted (see ``_is_taken``).
     """
     path, fault = runs_folder(out) / run_name, ""
     # The name is checked first, because '../x' would lead to another folder
@@ -292,8 +293,8 @@ def open_run_directory(out: str, run_name: str, resume: bool) -> RunDirectory:
 def _is_taken(path: Path) -> bool:
     """Return whether a path is in use, so that a new run must not write to it.
 
-    A missing path is free, and a file is taken. A folder is free only if it has a lock, and
-    otherwise nothing but files that a run writes before config.toml. Such a folder belongs to a
+    A missing path is free, and a file is taken. A folder is free only if a run has locked it and
+    has written nothing to it except files that come before config.toml. Such a folder belongs to a
     process that died before its run began. An empty folder is taken.
     """
     if not path.is_dir():
@@ -348,13 +349,17 @@ def this_environment() -> dict[str, Any]:
 
 
 def silos_document(participants: Participants) -> dict[str, Any]:
-    """Build silos.json: site -> its facts.
+    """Build the content of silos.json: site -> its facts.
 
-    Each site has the keys "distribution", "sizes" (split -> samples), "label_counts",
-    "fingerprints", "dropped" (the number of left-out samples), "schema", "classes" and "backbone".
-    Three keys are optional: "task", the task's name if the task is not classification; "software",
-    if the site sent its versions, as hospitals do; and "agreed", the site's number of training
-    samples in 'run.site-weights', if the run has this setting.
+    Each site has the keys "distribution" (its group of sites), "sizes" (split -> samples),
+    "label_counts" (split -> samples of each class), and "fingerprints" (split -> digest of its
+    data). It also has "dropped" (the number of left-out samples), "schema", "classes" and
+    "backbone". Three keys are optional:
+
+    - "task", the task's name if the task is not classification,
+    - "software", if the site sent its versions, as hospitals do,
+    - "agreed", the site's number of training samples in 'run.site-weights', if the run has this
+      setting.
     """
     agreed = participants.agreed_samples()
     document: dict[str, Any] = {}
@@ -382,9 +387,9 @@ def silos_document(participants: Participants) -> dict[str, Any]:
 def only_writer(directory: RunDirectory, new: bool) -> Iterator[None]:
     """Create the run directory if it is missing, and lock it for this process while the block runs.
 
-    If the block raises a FedsiloError, and the run is new and has no checkpoint yet, the directory
-    is deleted. After any other exception the directory is kept. The lock file remains in the
-    directory.
+    If a new run fails in the block with a FedsiloError, or because the disk is full, and has no
+    checkpoint yet, the directory is deleted. After any other exception the directory is kept. The
+    lock file remains in the directory.
 
     Args:
         directory: the run directory.

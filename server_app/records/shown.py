@@ -44,9 +44,10 @@ _OTHERS_MODELS = re.compile(r"^(trained|own)-|-from-.*$")
 def rests_on_classes(metric: str) -> bool:
     """Return whether a metric is computed from each class separately.
 
-    This is true for balanced accuracy, AUC and average precision, also with the prefix ``trained-``
-    or ``own-`` or a suffix such as ``-from-north``, which stand for other models than the global
-    one. It is also true for ``class``, the name of the whole family of metrics by class.
+    This is true for balanced accuracy, AUC and average precision. It is also true if these have a
+    prefix ``trained-`` or ``own-`` or a suffix such as ``-from-north``, because they are then the
+    same metric of another model. And it is true for ``class``, the name of the whole family of
+    metrics by class.
     """
     return metric == CLASS or _OTHERS_MODELS.sub("", metric) in _OVER_CLASSES
 
@@ -76,9 +77,9 @@ class Floors:
     def counts(self) -> dict[tuple[str, str], Counts | None]:
         """The number of samples of each class that may be shown, by (site, split).
 
-        None takes the place of a hidden count: one below the floor, or one that would reveal such a
-        count by subtraction from the total (``suppress``). The whole entry is None if the split has
-        fewer samples than the floor.
+        None takes the place of a hidden count. A count is hidden if it is below the floor, or if it
+        would reveal such a count by subtraction from the total (``suppress``). If the split has
+        fewer samples than the floor, None takes the place of all its counts.
         """
         # The package of the ClientApp brings Flower, which commands that only list do not need
         from fedsilo.client_app.summary.suppression import secret_of, suppress
@@ -132,9 +133,11 @@ class Floors:
     def shown_silos(self) -> Document:
         """Return the content of silos.json with None in place of each hidden number.
 
-        Three kinds of numbers become None. The first are the hidden label counts. If a split has
-        fewer samples than the floor, these are all its label counts. The second are the sizes of
-        splits below the floor. The third are the numbers of left-out samples below the floor.
+        Three kinds of numbers become None:
+
+        - hidden label counts, which are all label counts of a split below the floor,
+        - the sizes of splits below the floor,
+        - the numbers of left-out samples below the floor.
         """
         from fedsilo.client_app.summary.suppression import at_least
 
@@ -152,8 +155,9 @@ class Floors:
     def shown_rows(self, rows: Sequence[Row]) -> list[Row]:
         """Select the rows of metrics.csv that may be shown, in their order.
 
-        A row is left out if its split has fewer samples than 'privacy.sums-min-count', if its
-        metric is unknown, or if it would reveal a hidden count of a class.
+        ``shows`` decides. A row is left out if its split has fewer samples than
+        'privacy.sums-min-count', or if its metric is unknown. It is also left out if a hospital at
+        'trust: nobody' would not send it, or if it would reveal a hidden count of a class.
         """
         shown = []
         for row in rows:
@@ -211,9 +215,9 @@ class Floors:
         """Return whether a metric of round ``at`` may be shown.
 
         The norm and direction of an update are always shown. Any other metric is hidden if its name
-        is not a valid metric's name, if a hospital at 'trust: nobody' would not send it, or if its
-        split has fewer samples than the floor. If no class of the split is hidden, every remaining
-        metric is shown.
+        is not a valid metric's name, or if its split has fewer samples than the floor. In a run at
+        'trust: nobody', every metric is hidden that the task does not always have. If no class of
+        the split is hidden, every remaining metric is shown.
 
         If a class of the split is hidden, these rules apply. A metric of one class is shown if that
         class is not hidden. An accuracy is shown if it does not reveal a patient. Balanced

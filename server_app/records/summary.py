@@ -51,20 +51,20 @@ COUNTED = "with each reply: the epsilon that the site has spent in this run"
 
 
 def leaves_by_trust(trust: str, task: Task) -> list[str]:
-    """Return sentences on what leaves a site with every method, at a level of trust.
+    """Return the sentences on the data that leave a site with every method, at a level of trust.
 
     Args:
         trust: the run's level of trust.
-        task: the run's task, which knows the metrics.
+        task: the run's task, which names the metrics in the sentences.
     """
     return [sentence.format(**task_words(task)) for sentence in _BY_TRUST[trust]]
 
 
 def task_words(task: Task) -> dict[str, str]:
-    """Return the words of a task for sentences on what leaves a site: placeholder -> words.
+    """Return a task's words for sentences on the data that leave a site: placeholder -> words.
 
-    The placeholders are 'measured' and 'counted' (what leaves at trust 'server'), 'always' (at
-    'sums') and 'noisy' (at 'nobody').
+    The placeholders are 'measured' and 'counted' (data that leave at trust 'server'), 'always' (at
+    trust 'sums') and 'noisy' (at trust 'nobody').
     """
     return {
         "measured": task.measured_words,
@@ -86,7 +86,7 @@ def means(values: Values) -> dict[str, float]:
     """Return the unweighted mean of each metric over the sites that reported the metric.
 
     A site does not report a metric that its labels leave undefined, such as the AUC with one class.
-    If no site reported a metric, the result is empty.
+    If no site reported any metric, the result is empty.
     """
     values_of: dict[str, list[float]] = {}
     for site in values.values():
@@ -103,7 +103,8 @@ def by_distribution(
 ) -> dict[str, dict[str, float]]:
     """Return distribution -> metric -> mean over the distribution's sites, sorted by distribution.
 
-    The means are unweighted. Rows that belong to no distribution, such as "all", are left out.
+    A distribution is a group of sites. The means are unweighted. Rows that belong to no
+    distribution, such as "all", are left out.
 
     Args:
         values: site -> metric -> value.
@@ -174,10 +175,11 @@ def result_table(
 ) -> Table:
     """Build the table of test results: a row per site, per distribution and for all sites.
 
-    If a distribution has the same name as its site, the site gets no row, because the
-    distribution's row repeats it. If there are more than 20 sites, rows with quantiles and the five
-    worst sites replace the sites' rows. If there are more than 20 distributions, they get no rows.
-    The rows of distributions and of all sites are unweighted means.
+    A distribution is a group of sites. If a site has the same name as its distribution, the site
+    gets no row, because the distribution's row repeats it. If there are more than 20 sites, rows
+    with quantiles and the five worst sites replace the sites' rows. If there are more than 20
+    distributions, they get no rows. The rows of distributions and of all sites are unweighted
+    means.
 
     Args:
         values: site -> metric -> value on the test samples.
@@ -253,7 +255,7 @@ def mean_line(mean: Mapping[str, float]) -> str:
 
 
 def _select_rows(values: Values, metrics: Sequence[str]) -> Values:
-    """Return the rows to show: all sites, or quantiles and the five worst sites if there are many.
+    """Select the rows to show: all sites or, if there are many, quantiles and the five worst sites.
 
     More than 20 sites are many. The worst sites have the lowest values of the first metric. If
     ``metrics`` is empty, all sites are returned. At least one site must have each metric.

@@ -60,8 +60,8 @@ Tracker = Generator[None, Sequence[Scalar], None]
 def _open_tensorboard(run_dir: Path, settings: Settings, resumed: bool) -> Tracker:
     """Open a tracker that writes event files to ``<run-dir>/tensorboard``, in double precision.
 
-    The tracker is a generator. Its first step writes the settings, as a Markdown table. Its
-    ``send`` takes a list of (name, round, value), which is written at once. Closing the tracker
+    The tracker is a generator. Its first step writes the settings, as a Markdown table. After that,
+    each list of (name, round, value) that ``send`` gives it is written at once. Closing the tracker
     closes the files. TensorBoard hides the events of an earlier attempt in the same folder, but
     their files stay. ``resumed`` is not used.
     """
@@ -247,10 +247,11 @@ class TrackingHook(Hook):
         self.silos: Mapping[str, Any] = {}
 
     def run_started(self, state: State, participants: Participants, total_rounds: int) -> None:
-        """Open the tracker that 'run.track' names, and send it all rows recorded so far.
+        """Open the tracker that 'run.track' names, and send it the rows recorded so far.
 
-        Only a resumed run has such rows, which its checkpoint restored. If this fails, a line is
-        logged, and the run continues without the tracker.
+        Only a resumed run has such rows, which its checkpoint restored. Of metrics.csv, only rows
+        that may be shown are sent. If this fails, a line is logged, and the run continues without
+        the tracker.
         """
         self.silos = silos_document(participants)
         with self._stop_on_failure():
@@ -284,12 +285,13 @@ class TrackingHook(Hook):
                 self.tracker.send(means(self._select_shown(metrics, last_round), traffic))
 
     def _select_shown(self, rows: Iterable[Row], last_round: int | None = None) -> Iterator[Row]:
-        """Yield the rows of metrics.csv that may be shown to others, and so sent to a tracker.
+        """Yield the rows of metrics.csv that others may see, and that a tracker may therefore get.
 
         Args:
             rows: rows of metrics.csv.
-            last_round: after the final evaluation, the number of the last round, whose rows follow
-                stricter rules because metrics by class are shown too; None while the run goes on.
+            last_round: the number of the last round after the final evaluation; None while the run
+                goes on. Rows of the last round follow stricter rules, because metrics by class are
+                shown too.
         """
         last: dict[str, Any] = {split: {} for split in SPLITS}
         if last_round is not None:
@@ -323,9 +325,9 @@ def means(metrics: Iterable[Row], traffic: Iterable[Row]) -> list[Scalar]:
     The tag of a mean is ``<split>/<metric>``, and that of a sum ``traffic/<column>``. Means are
     unweighted.
 
-    Metrics per class, per bin, of another site's model, or with the prefix ``own-`` are left out.
-    Metrics of the sites' own trained models are kept only on the training split. The traffic of
-    hellos and of the final evaluation is left out.
+    Some metrics are left out: those of one class or bin, those of another site's model, and those
+    with the prefix ``own-``. Metrics of the sites' own trained models are kept only on the training
+    split. The traffic of hellos (the sites' introductions) and of the final evaluation is left out.
 
     Args:
         metrics: rows of metrics.csv.

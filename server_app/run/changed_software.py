@@ -20,10 +20,10 @@ _OWN_VERSIONS = {
 def changed_software(directory: RunDirectory) -> str:
     """Describe in one line which versions, and whether the processor, changed since the run began.
 
-    Other versions and processors may round differently, and change the results. A package is
-    compared only if it was installed at the start and still is. Python, and fedsilo's version and
-    git revision, are compared too. Changes are sorted by name. The result is an empty string if
-    nothing has changed, or if the directory has no config.toml.
+    Other versions and processors may round differently, and change the results. The versions are
+    those of packages, of Python, and of fedsilo with its git revision. A package is compared only
+    if it was installed at the start and still is. Changes are sorted by name. The result is an
+    empty string if nothing has changed, or if the directory has no config.toml.
 
     Raises:
         RunDirectoryError: another version of fedsilo wrote config.toml, or it is malformed.
@@ -64,17 +64,16 @@ def _read_versions(environment: Mapping[str, Any]) -> dict[str, str]:
 def changed_site_software(directory: RunDirectory, participants: Participants) -> Iterator[str]:
     """Yield a line for each set of software changes at sites since silos.json was written.
 
-    A line lists all changes at a site, and names every site with exactly the same changes. Sites
-    without a change have no line. New sites, sites that do not answer now, and sites that state no
-    software, such as simulated sites, have no line either. If there is no silos.json, nothing is
-    yielded.
+    A line lists all changes at a site, and names every site with exactly the same changes. There is
+    no line about a site without changes, a new site, a site that does not answer now, or a site
+    that states no software, such as a simulated one. If there is no silos.json, nothing is yielded.
 
     Args:
         directory: the directory of a resumed run, before silos.json is written anew.
         participants: the sites that answered now.
 
     Raises:
-        RunDirectoryError: silos.json is malformed.
+        RunDirectoryError: silos.json cannot be read, or is malformed.
     """
     if not (directory.path / SILOS).is_file():
         return

@@ -90,7 +90,7 @@ class Plan:
 def check_purpose(plan: Plan) -> Problem:
     """Return a SettingError unless 'run.purpose' is "train"; otherwise None.
 
-    With any other purpose, such as "survey", nothing is trained.
+    With any other purpose, such as "survey", nothing would be trained.
     """
     if plan.common.purpose == "train":
         return None
@@ -105,7 +105,7 @@ def check_weights(plan: Plan) -> Problem:
 
     If 'train.initial-weights' names a file, the file must exist. An empty setting, or one that
     begins with "timm:", names no file. Network "vit" needs 'vit.backbone-weights': "timm", "random"
-    or an existing file. Network "resnet22" needs this file only if the setting is not empty.
+    or an existing file. For network "resnet22", this setting may also be empty.
 
     Raises:
         SettingError: a file is missing, or network "vit" has no 'vit.backbone-weights'.
@@ -125,8 +125,8 @@ def check_weights(plan: Plan) -> Problem:
 def check_cut(plan: Plan) -> Problem:
     """Check that splitting the images into silos leaves no silo empty. The result is always None.
 
-    The same error would otherwise come from every silo. If fedsilo does not split the data set's
-    images at random, nothing is checked.
+    Without this check, the same error would come from every silo. If fedsilo does not split the
+    data set's images at random, nothing is checked.
 
     Raises:
         FedsiloError: from ``cut_of``, if a silo would be empty.
@@ -138,8 +138,8 @@ def check_cut(plan: Plan) -> Problem:
 def check_vectorised(plan: Plan) -> Problem:
     """Return a SettingError if 'machine.vectorised' is above 1 but the engine is not "inline".
 
-    Engine "auto" counts as "inline" if the plan has no Ray address. The result is None if the
-    engine and the setting fit.
+    The setting is the number of sites to train as one batch. Engine "auto" counts as "inline" if
+    the plan has no Ray address. The result is None if the engine and the setting fit.
     """
     count = plan.common.vectorised
     if count <= 1 or (plan.engine in ("auto", "inline") and not plan.uses_ray()):
@@ -165,8 +165,8 @@ def check_first_silo(plan: Plan) -> Problem:
     Only runs in Ray are checked, because there the same error would come late, from another
     process, and be hard to read. The check is also skipped if fedsilo generates the data set
     ("made-up"), or if the names of the data set's silos are unknown. Weights are loaded only if
-    they come from a file: if 'train.initial-weights' is set, or if the network is "resnet22" and
-    'vit.backbone-weights' is set. The result is always None.
+    'train.initial-weights' is set, or if the network is "resnet22" and 'vit.backbone-weights' is
+    set. The result is always None.
 
     Raises:
         FedsiloError: the data or the weights cannot be loaded.
@@ -188,9 +188,9 @@ def check_first_silo(plan: Plan) -> Problem:
 def check_memory(plan: Plan) -> Problem:
     """Return a SettingError if the processes that Ray starts need more than the free memory.
 
-    There are as many processes as sites, but at most cores / 'client-resources-num-cpus'. Each is
-    assumed to need 0.4 GB. The result is None if the processes fit, if the plan does not use Ray,
-    or if it has the address of a running Ray cluster.
+    There are as many processes as sites, but at most cores / 'client-resources-num-cpus', or one
+    per core if that setting is 0. Each is assumed to need 0.4 GB. The result is None if the
+    processes fit, if the plan does not use Ray, or if it has the address of a running Ray cluster.
     """
     if not plan.uses_ray() or plan.ray_address:
         return None
@@ -293,9 +293,10 @@ def check_same_sites(beginning: Beginning) -> Problem:
 def check_early_stopping(beginning: Beginning) -> Problem:
     """Return a SettingError if no site can report the validation metric for early stopping.
 
-    The result is None if the metric is "none", or if the validation labels of at least one site
-    that measures on them can define the metric: AUC needs samples of all classes, for example.
-    Without this check, the run would train all its rounds and then find no best round.
+    The result is None if the metric is "none". It is also None if at least one site measures on
+    validation samples whose labels can define the metric: AUC needs samples of all classes, for
+    example. Labels that the server does not know exactly count as sufficient. Without this check,
+    the run would train all its rounds and then find no best round.
     """
     common, metric = beginning.common, beginning.common.early_stopping_metric
     # Sites without validation samples never report, so they do not count here
@@ -320,9 +321,9 @@ def check_early_stopping(beginning: Beginning) -> Problem:
 def _may_report(metric: str, facts: SiteFacts, common: CommonSettings) -> bool:
     """Return whether a site's validation labels suffice to define ``metric``.
 
-    The run's task decides it. The result is also True if the label counts are unknown, if the run
-    uses differential privacy, or if the method is a plugin, because such a method may measure in
-    its own way.
+    The run's task (classification, for example) decides it. The result is also True if the label
+    counts are unknown or if the run uses differential privacy. It is also True if the method is a
+    plugin, because such a method may measure in its own way.
     """
     counts = facts.label_counts.get("val")
     # Without exact counts nothing is known. A plugin's method may measure in its own way
@@ -344,9 +345,10 @@ SITE_CHECKS: tuple[Check[Beginning], ...] = (
 def missing_silos(participants: Participants, common: CommonSettings) -> Iterator[str]:
     """Yield one line that names the silos that do not take part, or nothing if all take part.
 
-    If 'server.sites' names the run's sites, other silos do not count as missing. If the server does
-    not know the silos' names, no silo counts as missing. In a simulation, the data set's own
-    notices come first, for example about centres without images.
+    A silo is a site's part of the data set. If 'server.sites' names the run's sites, other silos do
+    not count as missing. If the server does not know the silos' names, no silo counts as missing.
+    In a simulation, the data set's own notices come first, for example about centres without
+    images.
     """
     if participants.are_simulated():
         yield from data_set(common.dataset).notices(common)
@@ -367,10 +369,9 @@ def missing_silos(participants: Participants, common: CommonSettings) -> Iterato
 def _known_silos(common: CommonSettings, participants: Participants) -> list[str]:
     """Return the names of all silos, or an empty list if the server cannot know the names.
 
-    If only the hospitals know how many silos exist, the names are those in the operator's registry.
-    In a simulation, and for all other data sets, the names come from the data set. The names from a
-    registry are sorted. The list is empty if a registry is needed but missing, or if the data set
-    cannot be read.
+    The names come from the data set. But if only real hospitals know how many silos exist, they are
+    the names in the operator's registry, sorted. The list is empty if a registry is needed but
+    missing, or if the data set cannot be read.
     """
     if silo_count(common) is None and not participants.are_simulated():
         registry = participants.terms.registry
@@ -384,7 +385,7 @@ def _known_silos(common: CommonSettings, participants: Participants) -> list[str
 
 
 def own_silos(participants: Participants, common: CommonSettings) -> Iterator[str]:
-    """Yield a line with names and sample counts for each simulated site with the user's own data.
+    """Yield a line on classes and sample counts for each simulated site with the user's own data.
 
     An example is "site a: classes no, yes; samples: 80 train, 10 val, 10 test".
 
@@ -416,8 +417,8 @@ def refused_nodes(participants: Participants, common: CommonSettings) -> Iterato
 def heaviest_site(participants: Participants, common: CommonSettings) -> Iterator[str]:
     """Yield one line if a single site reports more than 90 % of all training samples.
 
-    A site without label counts counts as 0 samples. Nothing is yielded for fewer than three sites,
-    or if weights were agreed beforehand ('run.site-weights').
+    A site that sends no label counts has 0 samples here. Nothing is yielded for fewer than three
+    sites, or if weights were agreed beforehand ('run.site-weights').
     """
     sizes = {}
     for name, facts in participants.facts.items():
@@ -434,10 +435,15 @@ def heaviest_site(participants: Participants, common: CommonSettings) -> Iterato
 def odd_sites(participants: Participants, common: CommonSettings) -> Iterator[str]:
     """Yield one line for each unusual property of a site's data.
 
-    The properties are, in this order: one that the task sees in the label counts, such as a single
-    class; there are no test samples; metrics are withheld on some splits; samples were left out. If
-    no site has test samples, a single line at the start says so, and no site gets its own line
-    about it.
+    For each site, these properties are reported in this order:
+
+    - something odd in its training labels, such as a single class, which the task recognises,
+    - no test samples,
+    - metrics that the site withholds on some splits,
+    - left-out samples.
+
+    If no site has test samples, a single line at the start says so in place of a line for each
+    site.
     """
     some_have_test = any(_has_test(facts) for facts in participants.facts.values())
     task = task_of(common)

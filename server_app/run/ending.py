@@ -124,8 +124,8 @@ def _build_seconds(parts: Mapping[str, float], recorder: Recorder) -> dict[str, 
         recorder: has the working time of each site.
 
     Returns:
-        The duration of each part, rounded to three decimals, by the part's name, and under "sites"
-        each site's working seconds as recorded.
+        Part of the run -> its duration, rounded to three decimals. Under "sites", it has each
+        site's working seconds as recorded.
     """
     seconds: dict[str, Any] = {}
     for name, value in parts.items():
@@ -164,7 +164,7 @@ def _write_documents(
 
 @contextmanager
 def _report_failure_of(document: str, say: Callable[[str], None]) -> Iterator[None]:
-    """Run the block that writes a document. If it fails, print why, and continue after the block.
+    """Run the block that writes a document. If it fails, print the reason, and raise nothing.
 
     Args:
         document: the name of the document, for the printed line.
@@ -200,9 +200,10 @@ def _build_privacy(method: Method, hooks: RunHooks) -> dict[str, Any]:
 def _build_results(loop: RoundLoop, recorder: Recorder) -> dict[str, Any]:
     """Build the part of summary.json that holds the results. Nothing in it is hidden.
 
-    The part has the run's identity, the final test metrics by site with their means, the means of
-    the final validation metrics, the reason for an early stop (None if there was none), the
-    method's events by round, the failures, and the digests of plugins, if the run used any.
+    The part has the run's identity, the final test metrics by site with their means, and the means
+    of the final validation metrics. It also has the reason why training ended early (None if it did
+    not), the method's remarks by round, the failures, and the digests of plugins, if the run used
+    any. Test metrics of one class, finding or bin are left out.
     """
     state, method, common = loop.state, loop.method, loop.method.common
     distribution_of = _distributions_of(method)
@@ -245,7 +246,7 @@ def show_end(
     summary: Mapping[str, Any],
     console: Console,
 ) -> None:
-    """Print the reason for an early stop, the test results, the best round and the run directory.
+    """Print why training ended early, the test results, the best round and the run directory.
 
     If the run knows only means over sites, a line of means replaces the table. If early stopping
     found no best round, a line says so. Parts that the summary does not have are left out.
@@ -331,8 +332,8 @@ _OF_PARTS = (
 def without_bins(values: summaries.Values) -> dict[str, dict[str, float]]:
     """Return the metrics without those of one class, finding or bin, by site.
 
-    A mean of these over sites would say nothing. Metrics of other sites' models stay. Metrics with
-    an invalid name are left out too. A site stays even if none of its metrics remain.
+    A mean of these over sites would say nothing. Metrics of other sites' models are kept, and
+    metrics with an invalid name are left out. A site is kept even if none of its metrics remain.
 
     Args:
         values: site -> metric -> value.
@@ -352,8 +353,10 @@ def without_bins(values: summaries.Values) -> dict[str, dict[str, float]]:
 def evidence_document(values: summaries.Values) -> dict[str, Any]:
     """Build evidence.json: metric family -> site -> bin number -> count, right and mean.
 
-    The families are "reliability" and "certainty". A site without bins is left out, and a family
-    without sites too. The document is therefore empty if no site reported bins.
+    A bin holds the predictions whose certainty is in one of ten ranges: their number, the number of
+    right ones and the mean certainty. The families are "reliability" and "certainty". A site
+    without bins is left out, and a family without sites too. The document is therefore empty if no
+    site reported bins.
 
     Args:
         values: site -> metric -> value, on the test samples.

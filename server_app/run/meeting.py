@@ -55,10 +55,10 @@ class Meeting:
 def meet(grid: Grid, settings: RunSettings) -> Meeting:
     """Ask the sites for their facts, and check whether a run with these settings could begin.
 
-    Nothing is trained, and no run directory is made. The checks of a run's beginning are made, and
-    the method's initial state is built. If one of these fails, the error's text becomes the
-    meeting's ``fault``, and ``leaves`` and ``noise`` are empty. If no site can take part, nothing
-    is checked. ``refused`` then has the reasons, and ``sites`` and ``fault`` are empty.
+    Nothing is trained, and no run directory is made. The site checks of a run are made, and the
+    method's initial state is built. If one of these fails, the error's text becomes the meeting's
+    ``fault``, and ``leaves`` and ``noise`` are empty. If no site can take part, nothing is checked.
+    Then ``refused`` has the reasons, and ``sites``, ``notices`` and ``fault`` are empty.
 
     Raises:
         FedsiloError: too few or too many nodes are connected, or an operator's file is unusable.
@@ -81,9 +81,10 @@ def meet(grid: Grid, settings: RunSettings) -> Meeting:
 
 
 def write_meeting(grid: Grid, settings: RunSettings) -> None:
-    """Meet the sites, and write the result as JSON to the file of the meeting (``meeting_file``).
+    """Meet the sites (``meet``), and write the result as JSON to the file of the meeting.
 
-    If the settings have no run name, a name is generated for the file.
+    ``meeting_file`` gives the file's path. If the settings have no run name, a name is generated
+    for the file.
 
     Raises:
         FedsiloError: from ``meet``.
@@ -98,7 +99,7 @@ def meeting_file(common: CommonSettings) -> Path:
 
 
 def read_meeting(path: Path) -> Meeting:
-    """Read the meeting that ``write_meeting`` wrote to ``path``.
+    """Read the meeting (the rehearsal of a run) that ``write_meeting`` wrote to ``path``.
 
     Raises:
         RunDirectoryError: the file is missing, unreadable or malformed.

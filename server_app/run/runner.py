@@ -47,7 +47,7 @@ def run(
 
     This function writes the run's files, and prints notices, progress and the table of results. The
     caller draws the pictures. If a resumed run has already finished, one line says so, and nothing
-    changes.
+    else happens.
 
     Args:
         grid: connects the server with the sites.
@@ -100,8 +100,9 @@ def run(
 def _note_failure(loop: RoundLoop, recorder: Recorder) -> Iterator[None]:
     """If the block fails, add the error to the run's record of failures, and raise it again.
 
-    A TooFewSitesError is not added, because the record already has the failure of each site. If the
-    record cannot be written, only the block's own error is raised.
+    The failure belongs to the round after the last finished one. A TooFewSitesError is not added,
+    because the record already has the failure of each site. If the record cannot be written, only
+    the block's own error is raised.
     """
     try:
         yield
@@ -119,6 +120,8 @@ def _note_failure(loop: RoundLoop, recorder: Recorder) -> Iterator[None]:
 
 def terms_of(settings: RunSettings) -> Terms:
     """Return the conditions for a site to take part: the operator's files and the method's rule.
+
+    The files are the registry of sites and the agreed weights, and may both be missing.
 
     Raises:
         SettingError: a file of the operator cannot be used.
@@ -161,8 +164,8 @@ def assemble(
         The loop, at its starting state, and the hooks that the end of the run needs.
 
     Raises:
-        FedsiloError: a check of the sites fails, the method cannot begin, or no checkpoint is
-            usable.
+        FedsiloError: a check of the sites fails, the method cannot begin, or the checkpoints of a
+            resumed run are unusable.
     """
     common, cls = settings.common, strategy_class(settings.common.method)
     say = printer(console)
@@ -212,7 +215,9 @@ def refuse_other_config(directory: RunDirectory, settings: RunSettings) -> None:
     checked if the directory has no config.toml.
 
     Raises:
-        RunDirectoryError: a decisive setting differs. The message has both values.
+        RunDirectoryError: a decisive setting differs, and the message has both values; or
+            config.toml is malformed or has another version.
+        SettingError: config.toml cannot be read, or this version refuses its settings or plugins.
     """
     path = directory.path / "config.toml"
     if not path.is_file():

@@ -31,11 +31,14 @@ _MOST_BYTES = 2**30  # samples of more bytes take seconds to compare, so they ar
 def find_unlike_columns(participants: Participants, common: CommonSettings) -> list[UnlikeColumn]:
     """Return the columns whose mean at one site is far from the other sites' means.
 
-    A mean is far from the others if it differs from them by a factor of five or more, or if a known
-    change of unit, such as mmol/l to mg/dl, explains the difference (``compare_sites`` has the
-    exact rules). The list is empty if the level of trust is not 'server', or if no site sends sums.
-    A column is compared only at sites with enough values in it: at least the largest
-    'sums-min-count' of the run and of the sites that send sums.
+    A site is compared with the site that has the median mean among the others. Its mean is far in
+    one of two cases (``compare_sites`` has the exact rules). It differs by a factor of five or
+    more, under a further condition. Or a known change of unit, such as mmol/l to mg/dl, explains a
+    large difference.
+
+    The list is empty if the level of trust is not 'server', or if no site sends sums. A column is
+    compared only at sites with enough values in it: at least the largest 'sums-min-count' of the
+    run and of the sites that send sums.
     """
     if common.trust != SERVER:
         return []
@@ -72,10 +75,10 @@ def unlike_columns_document(
 
 
 def unlike_columns(participants: Participants, common: CommonSettings) -> Iterator[str]:
-    """Yield one line for each column whose mean at one site is far from the other sites' means.
+    """Yield one line for each column and site where the mean is far from the other sites' means.
 
     These are the columns of ``find_unlike_columns``, so there are lines only at trust 'server'. The
-    first ten are described. If there are more, an eleventh line says how many more.
+    first ten are described. If there are more, an eleventh line gives the number of the others.
     """
     found = find_unlike_columns(participants, common)
     shown = found[:_SHOWN]
@@ -112,8 +115,8 @@ def equal_samples(participants: Participants, common: CommonSettings) -> Iterato
 
     The line names neither samples nor sites. Sites are compared by the digests of whole splits.
     Simulated sites with the user's own data are also compared sample by sample, and the larger of
-    the two numbers counts. The line is yielded only at trust 'server', because at other levels
-    sites send no digests.
+    the two numbers counts. There is a line only at trust 'server', because at other levels sites
+    send no digests.
     """
     if common.trust != SERVER:
         return
@@ -131,9 +134,9 @@ def equal_samples(participants: Participants, common: CommonSettings) -> Iterato
 def _count_in_equal_splits(participants: Participants) -> int:
     """Count the samples in splits that two or more sites share, by the splits' digests.
 
-    The samples of a shared split are counted once, however many sites have it. The split counts as
-    shared even if it is the training data of one site and the test data of another. Empty splits
-    are ignored.
+    The samples of a shared split are counted once, however many sites have it. A split counts as
+    shared even if it has training data at one site and test data at another. Empty splits are
+    ignored.
     """
     owners: dict[str, set[str]] = {}
     sizes: dict[str, int] = {}

@@ -43,8 +43,8 @@ def run_survey(
 
     Raises:
         FedsiloError: no site gives a usable answer, too few or too many nodes are connected, the
-            operator's registry cannot be used, or the directory exists already. Nothing is written
-            then.
+            operator's registry cannot be used, or the directory exists already or has an invalid
+            name. Nothing is written then.
     """
     settings = with_run_name(settings)
     common = settings.common
@@ -61,10 +61,13 @@ def run_survey(
 def survey_document(surveyed: Surveyed, common: CommonSettings) -> dict[str, Any]:
     """Build survey.json: each site's answer, the distances between sites, and the refused nodes.
 
-    The keys are "version" (1), "run" (the run's name), "dataset", "asked" (the UTC time now),
-    "sites" (site -> its answer), "columns" (column -> its title and the words for its levels, from
-    this machine's schema), "distances" (split -> the result of ``distances``) and "refused" (a line
-    for each refused node).
+    The keys are:
+
+    - "version" (1), "run" (the run's name), "dataset", and "asked" (the UTC time now),
+    - "sites": site -> its answer,
+    - "columns": column -> its title and the words for its levels, from this machine's schema,
+    - "distances": split -> the result of ``distances``,
+    - "refused": a line for each refused node.
 
     Args:
         surveyed: the sites' answers, and the refused nodes.
@@ -95,9 +98,9 @@ def survey_document(surveyed: Surveyed, common: CommonSettings) -> dict[str, Any
 def distances(answers: Mapping[str, Survey], split: str) -> dict[str, list[dict[str, Any]]]:
     """Return the Jensen-Shannon distances between each pair of sites, for labels and each feature.
 
-    A distance of 0 means equal distributions on the split, and 1 distributions that have nothing in
-    common (``distance``). Labels are compared only if both sites declare the same classes. A
-    feature is compared only if both sites declare it in the same way.
+    A distance of 0 means equal distributions on the split, and 1 means distributions that have
+    nothing in common (``distance``). Labels are compared only if both sites declare the same
+    classes. A feature is compared only if both sites declare it in the same way.
 
     Args:
         answers: site -> its answer.
@@ -150,10 +153,13 @@ def distance(
 ) -> float | None:
     """Return the Jensen-Shannon distance (base 2) between two sites' counts, rounded to 4 places.
 
-    Cells that either site suppressed are merged into one cell at both sites, which gets the rest of
-    the total. Merging can only reduce the distance, so the true distance is at least the returned
-    one. The result is None if a site sent no counts or has no samples, if fewer than two cells are
-    left, or if cells were merged and a total is unknown or below the sum of the counts.
+    Cells that either site suppressed are merged into one cell at both sites. Its count is the rest
+    of the site's total. Merging can only reduce the distance, so the true distance is at least the
+    returned one.
+
+    The result is None if a site sent no counts or has no samples, or if fewer than two cells are
+    left. It is also None if cells were merged and a total is unknown or below the sum of the
+    counts.
 
     Args:
         counts: for each of the two sites, the counts of the same cells, with None for a suppressed
@@ -188,7 +194,7 @@ def _cell_shares(
     """Convert one site's counts to shares of its samples, which add up to 1.
 
     Cells are the classes, or the bins of a histogram. If a site has suppressed some cells, these
-    are merged into one cell, whose count is the rest of the total. This cell comes last.
+    become one last cell. Its count is the rest of the total.
 
     Args:
         counts: the counts of the cells that were not merged.

@@ -82,7 +82,8 @@ def print_table(console: Console, table: Table) -> None:
 def fit_table(table: Table, width: int) -> list[Table]:
     """Fit a table into ``width`` characters without breaking any number.
 
-    Text is wrapped, and long words are broken. A table that fits already is returned unchanged.
+    Text is wrapped, and long words are broken. A table that fits already is returned unchanged, as
+    the only one.
 
     Returns:
         One table, or several if the columns do not fit side by side. Each table then has the first
@@ -132,11 +133,11 @@ def _narrow_columns(widths: list[int], least: list[int], width: int) -> list[int
 def _take_columns(table: Table, widths: Mapping[int, int], title: TextType | None) -> Table:
     """Build a new table from some columns of ``table``, each with a fixed width.
 
-    Text that is too long for a column is wrapped. Styles and sections of the rows stay.
+    Text that is too long for a column is wrapped. Styles and sections of the rows are kept.
 
     Args:
         table: the table to copy from; it is not changed.
-        widths: the number of each column, from 0 -> its width in characters.
+        widths: chosen column, as its number from 0 -> its width in characters.
         title: the title of the new table.
     """
     part = Table(title=title, title_justify=table.title_justify)
@@ -181,8 +182,8 @@ def progress_bars(console: Console, read: Callable[[], Progress | None]) -> Iter
 
     Args:
         console: the console. The bars are drawn below the lines that it prints.
-        read: returns the run's progress, or None before the run has begun. The bars do not change
-            at None.
+        read: returns the run's progress, or None before the run has begun. None leaves the bars as
+            they are.
     """
     if not console.is_terminal:
         yield
