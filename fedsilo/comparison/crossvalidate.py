@@ -213,7 +213,8 @@ def metric_intervals(
     """
     records = []
     for name, metric in product(summaries, metrics):
-        for group, interval in _intervals(_by_group(summaries[name], metric), folds):
+        by_group = _by_group(summaries[name], metric, _complete_sites(summaries, metric))
+        for group, interval in _intervals(by_group, folds):
             # A t interval may exceed the range of its metric
             records.append((name, "", group, metric, interval.within(*_range_of(metric))))
     return interval_frame(records)
@@ -247,8 +248,9 @@ def difference_intervals(
     first, *others = summaries
     records = []
     for other, metric in product(others, metrics):
-        mine = _by_group(summaries[first], metric)
-        theirs = _by_group(summaries[other], metric)
+        complete = _complete_sites(summaries, metric)
+        mine = _by_group(summaries[first], metric, complete)
+        theirs = _by_group(summaries[other], metric, complete)
         # Without reindexing, pandas would sort the columns if they differ
         differences = mine - theirs.reindex(columns=mine.columns)
         for group, interval in _intervals(differences, folds):
@@ -283,12 +285,32 @@ def interval_frame(records: Iterable[tuple[str, str, str, str, CorrectedInterval
     return frame.astype(dict.fromkeys(("mean", "low", "high", "p"), float) | {"runs": int})
 
 
-def _by_group(runs: Summaries, metric: str) -> pd.DataFrame:
+def _complete_sites(summaries: Mapping[str, Summaries], metric: str) -> list[str]:
+    """Return the sites that have a metric in every run of every experiment, in alphabetical order.
+
+    A site lacks a metric if no value was measured or the value is undefined (NaN).
+    """
+    runs = [run for of_experiment in summaries.values() for run in of_experiment]
+    complete = []
+    for site in sorted({site for run in runs for site in run["sites"]}):
+        values = [run["sites"].get(site, {}).get(metric) for run in runs]
+        if all(value is not None and not math.isnan(value) for value in values):
+            complete.append(site)
+    return complete
+
+
+def _by_group(runs: Summaries, metric: str, complete: Sequence[str]) -> pd.DataFrame:
     """Arrange one metric as a data frame: a row per run, a column per site, and the column ``all``.
 
-    Sites are in alphabetical order. ``all`` is the mean over the sites that have the metric in each
-    of these ``runs``, and NaN without such a site. The metric ``POOLED`` has only the column
-    ``all``, because no single site has it. An undefined value is NaN.
+    Sites are in alphabetical order. ``all`` is the mean over the sites ``complete``, and NaN if
+    there are none. The metric ``POOLED`` has only the column ``all``, because no single site has
+    it. An undefined value is NaN.
+
+    Args:
+        runs: the summaries of an experiment's runs.
+        metric: the metric's name.
+        complete: the sites that have the metric in every run of every compared experiment. Means
+            over changing sites could not be subtracted.
     """
     if metric == POOLED:
         return pd.DataFrame({"all": [summary["mean"][POOLED] for summary in runs]})
@@ -301,8 +323,7 @@ def _by_group(runs: Summaries, metric: str) -> pd.DataFrame:
         rows.append([run["sites"].get(site, {}).get(metric) for site in sites])
     values = pd.DataFrame(rows, columns=sites, dtype=float)
     means = []
-    # A fold may lack a class at a site; means over changing sites could not be subtracted
-    for of_run in values.dropna(axis="columns").to_numpy().tolist():
+    for of_run in values[list(complete)].to_numpy().tolist():
         mean = math.nan
         if of_run:
             mean = sum(of_run) / len(of_run)
@@ -320,7 +341,7 @@ def metric_table(intervals: pd.DataFrame, metric: str) -> Table:
     narrow = []
     for line in _lines(intervals, metric):
         # Mean, interval, p value and number of runs stand below each other
-        narrow.append([re.sub(r" (?=\[|p [=<]|\(\d+ runs)", "\n", cell) for cell in line])
+        narrow.append([re.sub(r" (?=\[|p [=<]|\(\d+ runs\))", "\n", cell) for cell in line])
     return rich_table(f"test {metric}: {_explain(intervals, metric)}", narrow, ends=lambda _: True)
 
 

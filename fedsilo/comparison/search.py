@@ -55,9 +55,12 @@ class Search:
 
         A point is a value for each setting of the grid. The batches end after ``points`` points.
         The sampler ``grid`` draws all points in one batch. The sampler ``tpe`` draws four points
-        per batch, and needs their scores (see ``tell``) before it draws the next batch. Numbers
-        with decimals are rounded to three significant digits, also the declared values of a grid.
+        per batch, and needs their scores (see ``tell``) before it draws the next batch. Decimal
+        numbers that ``tpe`` draws from a range are rounded to three significant digits. Declared
+        values are tried as they are.
         """
+        from optuna.distributions import FloatDistribution
+
         while self._left:
             count = self._left
             if self._learns:
@@ -70,8 +73,11 @@ class Search:
                 trial = self._study.ask(self._spaces)
                 self._asked.append(trial)
                 point: Point = {}
-                for key in self._spaces:
-                    point[key] = _round_digits(trial.params[key])
+                for key, space in self._spaces.items():
+                    value = trial.params[key]
+                    if isinstance(space, FloatDistribution):
+                        value = _round_digits(value)
+                    point[key] = value
                 batch.append(point)
             yield batch
 
@@ -229,8 +235,6 @@ def _place(value: float, low: float, high: float) -> float:
     return (value - low) / (high - low)
 
 
-def _round_digits(value: Any) -> Value:
-    # A drawn number is copied by hand into simulation.yaml, so few digits must give the same run
-    if isinstance(value, float):
-        return float(f"{value:.{_DIGITS}g}")
-    return value  # type: ignore[no-any-return]
+def _round_digits(value: float) -> float:
+    """Round a drawn number to the digits that a person copies by hand into simulation.yaml."""
+    return float(f"{value:.{_DIGITS}g}")

@@ -64,6 +64,19 @@ def test_a_site_without_a_metric_in_some_run_is_no_part_of_its_mean_over_sites()
     assert _means(rows, "auc") == {"x": (0.6, 2), "y": (0.9, 1), "all": (0.6, 2)}
 
 
+def test_means_over_sites_of_two_experiments_are_of_the_same_sites() -> None:
+    """Site y has no AUC in one run of the first experiment, but in all of the second's."""
+    whole = [
+        _run(x={"auc": 0.5}, y={"auc": 0.9}),
+        _run(x={"auc": 0.7}, y={"auc": 0.9}),
+    ]
+    rows = metric_intervals({"a": RUNS, "b": whole}, ("auc",), 2)
+    for name in ("a", "b"):
+        assert _means(rows[rows["experiment"] == name], "auc")["all"] == (0.6, 2)
+    differences = difference_intervals({"a": RUNS, "b": whole}, ("auc",), 2)
+    assert _means(differences, "auc")["all"] == (0.0, 2)
+
+
 def test_a_table_names_the_sites_that_its_means_over_sites_leave_out() -> None:
     rows = metric_intervals({"a": RUNS, "b": RUNS}, ("accuracy", "auc"), 2)
     text = markdown_text(rows, ("accuracy", "auc"))

@@ -17,6 +17,7 @@ RANGES = {
     "network.width": [4, 16],
     "network.name": ["mlp", "logistic"],
 }
+LONG = {"train.learning-rate": [0.12345, 0.00678912]}  # more digits than a drawn number keeps
 
 
 def _rules(*keys: str) -> dict[str, SettingRule]:
@@ -37,6 +38,11 @@ def test_a_range_has_any_number_of_points() -> None:
     refuse_small(GRID, "tpe", 7, "x")
     with pytest.raises(SettingError, match="a grid of 6 points"):
         refuse_small(GRID, "grid", 7, "x")
+
+
+def test_declared_values_are_tried_with_all_their_digits() -> None:
+    (points,) = Search(LONG, "grid", 2).batches()
+    assert sorted(point["train.learning-rate"] for point in points) == [0.00678912, 0.12345]
 
 
 def test_grid_draws_each_point_once_and_the_same_each_time() -> None:
