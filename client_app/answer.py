@@ -55,7 +55,7 @@ def answer(lab: Lab) -> RecordDict:
     Raises:
         SiteError: the method does not have the phase, or the phase does not return ``Outgoing``; an
             operation is not deterministic although 'machine.deterministic' is 'true'; or the server
-            asks for a secret sum in a run without secure aggregation.
+            asks for a phase of secure aggregation in a run without secure aggregation.
         FedsiloError: the method's phase fails, or the reply cannot be packed.
     """
     phase = lab.instruction.phase
@@ -113,7 +113,7 @@ def open_declared(
 def failed_answer(
     session: SiteSession, instruction: Instruction, content: RecordDict
 ) -> RecordDict:
-    """Build the reply of a hospital that could not answer; it looks like a successful reply.
+    """Build a hospital's reply after a failure, in the form of a successful reply.
 
     If arrays were requested or this is the final evaluation, the reply has masked zeros in place of
     the arrays. In any other phase than the final evaluation, the previous state is stored again
@@ -163,19 +163,20 @@ def evaluate(lab: Lab) -> RecordDict:
 def pack(lab: Lab, outgoing: Outgoing) -> RecordDict:
     """Store the arrays that stay at the site, and build the reply from the arrays that leave.
 
-    If the server asks for metrics, the trained network is measured on validation data first. Arrays
-    leave only if the server asks for them. If ``outgoing.send`` is given, its arrays leave;
-    otherwise the network's exchanged arrays leave. In secure aggregation the arrays are masked. At
-    trust 'sums' a masked array of counts leaves even if the method sends no arrays, and also in the
-    final evaluation.
+    If the server asks for metrics, the trained network is measured on validation data first. The
+    method's arrays leave only if the server asks for arrays. They are ``outgoing.send`` or, if that
+    is None, the network's exchanged arrays. In secure aggregation they are masked. At trust 'sums'
+    masked counts and metrics also leave in the final evaluation, and with every reply for which the
+    server asks for arrays, even if the method sends none.
 
     Args:
         lab: the message's lab, with the metrics that were measured so far.
         outgoing: the network, the arrays to send, and the arrays to store in ``keep``.
 
     Returns:
-        A record of the metrics that may leave, which also says whether state was stored, and a
-        record of arrays if arrays leave.
+        A record of the metrics that may leave, and a record of arrays if arrays leave. The record
+        of metrics also says whether state was stored and, at a site that may tell, which
+        operations were not deterministic.
 
     Raises:
         FedsiloError: a stored array is not finite, a compressed update is not finite, a file cannot
@@ -233,9 +234,10 @@ def _plain_record(lab: Lab, leaving: Arrays) -> ArrayRecord:
 def _adds_to_a_sum(lab: Lab) -> bool:
     """Tell whether the reply must have a masked part even if the method sends no arrays.
 
-    This is so only at trust 'sums', if the server expects arrays or this is the final evaluation. A
-    site that fails then sends masked zeros. If a site that succeeds sent no part, the server could
-    tell the two apart. In the phases of secure aggregation itself there is no part.
+    The result is True only at trust 'sums', if the server expects arrays or this is the final
+    evaluation. A site that fails then sends masked zeros. If a site that succeeds sent no masked
+    part, the server could tell the two apart. In the phases of secure aggregation the result is
+    False.
     """
     phase = lab.instruction.phase
     if lab.common.trust != SUMS or phase in SECURING:
@@ -296,8 +298,9 @@ def _store(lab: Lab, keep: Arrays) -> bool:
 
     The state is the arrays that the method keeps, the arrays of the last counted reply, and the
     optimiser's moments (the earlier moments if this phase trained none). If there is nothing to
-    keep, nothing is written, with one exception: a hospital that declares its data writes a state
-    after each training phase, because a failed site does too and the replies must look alike.
+    keep, nothing is written, with one exception. A hospital that declares its data writes a state
+    after each phase of the method, because a failed site does too and the replies must look alike.
+    That state has only the arrays of the last counted reply.
 
     Raises:
         SiteError: an array is not finite, because training diverged. With the hospital's own cap on

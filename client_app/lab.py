@@ -138,8 +138,10 @@ class Lab:
     def state(self, prefix: str = "") -> dict[str, Tensor]:
         """Return this site's stored arrays whose names begin with ``prefix``, without the prefix.
 
-        The method stored these arrays in its last phase. The optimiser's moments are left out,
-        because ``fit`` handles them itself. The result is empty if nothing was stored.
+        The arrays were stored after this site's last phase. With an empty prefix the result also
+        has the arrays of ``counted_state``, as ``counted/<name>``, if they were stored again. The
+        optimiser's moments are left out, because ``fit`` handles them. The result is empty if
+        nothing was stored.
         """
         kept = {}
         for name, array in self.stored_state.items():
@@ -151,8 +153,9 @@ class Lab:
         """Return the arrays that were stored with this site's last reply that the server used.
 
         The server's sums do not contain a reply that was lost, refused or late, so the arrays
-        stored with that reply must not count. The returned arrays also go into ``counted``, and are
-        stored again with this reply in addition to the new arrays.
+        stored with such a reply must not count. The returned arrays also go into ``counted``, and
+        are stored again with this reply in addition to the new arrays. The result is empty if the
+        server has used no reply of this site yet.
         """
         if self.state_files.is_counted(self.instruction):
             newest = self.state()
@@ -195,7 +198,9 @@ class Lab:
         """Measure the received model on validation and test data; add the results to ``metrics``.
 
         The keys are ``incoming.val.<metric>`` and ``incoming.test.<metric>``. A split without
-        samples adds no metrics. If the server did not ask for metrics, nothing is measured.
+        samples adds no metrics. If the server did not ask for metrics, nothing is measured. With
+        the hospital's own cap on epsilon nothing is added either, because ``measure_splits``
+        records the parts of single samples instead.
 
         Args:
             network: the network of the received model, on the compute device.
@@ -221,8 +226,9 @@ class Lab:
     ) -> None:
         """Train ``network`` in place, add its training loss to the metrics, and note it as trained.
 
-        ``pack`` then measures the trained network again. If epochs or the optimiser span rounds,
-        training continues from the stored state of the last round.
+        ``pack`` then measures the trained network again. If epochs or the optimiser's moments span
+        rounds, training continues from the stored state of the last round. In a private run the
+        moments of a model that stays never span rounds.
 
         Args:
             network: on the compute device.

@@ -163,7 +163,8 @@ class MaskedPart:
                 samples.
 
         Raises:
-            SiteError: the update's names or shapes differ from what the server asks for.
+            FedsiloError: the update's names or shapes differ from what the server asks for, a
+                metric has no bounds, or the mask is refused (``SecureSite.mask``).
         """
         received = self.received_arrays()
         zeros = self._zero_update(received)
@@ -230,10 +231,10 @@ class MaskedPart:
             The record for the reply (``SecureSite.answer``).
 
         Raises:
-            SiteError: the run has no secure aggregation, or the message is malformed.
+            SiteError: the run has no secure aggregation, or the message is malformed. This and any
+                other error names site and round.
             RefusedError: the answer would reveal more than a sum.
-            CheckpointError: the site's secrets or records are damaged, or cannot be written. Each
-                error names site and round.
+            CheckpointError: the site's secrets or records are damaged, or cannot be written.
         """
         with self.prefix_round():
             if self.session.settings.secure_aggregation == "none":
@@ -301,10 +302,10 @@ class MaskedPart:
 
         With this record the hospital refuses to contribute twice, in different ways, to sums over
         the same received arrays, because the difference would reveal its own part. The record gets
-        two digests. One is over the settings that scale a part: the settings of the run,
-        'secure.clip-norm' and ``samples``. The other is empty unless the method proves its sums.
-        Then it is over the data set and the method's settings, because such a method may ask
-        different questions with the same arrays. No file is read here.
+        two digests. One covers the settings that scale a part: the settings of the run,
+        'secure.clip-norm' and ``samples``. If the method proves its sums, the other covers the data
+        set and the method's settings, because such a method may ask different questions with the
+        same arrays. For any other method it is empty. No file is read here.
 
         Args:
             samples: 'secure-samples', the number of samples by which each site's part is scaled.

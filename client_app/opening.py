@@ -87,8 +87,8 @@ class OpenedSite:
 
         Raises:
             DataError: the data cannot be read.
-            SiteError: a class has fewer samples than declared, or the task, the features or the
-                classes changed.
+            SiteError: a class has fewer samples than declared, or the task, the input shape, the
+                features, the classes or the schema changed.
             RefusedError: there are fewer training samples than the hospital's own minimum.
         """
         declared = self.stand_in
@@ -140,11 +140,13 @@ def open_site(context: Context, with_data: bool = True) -> OpenedSite:
     Raises:
         RefusedError: the run's folds or sampling choose among a real hospital's samples, which
             could reveal one sample by comparison; a required 'state-dir' is missing; the hospital
-            has a cap on epsilon, but the run is not private; or consent to send folder names is
-            missing.
+            has a cap on epsilon, but the run is not private; consent to send folder names is
+            missing; the hospital has declared its data in too many ways; or it has too few training
+            samples (``read_declared``).
         SettingError: settings of differential privacy contradict each other, or the labels are for
             another task than the run.
-        SiteError: the node config names no site.
+        SiteError: the node config names no site, or the data do not fit their declaration
+            (``read_declared``).
         DataError: the data cannot be read.
         CheckpointError: the stored declaration of the data is damaged, or cannot be written.
     """

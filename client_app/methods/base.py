@@ -106,9 +106,9 @@ class SiteMethod(ABC):
 
         By default the only network is ``network`` itself. An evidential network also gets its
         vacuity and, in the final evaluation with enough test samples, its accuracy by confidence
-        and by vacuity. In partitions where silos lack labels, a model that stays at the site is
-        also measured on only the labels that the site has. Each network is measured before the next
-        one is requested.
+        and by vacuity. If 'split.partition' is "unseen", the final evaluation also measures a model
+        that stays at the site on only the labels that the site was trained on. Measure each network
+        before requesting the next one.
         """
         plain = Measured(network)
         if evidences(network):
@@ -122,8 +122,9 @@ def on_own_labels(lab: Lab, network: SiteNetwork) -> Iterator[Measured]:
     """Yield ``network`` for a measurement on only the labels that the site has training samples of.
 
     Yields nothing outside the final evaluation. Also yields nothing if every test sample has such a
-    label, because the metrics would equal the usual ones. The metrics are named
-    ``own-labels-accuracy`` and ``own-labels-loss``.
+    label, because the metrics would equal the usual ones. Two metrics are measured: the loss and
+    the task's main metric (``headline``), such as the accuracy. Their names begin with
+    ``own-labels-``.
     """
     known = torch.unique(lab.task.strata(lab.silo.train.labels))
     ends = lab.instruction.phase == EVALUATE

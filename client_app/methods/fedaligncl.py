@@ -103,9 +103,9 @@ class FedAlignCLSite(SiteMethod):
 
         Also reports the share of "forgotten" samples as a metric. A sample is forgotten if the
         local model predicted it correctly at the end of the last epoch, but the global model now
-        does not. The result is None, which means a random order, in two cases: if this epoch has no
-        curriculum, or if the site missed the end of the last epoch. In the second case nothing is
-        reported.
+        does not. The result is None, which means a random order, if this epoch has no curriculum,
+        or if the site has not stored its right predictions at the end of the last epoch. Without
+        these predictions nothing is reported.
 
         Raises:
             SiteError: the site has more or fewer training samples than at the end of the last

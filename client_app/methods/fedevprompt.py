@@ -189,7 +189,7 @@ def _entry_fault(lab: Lab, site: str, label: str, maps: Tensor, cells: int) -> s
         lab: the lab of the message.
         site: the site that made the maps; it must not be this site.
         label: the class, as text.
-        maps: the maps, which must have shape (any, cells).
+        maps: the maps, which must have shape (any, cells) and pass ``map_fault``.
         cells: the number of cells of a map.
     """
     if site == lab.site:

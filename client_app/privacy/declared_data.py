@@ -124,12 +124,12 @@ def round_down(count: int) -> int:
 
 
 def declared_data(folder: Path, settings: CommonSettings, load: Callable[[], Silo]) -> DeclaredData:
-    """Return the stored declaration of a data set; the first call reads the data and stores it.
+    """Return the stored declaration of a data set, or read the data and store a new declaration.
 
-    If the same samples are read in another way, such as at another image size, the counts of the
-    first declaration are used again. Otherwise a server could invent such settings whenever it
-    wants the samples counted again. For the same reason no declaration is dropped to make room for
-    another.
+    If the same samples, with the same number of classes, are read in another way, such as at
+    another image size, the counts of the first declaration are used again. Otherwise a server
+    could invent such settings whenever it wants the samples counted again. For the same reason no
+    declaration is dropped to make room for another.
 
     Args:
         folder: the folder that the hospital keeps over all runs.

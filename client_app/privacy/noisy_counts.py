@@ -79,6 +79,7 @@ def noisy_counts(
 
     Raises:
         EpsilonSpentError: a first report would exceed the cap on epsilon.
+        SettingError: no noise is enough (see ``counts_noise``).
         CheckpointError: the stored counts are damaged, or cannot be written.
     """
     file, key = _file(hospital), json_digest(sorted(data.items()))
@@ -108,18 +109,20 @@ def kept_counts(hospital: Ledger) -> dict[str, NoisyCounts]:
 def draw_again(chosen_noise: float, hospital: Ledger) -> float:
     """Charge the ledger for a new draw of all stored counts; the next run makes the draw.
 
-    If the new draw of some counts is already paid for, they cost nothing more. If no counts are
-    stored, nothing is charged.
+    If the new draw of some counts is already paid for, they cost nothing more, and their draw keeps
+    the noise that was paid for. If no counts are stored, nothing is charged.
 
     Args:
         chosen_noise: the hospital's 'counts-noise'.
         hospital: the hospital's ledger of all runs.
 
     Returns:
-        The standard deviation of the new noise, in patients.
+        The standard deviation of the noise that ``chosen_noise`` gives, in patients. It applies to
+        the draws that are paid for here.
 
     Raises:
         EpsilonSpentError: the draws would exceed the cap on epsilon. The counts then do not change.
+        SettingError: no noise is enough (see ``counts_noise``).
         CheckpointError: the stored counts are damaged, or cannot be written.
     """
     file, noise = _file(hospital), counts_noise(chosen_noise, hospital)

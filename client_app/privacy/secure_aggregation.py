@@ -108,6 +108,7 @@ class SecureSite:
         Raises:
             SiteError: the message is malformed, or belongs to another round.
             RefusedError: the answer would reveal more than a sum.
+            CheckpointError: the site's secrets or records are damaged, or cannot be written.
         """
         with lock_secrets(self.folder):
             if phase == SECURE_KEYS:
@@ -126,8 +127,8 @@ class SecureSite:
     ) -> dict[str, Words]:
         """Quantise, weight and mask this site's updates and metrics; return uint32 arrays by name.
 
-        The digests of the masked numbers are stored first, so that even after a restart no key
-        masks twice.
+        A digest of the numbers is stored before they are masked, so that no key masks twice, even
+        after a restart.
 
         Args:
             updates: the trained minus the received arrays, clipped, by name.
@@ -136,9 +137,9 @@ class SecureSite:
                 value.
 
         Raises:
-            SiteError: the site has no keys for this round.
-            RefusedError: the keys were used before, too few sites take part, or this round's sum
-                was already unmasked with a different contribution from this site.
+            SiteError: the site has no keys for this round, or the list of sites is malformed.
+            RefusedError: ``prepare_masking`` refuses, or this round's sum was already unmasked with
+                a different contribution from this site.
             SettingError: the samples of all sites together do not fit into 32 bits.
             CheckpointError: the site's secrets are damaged, or cannot be written.
         """
@@ -235,7 +236,8 @@ class SecureSite:
 
         Raises:
             SiteError: the message has no proof, or a malformed one.
-            RefusedError: the proof is not of the parts that all sites signed in that round.
+            RefusedError: the proof is not of the parts that all sites signed in that round, or this
+                site has no record of signed parts.
             CheckpointError: the record of the sums is damaged.
         """
         seals = UnmaskedSums(self.folder, self.round - 1).seals()
@@ -389,7 +391,8 @@ class SecureSite:
 
         Raises:
             RefusedError: another list was signed, the list names a site that did not mask, or the
-                list is too short or differs from an earlier sum.
+                list is too short or differs from an earlier sum. If the method proves its sums,
+                also: a site is missing, or this site's part is listed with another hash.
             SiteError: the list is malformed, or the site has no keys for this round.
             CheckpointError: the site's secrets are damaged, or cannot be written.
         """
