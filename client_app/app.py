@@ -146,9 +146,10 @@ def _phase(answering: Answering, final: bool = False) -> RecordDict:
 
 
 def _hello(answering: Answering) -> RecordDict:
-    """Answer a hello with the site's facts, from a session that is always newly opened.
+    """Answer a hello (the server's first question) with the site's facts.
 
-    The server's version is checked first. The site's name precedes the text of any FedsiloError.
+    The session (the run's settings and data at this site) is always opened anew. The server's
+    version is checked first. The site's name precedes the text of any FedsiloError.
     """
     from fedsilo.client_app.hello import site_facts
     from fedsilo.client_app.session import session_of
@@ -160,7 +161,7 @@ def _hello(answering: Answering) -> RecordDict:
 
 
 def _summary(answering: Answering) -> RecordDict:
-    """Answer a survey with counts that describe the data, as far as the site file allows it.
+    """Answer a survey with counts that describe the data, if the hospital's site file allows it.
 
     The server's version is checked first. The site's name precedes the text of any FedsiloError.
     """
@@ -192,10 +193,10 @@ def _reply(message: Message, context: Context, answer: Answer) -> Message:
     """Answer a message. An exception while it is read, checked or answered becomes an error reply.
 
     Guards check the message before ``answer`` runs, and check the answer afterwards in reverse
-    order. A site with a site file has two guards first: that of the file, and that of the newest
-    privacy ledger. A real site, with or without a site file, then has the guard of the secret sum
-    and that of the limits and quotas. After the checks, a site with a site file writes a line to
-    its audit log. Last, a real site bundles the reply's arrays.
+    order. A site with a site file (the hospital's own rules) first has two guards. One enforces the
+    file, and the other requires the newest privacy ledger. Any real site then has a guard that
+    hides failures in a secret sum, and a guard of limits and quotas. After the checks, a site with
+    a site file writes a line to its audit log. Last, a real site bundles the reply's arrays.
 
     Args:
         message: the server's message.

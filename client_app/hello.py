@@ -12,10 +12,10 @@ from fedsilo.models.maths.standardisation import sums_of
 def site_facts(session: SiteSession) -> SiteFacts:
     """Build the site's answer to a hello: name, task, label counts, fingerprints and software.
 
-    Fingerprints and the number of broken samples are included only if the run's trust is 'server',
-    because anyone who guesses the data could check the guess. At trust 'sums' label counts are left
-    out too, because the server may learn only sums over sites. A simulated site reports no
-    software.
+    A hello is the server's question before round 1. Fingerprints of the data and the number of
+    broken samples are included only if the run's trust is 'server', because anyone who guesses the
+    data could check the guess. At trust 'sums' label counts are left out too, because the server
+    may learn only sums over sites. A simulated site reports no software.
 
     Raises:
         RefusedError: the site has too few rows for the feature sums that the run asks for.

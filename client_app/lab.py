@@ -290,7 +290,7 @@ class Lab:
     def _protect_patients(
         self, training: LocalTraining, aside: tuple[str, ...], stays: bool
     ) -> None:
-        """Set the hospital's minimums, class weights and, in a private run, DP-SGD on a training.
+        """Give a training the hospital's minimums, class weights and, in a private run, DP-SGD.
 
         DP-SGD is charged to the ledger. A model that stays at the site gets no noise and costs
         nothing, because nothing that is made from it leaves. Under the hospital's own cap on
@@ -327,7 +327,7 @@ class Lab:
     def measure_splits(
         self, network: SiteNetwork, model: str, splits: tuple[str, ...]
     ) -> dict[str, float]:
-        """Measure a model on splits of the site's data. The method chooses the networks to measure.
+        """Measure a model on splits of the site's data, with the networks that the method chooses.
 
         A split without samples is left out. If a network is measured on only some labels, a split
         with fewer than 'privacy.sums-min-count' samples of these labels is left out too.

@@ -135,7 +135,7 @@ class MaskedPart:
         self.secure_site().refuse_after_failure(self.received_arrays())
 
     def failed_part(self) -> ArrayRecord:
-        """Build the part of a site that could not answer for a secret sum: masked zeros.
+        """Build the masked zeros that a site adds to a secret sum if it could not answer.
 
         The part also adds 1 to the masked count of failed sites, so the server learns how many
         sites failed, but not which. It has the names and shapes of a successful site's part, so the

@@ -25,11 +25,11 @@ class APFLSite(SiteMethod):
         return lab.classifier(mixture(lab.state() or w, w, self.settings.mixing_alpha))
 
     def train(self, lab: Lab) -> Outgoing:
-        """Train the global model w on its own loss and the own model v on the mixture's loss.
+        """Train the global model w on its own loss and the site's model v on the mixture's loss.
 
-        Both train on the same batches, with two optimisers of the same settings. In the site's
-        first round v starts from the received weights. w is sent and v is stored. The network ends
-        with the mixture's weights, so the mixture is measured.
+        If the server asks for metrics, the mixture of w and v is measured before and after the
+        training. Both models train on the same batches, with two optimisers of the same settings.
+        In the site's first round v starts from the received weights. w is sent and v is stored.
         """
         network = cast(TokenClassifier, lab.open())
         lab.measure(network)

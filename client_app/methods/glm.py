@@ -60,7 +60,7 @@ class GLMSite(SiteMethod):
     phases = ("train", OWN_FIT)
 
     def admit(self, session: SiteSession) -> None:
-        """Check columns, outcomes and floors at a site whose data are open.
+        """Check columns, outcomes and numbers of patients at a site whose data are open.
 
         A hospital that has only declared its data so far passes; its data are checked later.
 
@@ -77,7 +77,7 @@ class GLMSite(SiteMethod):
         follow_path(part, self.settings, sites, before)
 
     def train(self, lab: Lab) -> Outgoing:
-        """Send sums over this site's patients: of each column, or at the received coefficients.
+        """Send sums over this site's patients, from which the server fits one regression.
 
         If the message asks for moments, the sums are those of each column, and the reported loss is
         0. Otherwise they are the gradient and the Hessian at the coefficients that the server sent,
@@ -85,7 +85,8 @@ class GLMSite(SiteMethod):
 
         Raises:
             RefusedError: the sums would rest on too few patients, now or earlier in this run.
-            SiteError: the message has an impossible scale, or the units or columns cannot be used.
+            SiteError: the message's scale or grid is not above 0, or the units or columns cannot be
+                used.
             SettingError: the settings name a column that the table lacks, or name one twice.
         """
         notes, arrays = ScaleNotes.from_values(lab.instruction.notes), lab.arrays()

@@ -252,9 +252,9 @@ def _count_faults(
 
 
 def _event_faults(events: Floats, needed: int) -> Iterator[str]:
-    """Yield why a hospital has too few events for Cox's model; nothing if it has enough.
+    """Yield sentences that say why a hospital has too few events for Cox's model, if it has.
 
-    Without any event there are two sentences.
+    Without any event there are two sentences. With at least ``needed`` events there is none.
 
     Args:
         events: 1 for each patient with an event, otherwise 0, (n,).

@@ -105,9 +105,9 @@ class PICSRSite(SiteMethod):
         return Outgoing(network, send=send, keep=expert)
 
     def measured(self, lab: Lab, network: SiteNetwork) -> Iterable[Measured]:
-        """Return the network to measure, as a list of one.
+        """Return the network to measure, as a list with one entry.
 
-        In the router stage two things are added. If a split has at least
+        In the router stage two kinds of weights are added. If a split has at least
         'picsr.prototype-min-count' samples and at least the hospital's 'sums-min-count', its
         metrics include the router's weights for each expert. Each single prediction also gets the
         weight of each expert, as ``weight.<site>``.

@@ -49,7 +49,7 @@ def counts_noise(chosen_noise: float, hospital: Ledger) -> float:
 
     Args:
         chosen_noise: the hospital's 'counts-noise'. If it is 0, the result is the noise with which
-            one report costs a quarter of the hospital's cap.
+            one report costs a quarter of the hospital's cap, but at least 0.5 and at most 10,000.
         hospital: the hospital's ledger of all runs, with its cap and delta.
 
     Raises:

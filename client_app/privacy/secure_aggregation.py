@@ -422,7 +422,7 @@ class SecureSite:
         For a site whose weights arrived, it is the share of that site's own mask. For any other
         site, it is the share of that site's masking key. Never both leave. A site whose sealed
         share is missing or cannot be opened is left out. Before the record is made, the sum is
-        noted in the site's own books, and the round's secrets are deleted.
+        noted in this site's records of sums, and the round's secrets are deleted.
 
         Returns:
             A record with the sites' names in ``of`` and their shares in ``shares``, in the same

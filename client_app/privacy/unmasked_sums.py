@@ -141,7 +141,7 @@ class UnmaskedSums:
         return dict(zip(opened.sites, opened.seals, strict=False))
 
     def note(self, opened: RoundSum) -> None:
-        """Record that this round's sum may now be unmasked, in place of any earlier record.
+        """Record that this round's sum may now be unmasked, and replace the round's old record.
 
         Only the newest 3 rounds are kept, because a server may go back by two.
 
@@ -206,7 +206,7 @@ class SummedBefore:
     about: str = ""
 
     def refuse_changed_sum(self, arrays: str, partners: Sequence[str]) -> None:
-        """Check that an earlier sum of the same arrays had the same settings and no other site.
+        """Check that an earlier sum of the same arrays had the same settings, and no missing site.
 
         Arrays that were never summed pass. Under other settings, or over fewer sites, the
         difference between both sums would reveal single sites' parts.
