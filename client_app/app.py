@@ -161,7 +161,7 @@ def _hello(answering: Answering) -> RecordDict:
 
 
 def _summary(answering: Answering) -> RecordDict:
-    """Answer a survey with counts that describe the data, if the hospital's site file allows it.
+    """Answer a survey with those counts about the data that the hospital's site file allows.
 
     The server's version is checked first. The site's name precedes the text of any FedsiloError.
     """

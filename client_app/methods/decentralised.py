@@ -92,7 +92,7 @@ class DecentralisedSite(SiteMethod):
 
 
 def send_and_keep(network: SiteNetwork, keep: dict[str, Tensor] | None = None) -> Outgoing:
-    """Return the silo's own model to send, and to store as ``own/<array>``.
+    """Return the silo's own model for the server, and for storage as ``own/<array>``.
 
     Args:
         network: the trained network.

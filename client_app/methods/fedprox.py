@@ -19,7 +19,7 @@ class FedProxSite(SiteMethod):
     trains_stacked = True
 
     def admit(self, session: SiteSession) -> None:
-        """Reject a mu so large that each step cancels the previous ones.
+        """Reject a mu so large that each training step undoes the steps before it.
 
         ``refuse_forgetful`` tries at most 5 steps. A hospital without a minimum of steps passes.
 

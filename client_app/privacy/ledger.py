@@ -50,8 +50,8 @@ class Ledger:
     def spend(self, releases: Releases) -> None:
         """Add releases to this ledger and to the hospital's ledger, if any, before they are made.
 
-        A release is one noisy result, such as one DP-SGD step. Messages that are answered at the
-        same time wait for each other.
+        A release is one noisy result, such as one DP-SGD step. If two messages are answered at the
+        same time, one waits until the other's releases are added.
 
         Args:
             releases: (noise multiplier, sampling rate) -> number of releases.
