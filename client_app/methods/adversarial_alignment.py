@@ -129,8 +129,8 @@ class Aligner:
     def _add_alignment_gradients(self, own: Tensor, share: float) -> None:
         """Add the gradients of the weighted alignment loss to the network's gradients (eq. 3).
 
-        The target is the output of the other sites' discriminators; without them, it is the
-        complement of the site's own discriminator.
+        The loss uses the site's own discriminator D and those of the other sites. If the other
+        sites' discriminators were not received, 1 - D takes their place.
 
         Args:
             own: the embeddings (n, c) of this part of the batch.

@@ -132,9 +132,9 @@ class FedAlignCLSite(SiteMethod):
         """Return the arrays that leave: the weights and, if the server asks for them, embeddings.
 
         If embeddings leave and 'align-target' is "others", this site's discriminator leaves too,
-        because the other sites align to it. Without alignment in this round it is the stored one,
-        or one drawn from the seed. Weights, embeddings and discriminator get Gaussian noise
-        ('noise-variance'), but batch norm's statistics do not.
+        because the other sites align to it. Without alignment in this round the stored
+        discriminator leaves, or a new one drawn from the seed. Weights, embeddings and
+        discriminator get Gaussian noise ('noise-variance'), but batch norm's statistics do not.
         """
         arrays = exchanged_arrays(network)
         # Only parameters get noise, not batch norm's statistics: a noisy variance could be negative
