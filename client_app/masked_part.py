@@ -131,8 +131,11 @@ class MaskedPart:
             RefusedError: the hospital's signing key is unusable.
             CheckpointError: the record of earlier sums is damaged, or the lock file of the signing
                 key cannot be written.
+
+        The errors name site and round.
         """
-        self.secure_site().refuse_after_failure(self.received_arrays())
+        with self.prefix_round():
+            self.secure_site().refuse_after_failure(self.received_arrays())
 
     def failed_part(self) -> ArrayRecord:
         """Build the masked zeros that a site adds to a secret sum if it could not answer.
