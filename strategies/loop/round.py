@@ -98,13 +98,15 @@ class Round(Ask):
     def put(self, question: Question) -> Replies:
         """Send a question to its sites and return the usable replies, sorted by site.
 
-        If a reply says that its site stores state, ``stateful_sites`` records this step for the
-        site. The hooks are called during the phase, such as for each failed site, and once after
-        the phase. A question without sites sends nothing, calls no hook, and returns no replies.
+        If a reply says that its site has stored state, ``stateful_sites`` gets the round and phase
+        for the site, as one number (``state_key``). The hooks are called during the phase, such as
+        for each failed site, and once after it. A question without sites sends nothing, calls no
+        hook, and returns no replies.
 
         Raises:
             SiteError: the method asks a site that does not take part.
             TooFewSitesError: fewer than 'run.min-sites' replies are usable.
+            RunDirectoryError: the file for the replies' arrays cannot be written.
         """
         self._step += 1
         if self.method.common.measures_in(self.number):

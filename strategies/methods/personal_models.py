@@ -122,7 +122,8 @@ class FedBABU(FedAvgFT):
         """Average all layers but the last, or let each site fine-tune its own copy.
 
         Sites fine-tune all layers in the last 'finetune-rounds'. In the rounds before, they receive
-        the fixed last layer, but do not return it, and the mean is weighted by samples.
+        the fixed last layer, but do not return it. The other layers are then averaged by
+        'server.aggregation', usually weighted by samples.
         """
         if self._finetunes(state):
             return super().round(state, ask)

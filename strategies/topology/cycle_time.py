@@ -49,8 +49,8 @@ def resolve_links(
     Latencies (seconds) and capacities (Gbit/s) are (sites, sites). Two sites with a direct link
     always use it. Two sites without one use the path of the lowest total latency, with the capacity
     of the slowest link on it. Sites without any path between them get latency 0 and infinite
-    capacity. Missing values of a link come from ``settings``. If no links are known, every pair has
-    a link.
+    capacity. If a link does not state a value, it comes from ``settings``. If no links are known,
+    every pair has a link with these values.
     """
     graph = link_graph(sites, silo_set)
     if not graph.number_of_edges():

@@ -257,8 +257,8 @@ def _find_tour(base: nx.Graph) -> list[int]:
     """Return the positions of the sites in the order of a short round tour that begins at 0.
 
     The tour is the shorter of Christofides' tour and the greedy tour. Its direction is the one in
-    which the second site has the lower position. If latencies are not known, the sites are in the
-    order of their names.
+    which the second site has a lower position than the last. If latencies are not known, the sites
+    are in the order of their names.
     """
     latencies = _path_latencies(base)
     if latencies is None:
