@@ -340,8 +340,8 @@ def starting_network(common: CommonSettings, shape: NetworkShape) -> TokenClassi
     """Build the network that a run starts from, with weights from the seed or from files.
 
     The weights are drawn from the seed first. If the sites exchange the backbone, or the network is
-    "resnet22", the pretrained backbone is loaded over them. If 'train.initial-weights' names a
-    file, its weights are loaded last.
+    "resnet22", the backbone that 'vit.backbone-weights' names, if any, is loaded over them. If
+    'train.initial-weights' names a file, its weights are loaded last.
 
     Raises:
         SettingError: a file of weights is missing or belongs to another architecture.

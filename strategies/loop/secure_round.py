@@ -234,8 +234,7 @@ class SecureSum:
     def take_shares(self, replies: Mapping[str, Reply]) -> None:
         """Store the sealed shares that each site has made of its secrets for the other sites.
 
-        The server cannot open them, but with enough opened shares it can later remove masks. Each
-        site's check value, a hash of its own mask, is stored too.
+        The server cannot open them. Each site's hash of its own mask is stored too.
 
         Raises:
             SiteError: fewer sites than the threshold replied or, if the sum is to be proven, not
@@ -429,7 +428,7 @@ class SecureSum:
         return public_half(secret) == self.keys[site][0]
 
     def _refuse_counts(self, samples: int, metric_samples: Words) -> None:
-        """Check that the unmasked counts are possible: masks that do not cancel leave random counts.
+        """Check that the unmasked counts are possible. Masks that do not cancel make them random.
 
         At most as many sites may have failed (``failed``) as are in the sum. No count may exceed
         the number of sites times the agreed 'secure-samples'. ``samples`` must be above 0, but the

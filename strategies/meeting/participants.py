@@ -181,7 +181,8 @@ def hear_sites(
     Args:
         grid: connects the server with the nodes.
         settings: the run's settings.
-        silos: the largest possible number of sites; None if only the sites know it.
+        silos: the largest possible number of sites; None if only the sites know it. Nodes that
+            repeat a site do not count.
         terms: the operator's conditions, such as registered site names; None if there are none.
 
     Raises:

@@ -203,7 +203,7 @@ class Decentralised(Method):
 
 
 def among_silos(kind: str) -> str:
-    """Return the kind of topology without a server.
+    """Return the kind of topology to use if no server takes part in it.
 
     "star" becomes "hub", a star with one of the silos in the middle. Any other kind is unchanged.
     """

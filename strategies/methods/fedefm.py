@@ -181,7 +181,8 @@ class FedEFM(Decentralised):
     def disclosures(self) -> Disclosures:
         """List the data sent by a silo: its model, its visitors' models and their closeness.
 
-        If 'fedefm.visit' is "average", the silo sends only its own model.
+        A visitor is another silo's model that this silo trains, and its closeness is the similarity
+        to this silo's model. If 'fedefm.visit' is "average", the silo sends only its own model.
         """
         own = super().disclosures()
         if self.settings.visit == "average":

@@ -110,9 +110,9 @@ class UEFL(Method):
         Before the training of round 1, K-means fills the first codebook if 'uefl.first-book' is
         'kmeans'.
 
-        An iteration ends with a check: all sites measure their uncertainty, and uncertain sites get
-        a new codebook. If 'uefl.refresh' is 'kmeans' and the run continues, the certain sites' features
-        also re-initialise the first codebook.
+        Every iteration but the last ends with a check: all sites measure their uncertainty, and
+        uncertain sites get a new codebook. If 'uefl.refresh' is 'kmeans' and the run continues, the
+        certain sites' features also re-initialise the first codebook.
         """
         if not state.round and self.settings.first_book == "kmeans":
             found = self._request_codewords(state, ask, ask.sites)
@@ -140,8 +140,8 @@ class UEFL(Method):
         The codewords are centroids that a site finds by K-means on its features (section 3.2). An
         uncertain site is asked for codewords of a new codebook, and any other site for codewords of
         the first one. If a new codebook is Gaussian, the reply has no centroids and only states the
-        number of codewords. A reply that states 0 codewords, because all clusters were too small, is left
-        out.
+        number of codewords. A reply that states 0 codewords, because all clusters were too small,
+        is left out.
         """
         expect: dict[str, Specs] = {}
         notes: dict[str, CentroidNotes] = {}
@@ -245,9 +245,10 @@ class UEFL(Method):
     def _build_book(self, book: int, state: UEFLState, found: Replies) -> Arrays:
         """Return a mapping with one array, ``codebook.<book>``: the codewords of a new book.
 
-        The codewords, (codes, dimension), are the replies' centroids, merged by weighted K-means.
-        If the replies have no centroids, because new books are Gaussian, the codewords are drawn
-        from the seed and the round.
+        The codewords, (n, dimension), are the replies' centroids. If there are more than
+        'uefl.codes' centroids, weighted K-means merges them to that number. If the replies have no
+        centroids, because new codebooks are Gaussian, 'uefl.codes' codewords are drawn from the
+        seed and the codebook's number.
         """
         dimension = state.arrays[f"{CODEBOOK}0"].shape[1]
         parts = []

@@ -239,7 +239,7 @@ _BUILDERS: dict[str, Callable[[nx.Graph], _Built]] = {
 
 
 def _path_latencies(base: nx.Graph) -> Matrix | None:
-    """Return the latencies of the quickest paths in milliseconds, (sites, sites).
+    """Return the total latency of the quickest path between all sites, in ms, (sites, sites).
 
     Returns None if no link is known, or if any link has no latency. Two sites without a path get 0.
     """
