@@ -301,7 +301,7 @@ def find_far_updates(
     one reason.
 
     Args:
-        limit: the setting 'server.max-update-norm'.
+        limit: the setting 'server.max-update-norm', above 0.
         before: by site, the arrays that its reply updates; a site that is missing here is not
             judged.
         replies: the replies by site.

@@ -131,9 +131,9 @@ class Round(Ask):
     def measure_updates(self, after: Arrays) -> None:
         """Compare each site's update with the change of the model, and tell the hooks the result.
 
-        This is done for each phase of the round whose replies are updates, which means that its
-        question has a ``reference``. In an earlier phase, the change of the model leads to the
-        arrays that the next phase sent.
+        This is done for each phase of the round whose question has a ``reference``, because only
+        its replies are updates. For the last phase the model changes to ``after``, and for an
+        earlier phase to the arrays that the next phase sent.
 
         Args:
             after: the model's arrays by name after the round.

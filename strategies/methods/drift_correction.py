@@ -122,8 +122,8 @@ class FedDyn(FedAvg):
 
         With alpha, the setting 'regularisation-alpha', h becomes h - alpha * share * (mean -
         model). Here share is the part of all training samples at the sites that replied. The new
-        model is mean - h / alpha. Running statistics of batch norm become the mean and have no h. h
-        is 0 before round 1.
+        model is mean - h / alpha with the new h, which is 0 before round 1. Running statistics of
+        batch norm become the mean and have no h.
         """
         model, alpha = self.model(state), self.settings.regularisation_alpha
         trained = ask(TRAIN, dict.fromkeys(ask.sites, model))

@@ -124,9 +124,9 @@ class FedEFM(Decentralised):
     def _next_state(self, state: FedEFMState, replies: Replies) -> FedEFMState:
         """Return the state with the silos' new models, their mean, and this round's closeness.
 
-        Closeness is the similarity, from -1 to 1, between the owner's model and the copy of it that
-        a host trained. The owner's reply states it. It is stored in ``closeness`` under the round
-        and "owner<-host". A host that the reply does not name is left out.
+        Closeness, from -1 to 1, compares the feature maps of the owner's model with those of the
+        copy that a host trained. The owner's reply states it. It is stored in ``closeness`` under
+        the round and "owner<-host". A host that the reply does not name is left out.
         """
         edges = {}
         for owner, reply in replies.items():
@@ -179,10 +179,11 @@ class FedEFM(Decentralised):
         return documents
 
     def disclosures(self) -> Disclosures:
-        """List the data sent by a silo: its model, its visitors' models and their closeness.
+        """List the data sent by a silo: its model, its visitors' models and mean closenesses.
 
-        A visitor is another silo's model that this silo trains, and its closeness is the similarity
-        to this silo's model. If 'fedefm.visit' is "average", the silo sends only its own model.
+        A visitor is another silo's model that this silo trains. A closeness compares the silo's
+        model with a copy of it that another silo trained. If 'fedefm.visit' is "average", the silo
+        sends only its own model.
         """
         own = super().disclosures()
         if self.settings.visit == "average":
