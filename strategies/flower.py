@@ -88,9 +88,10 @@ class FlowerStrategy(Strategy):
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Return the model after the round, and the metrics averaged over sites by samples.
+        """Return the model after the round, and the sites' newest metrics.
 
-        Model and metrics are None before the first round. ``replies`` is not used.
+        Each metric is the mean over the sites, weighted by their numbers of samples. Model and
+        metrics are None before the first round. ``replies`` is not used.
         """
         if self._loop is None:
             return None, None
@@ -100,11 +101,12 @@ class FlowerStrategy(Strategy):
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """In the last round, let all sites measure the final model. Return no messages.
+        """Let all sites measure the final model if ``server_round`` is the settings' last round.
 
-        The measuring happens inside this call, so Flower has no messages to send. In earlier rounds
-        nothing happens, because sites measure while they train. Nothing happens either if
-        ``configure_train`` was never called. ``arrays`` and ``config`` are ignored.
+        The measuring happens inside this call, so the result is empty: Flower has no messages to
+        send. In any other round nothing happens, because sites measure while they train. Nothing
+        happens either if ``configure_train`` was never called. ``arrays`` and ``config`` are
+        ignored.
 
         Raises:
             SiteError: too few sites gave a usable reply.
@@ -116,7 +118,7 @@ class FlowerStrategy(Strategy):
     def aggregate_evaluate(
         self, server_round: int, replies: Iterable[Message]
     ) -> MetricRecord | None:
-        """Return the final model's metrics in the last round, and None before.
+        """Return the final model's metrics in the settings' last round; None in any other round.
 
         The metrics are averaged over sites by samples. They come from the round loop, so
         ``replies`` is not used. The record is empty if no site has measured.

@@ -54,11 +54,10 @@ class Replies(dict[str, Reply]):
     failed: int = 0
 
     def of(self, sites: Iterable[str]) -> Replies:
-        """Return the replies of the given sites, in the order of this object.
+        """Return the replies of the given sites, in the order of this object, not of ``sites``.
 
-        A given site without a reply is skipped. If arrays or metrics were summed in secret
-        (``sums``, ``exact``, ``means``, ``failed``), the result has the same values, which still
-        cover all sites.
+        A given site without a reply is skipped. The results of a secret sum (``sums``, ``exact``,
+        ``means`` and ``failed``) are copied, and still cover all sites.
         """
         wanted = set(sites)
         chosen = Replies()
@@ -72,8 +71,11 @@ class Replies(dict[str, Reply]):
     def mean_metric(self, name: str) -> float:
         """Return the mean of a metric over the replies, weighted by each site's number of samples.
 
-        If the metric was summed in secret, its known mean is returned. Otherwise there must be at
-        least one reply (ZeroDivisionError), and every reply must have the metric (KeyError).
+        If the metric was summed in secret, its known mean is returned.
+
+        Raises:
+            KeyError: a reply does not have the metric.
+            ZeroDivisionError: there are no replies, or none has samples.
         """
         if name in self.means:
             return self.means[name]
@@ -91,8 +93,7 @@ def weighted_mean(
 
     Sums are float64, in the order of site names, with Flower's operations
     (``aggregate_arrayrecords``), so equal replies give equal bits in whatever order they arrived.
-    Arrays are averaged one by one, so memory never holds more than the mean and one array of one
-    site.
+    Arrays are averaged one by one, so replies that lie in a file are never all in memory.
 
     Args:
         replies: the replies by site, at least one. Each must have all the named arrays. If
@@ -119,9 +120,10 @@ def weighted_mean(
 def weighted_sums(
     replies: Replies, names: Iterable[str]
 ) -> tuple[float, dict[str, npt.NDArray[np.float64]]]:
-    """Return all sites' samples, and the sum of each array over sites, weighted by samples.
+    """Return the number of all sites' samples, and the sum of each array, weighted by samples.
 
-    Sums are float64, also after a secret sum. Each site counts by the samples that it reports.
+    The sums over sites are float64, also after a secret sum. A site's weight is the number of
+    samples that it reports, even if 'run.site-weights' has another number.
 
     Args:
         replies: the replies, at least one. Each must have the named arrays, unless the arrays were

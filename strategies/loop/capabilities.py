@@ -29,8 +29,9 @@ class Capabilities:
     def refuse_more(self, common: CommonSettings, is_table: bool) -> None:
         """Check that the method supports the settings of a run.
 
-        The checks come in this order: the settings of rounds, start, sites and aggregation;
-        compression; network "vit"; a table as data set; the evidential loss.
+        These are checked in this order: 'train.epoch-steps', 'train.initial-weights',
+        'server.sites-per-round', 'server.aggregation', compressed updates, network "vit", a table
+        as data set, and the evidential loss.
 
         Args:
             common: the run's settings.
@@ -49,10 +50,11 @@ class Capabilities:
             raise SettingError(refusals[0])
 
     def _round_faults(self, common: CommonSettings) -> Iterator[str]:
-        """Yield an error text for each unsupported setting on rounds, start, sites or aggregation.
+        """Yield an error text for each unsupported setting of the rounds.
 
-        'server.aggregation' "auto" is always supported. 'server.sites-per-round' together with
-        'train.epoch-steps' is an error for every method.
+        The settings are, in this order, 'train.epoch-steps', 'train.initial-weights',
+        'server.sites-per-round' and 'server.aggregation', of which "auto" is always supported.
+        'server.sites-per-round' together with 'train.epoch-steps' is an error for every method.
         """
         method = f"method '{common.method}'"
         if common.epoch_steps and not self.paced_epochs:

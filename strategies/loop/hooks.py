@@ -94,9 +94,9 @@ class Hook:
         return None
 
     def why_end(self, state: State, error: SiteError) -> str | None:
-        """Return the reason to end the run normally after a failed round.
+        """Return the reason to end the run normally after a failed round, or None.
 
-        None means that this hook does not end the run. If no hook ends it, the error is raised.
+        None means that this hook does not end the run. If no hook ends it, ``error`` is raised.
 
         Args:
             state: the state before the failed round.

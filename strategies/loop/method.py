@@ -58,11 +58,11 @@ class State:
     def facts(self) -> dict[str, Any]:
         """Return all fields but the arrays as JSON values, for a checkpoint.
 
-        Keys are "round", "keepers" (``kept``) and "extras", the method's own fields. If there is a
-        proof, it is under "proof".
+        The keys are "round", "keepers" (``kept``) and "extras", a mapping of the fields that the
+        method adds. If there is a proof of a secret sum, it is under "proof".
 
         Raises:
-            CheckpointError: JSON would change the value of a field.
+            CheckpointError: JSON would change the value of a field that the method adds.
         """
         own: dict[str, Any] = {}
         for field_ in fields(self):
@@ -84,7 +84,8 @@ class State:
     def restored(cls, arrays: Arrays, facts: Mapping[str, Any]) -> Self:
         """Build the state from its stored ``arrays`` and the values that ``facts()`` returned.
 
-        State keys that older versions stored are converted to today's numbering.
+        The numbers in ``kept`` name each site's newest stored state. If an older version numbered
+        them, they are converted to today's numbers.
 
         Raises:
             CheckpointError: the names of the stored fields differ from the fields of this class,
@@ -263,9 +264,9 @@ class Method(ABC):
         """Return the fraction of all training samples that the sites in ``replies`` have, 0 to 1.
 
         Without replies the fraction is 0. An agreed number of samples ('run.site-weights') replaces
-        the number that a site reported. A site that reports no number counts as one sample. After a
-        secure sum the fraction is reduced by the proportion of sites that could not answer, because
-        nobody knows which sites those are.
+        the number that a site reported. A site that reports no number counts as one sample. If f of
+        the n sites in a secure sum could not answer, the fraction is multiplied by 1 - f / n,
+        because nobody knows which sites these are.
         """
         every: dict[str, int] = {}
         for site, facts in self.participants.facts.items():
@@ -302,10 +303,10 @@ class Method(ABC):
         """
 
     def leaves(self) -> list[str]:
-        """Return the sentences on the data that a site sends during a run.
+        """Return the sentences that describe the data which a site sends, for ``privacy.json``.
 
-        The first are on sums of features before round 1, if sites send any. Then come those of the
-        method and, if updates are compressed, one on the rounding. Empty sentences are left out.
+        The first sentence is on sums of features before round 1, if sites send any. Then come the
+        method's sentences (``disclosures``) and, if updates are rounded, one on the rounding.
         """
         sentences = [*self.participants.leaves(), *self.disclosures().leaves]
         compression = compression_of(self.common)
@@ -339,8 +340,8 @@ def starting_network(common: CommonSettings, shape: NetworkShape) -> TokenClassi
     """Build the network that a run starts from, with weights from the seed or from files.
 
     The weights are drawn from the seed first. If the sites exchange the backbone, or the network is
-    "resnet22", the pretrained backbone is loaded over them. If 'train.initial-weights' names a
-    file, its weights are loaded last.
+    "resnet22", the backbone that 'vit.backbone-weights' names, if any, is loaded over them. If
+    'train.initial-weights' names a file, its weights are loaded last.
 
     Raises:
         SettingError: a file of weights is missing or belongs to another architecture.

@@ -121,10 +121,10 @@ def most_counted(facts: SiteFacts, common: CommonSettings) -> dict[str, int]:
 def metric_range(key: str, classes: int, most: Mapping[str, int] | None = None) -> Range:
     """Return the range of values that an honest site can report for a metric.
 
-    Entropy may be from 0 to log(classes). Other shares, losses and named metrics have fixed ranges.
-    A metric without a range of its own may be from -1e12 to 1e12. A count of samples must be a
-    whole number from 0 to the size of its split in ``most``. If ``most`` lacks the split, the count
-    must be 0.
+    Entropy may be from 0 to log(classes). Most other metrics, such as accuracy and loss, have fixed
+    ranges. A metric without a range of its own may be from -1e12 to 1e12. If a metric counts the
+    samples of one class, bin or site, it must be a whole number from 0 to the size of its split in
+    ``most``. If ``most`` lacks the split, this count must be 0. Other counts may be up to 1e12.
 
     Args:
         key: the metric's key, such as ``incoming.test.accuracy``.
@@ -186,10 +186,10 @@ _MOST_OPERATIONS = 100
 def names_fault(metrics: Mapping[str, float], classes: int, sites: Collection[str]) -> str | None:
     """Explain why the set of a reply's metric names is invalid, or return None if it is valid.
 
-    A metric may name only classes and sites that exist, and a calibration bin needs all of its
-    parts. A reply may have at most 500 metrics that are not for one class, bin or site, and name at
-    most 100 operations that are not repeatable. The names are checked when a reply arrives, because
-    checkpoints keep the metrics, and reports read them much later. Values are not checked here.
+    A metric may name only classes and sites that exist. If one metric of a calibration bin is
+    present, all metrics of this bin must be. A reply may have at most 500 metrics that are not for
+    one class, bin or site. Some metrics name an operation whose results are not repeatable, and at
+    most 100 of these are allowed. Values are not checked here.
 
     Args:
         metrics: a reply's metrics; each key follows the grammar (``is_metric_key``).
@@ -301,7 +301,7 @@ def find_far_updates(
     one reason.
 
     Args:
-        limit: the setting 'server.max-update-norm'.
+        limit: the setting 'server.max-update-norm', above 0.
         before: by site, the arrays that its reply updates; a site that is missing here is not
             judged.
         replies: the replies by site.

@@ -53,7 +53,7 @@ def why_too_few(common: CommonSettings, sites: int) -> str | None:
 def robust_mean(
     common: CommonSettings, replies: Replies, before: Arrays, equal: bool = False
 ) -> dict[str, NDArray]:
-    """Combine the sites' arrays as 'server.aggregation' says, for any value except "mean".
+    """Combine the sites' arrays by a 'server.aggregation' other than "mean" and "auto".
 
     Args:
         common: the run's settings.

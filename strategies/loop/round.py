@@ -98,13 +98,15 @@ class Round(Ask):
     def put(self, question: Question) -> Replies:
         """Send a question to its sites and return the usable replies, sorted by site.
 
-        If a reply says that its site stores state, ``stateful_sites`` records this step for the
-        site. The hooks are called during the phase, such as for each failed site, and once after
-        the phase. A question without sites sends nothing, calls no hook, and returns no replies.
+        If a reply says that its site has stored state, ``stateful_sites`` gets the round and phase
+        for the site, as one number (``state_key``). The hooks are called during the phase, such as
+        for each failed site, and once after it. A question without sites sends nothing, calls no
+        hook, and returns no replies.
 
         Raises:
             SiteError: the method asks a site that does not take part.
             TooFewSitesError: fewer than 'run.min-sites' replies are usable.
+            RunDirectoryError: the file for the replies' arrays cannot be written.
         """
         self._step += 1
         if self.method.common.measures_in(self.number):
@@ -129,9 +131,9 @@ class Round(Ask):
     def measure_updates(self, after: Arrays) -> None:
         """Compare each site's update with the change of the model, and tell the hooks the result.
 
-        This is done for each phase of the round whose replies are updates, which means that its
-        question has a ``reference``. In an earlier phase, the change of the model leads to the
-        arrays that the next phase sent.
+        This is done for each phase of the round whose question has a ``reference``, because only
+        its replies are updates. For the last phase the model changes to ``after``, and for an
+        earlier phase to the arrays that the next phase sent.
 
         Args:
             after: the model's arrays by name after the round.

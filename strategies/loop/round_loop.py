@@ -49,8 +49,8 @@ class RoundLoop:
     def start(self, grid: Grid, num_rounds: int, timeout: float = 3600.0) -> State:
         """Run the remaining rounds, let the sites measure the model, and return the final state.
 
-        A resumed run continues after ``self.state``. If that is the last round already, the sites
-        only measure. The method or a hook may end the run early, and the sites then measure too.
+        A resumed run continues after ``self.state``. If no round remains, only the measuring is
+        left. It also follows if the method or a hook ends the run early.
 
         Args:
             grid: connects the server with the sites.

@@ -70,12 +70,13 @@ class SecureAsk(Ask):
 
         Returns:
             The replies of the sites in the sum, without arrays, and with ``sums`` (the mean
-            arrays), ``means`` (the mean metrics) and ``failed`` (the number of sites that could not
-            answer).
+            arrays), ``exact`` (the mean updates in float64), ``means`` (the mean metrics) and
+            ``failed`` (the number of sites that could not answer).
 
         Raises:
             SettingError: the quantisation is too coarse for these sites.
-            SiteError: too few sites replied, or their shares do not restore the mask keys.
+            SiteError: too few sites replied, their shares do not restore the mask keys, or the
+                unmasked sum is impossible.
         """
         send, phase, ask = question.send, question.phase, self.ask
         only_sums = self.common.trust == SUMS
@@ -135,7 +136,7 @@ class SecureAsk(Ask):
         """Build the record of secure aggregation that each site receives with the summed question.
 
         A record names the sites, metrics and arrays in the sum (``SecureSum.record``). If the
-        method proves its sums, it also has the proof of the newest sum, that of the round before.
+        method proves its sums, the record also has the proof of the newest earlier sum.
 
         Args:
             sum_: the secure sum, whose sites have shared their keys.

@@ -115,9 +115,9 @@ class SecureSum:
     def masked_specs(self) -> dict[str, ArraySpec]:
         """Return the type and shape of each array in a masked reply, by name.
 
-        The summed arrays keep their shapes, but become uint32. Added are an array of two counts
-        (training samples, and sites that could not answer) and, if metrics are summed, one array
-        for their values and one for the samples behind them.
+        The summed arrays keep their shapes, but become uint32. The reply also has an array of two
+        counts: training samples, and sites that could not answer. If metrics are summed, it has one
+        more array for their values, and one for the numbers of samples behind them.
         """
         specs = {name: ArraySpec(spec.shape, "uint32") for name, spec in self.specs.items()}
         specs[COUNTS] = ArraySpec((2,), "uint32")
@@ -131,10 +131,10 @@ class SecureSum:
 
         It holds the number of the round and, depending on the phase:
 
-        - ``secure-shares``: each site's keys, signature and splits, and the threshold.
+        - ``secure-shares``: each site's keys, signature and measured splits, and the threshold.
         - training or evaluation: the names of the sites, metrics and arrays in the sum.
         - ``secure-agree``: the names of the sites whose masked arrays have arrived. If the sum is
-          to be proven, it also holds the seals of these sites' arrays.
+          to be proven, it also holds the seals (hashes) of these sites' masked arrays.
         - ``secure-unmask``: the sites' signatures of the list of sites in ``secure-agree``, and the
           sealed shares that the other sites made for ``site``.
         """
@@ -213,13 +213,11 @@ class SecureSum:
         self.context = context_of(self.common.run_name, self.round, self.keys, self.threshold)
 
     def _agreed_samples(self, replies: Mapping[str, Reply]) -> int:
-        """Return B, the sites' common 'secure-samples', by which each site scales its part.
-
-        All parts of a sum must have the same scale, so all site files must have the same value.
+        """Return B, the sites' common 'secure-samples'. Each site scales its part by samples / B.
 
         Raises:
             SiteError: a site sent no whole number, the sites' numbers differ, or the number is
-                below 1. If they differ, the error lists the sites with each number.
+                below 1. In the last two cases the error lists the sites with each number.
         """
         said: dict[int, list[str]] = {}
         for site, reply in sorted(replies.items()):
@@ -234,10 +232,9 @@ class SecureSum:
         return next(iter(said))
 
     def take_shares(self, replies: Mapping[str, Reply]) -> None:
-        """Store the sealed shares of its secrets that each site made for each other site.
+        """Store the sealed shares that each site has made of its secrets for the other sites.
 
-        With enough of these shares the server can later remove masks. It cannot open a sealed share
-        itself. Each site's check value, a hash of its own mask, is stored too.
+        The server cannot open them. Each site's hash of its own mask is stored too.
 
         Raises:
             SiteError: fewer sites than the threshold replied or, if the sum is to be proven, not
@@ -252,8 +249,8 @@ class SecureSum:
     def take_masked(self, replies: Mapping[str, Reply]) -> None:
         """Add up the sites' masked arrays modulo 2^32, and store the replies without their arrays.
 
-        The sums stay masked until ``mean``. Only one array of one site is in memory at a time. If
-        the sum is to be proven, all masked arrays are kept in memory, with their seals.
+        The sums stay masked until ``mean``. If replies lie in a file, one array is read at a time.
+        If the sum is to be proven, all masked arrays are kept in memory, with their seals.
 
         Raises:
             SiteError: fewer sites than the threshold replied or, if the sum is to be proven, not
@@ -273,9 +270,7 @@ class SecureSum:
             self.replies[site] = replace(reply, arrays={})
 
     def take_signatures(self, replies: Mapping[str, Reply]) -> None:
-        """Store each site's signature of the list of sites whose weights arrived.
-
-        The signatures were verified when the replies arrived (``SecureAsk``).
+        """Store each site's verified signature of the list of sites whose weights arrived.
 
         Raises:
             SiteError: fewer sites than the threshold replied or, if the sum is to be proven, not
@@ -433,9 +428,7 @@ class SecureSum:
         return public_half(secret) == self.keys[site][0]
 
     def _refuse_counts(self, samples: int, metric_samples: Words) -> None:
-        """Check that the unmasked counts are possible.
-
-        Masks that do not cancel leave random counts.
+        """Check that the unmasked counts are possible. Masks that do not cancel make them random.
 
         At most as many sites may have failed (``failed``) as are in the sum. No count may exceed
         the number of sites times the agreed 'secure-samples'. ``samples`` must be above 0, but the
@@ -476,8 +469,8 @@ class SecureSum:
     ) -> None:
         """Check that the mean update is not longer than clipped updates and rounding errors allow.
 
-        Masks that do not cancel leave random numbers, which are far longer. The limit is
-        'secure.clip-norm' plus the largest possible rounding error, times 1.001.
+        The limit is ('secure.clip-norm' + the largest possible rounding error) * 1.001. Masks that
+        do not cancel leave random numbers, which are far longer.
 
         Args:
             updates: the mean update of each array.

@@ -128,8 +128,10 @@ def check_classes(facts: SiteFacts) -> str | None:
 def check_counts(facts: SiteFacts) -> str | None:
     """Return a fault if the label counts, dropped samples or floor are impossible; otherwise None.
 
-    The floor, the smallest number of samples that the site lets a mean cover, must be at least 1.
-    Missing label counts are accepted here, because a site does not report them at trust 'sums'.
+    Label counts may be only for known splits, and at most 1e9 for each class. The number of dropped
+    samples must be from 0 to 1e9. The floor, the smallest number of samples that the site lets a
+    mean cover, must be from 1 to 1e9. Missing label counts are accepted here, because a site does
+    not report them at trust 'sums'.
     """
     if not facts.label_counts.keys() <= set(SPLITS):
         return f"its 'label-counts' may be only for {', '.join(SPLITS)}"
@@ -216,7 +218,7 @@ def find_difference(site: str, facts: SiteFacts, other: str, other_facts: SiteFa
         site: the name of the first site.
         facts: the first site's description of itself and its data (hello).
         other: the name of the second site.
-        other_facts: that of the second site.
+        other_facts: the second site's hello.
     """
     if facts.task != other_facts.task:
         return (

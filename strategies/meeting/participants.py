@@ -160,7 +160,8 @@ def needed_sites(met: Participants, settings: CommonSettings) -> int:
     """Return the number of sites that a run needs.
 
     It is 'run.min-sites' or, if that is 0, the number of sites in 'server.sites'. If that setting
-    is empty too, it is the number of nodes that were asked.
+    is empty too, it is the number of nodes in ``met.asked``. Outside a simulation, a node that
+    repeats another node's site is not among these.
     """
     return settings.min_sites or len(met.terms.sites) or len(met.asked)
 
@@ -180,7 +181,8 @@ def hear_sites(
     Args:
         grid: connects the server with the nodes.
         settings: the run's settings.
-        silos: the largest possible number of sites; None if only the sites know it.
+        silos: the largest possible number of sites; None if only the sites know it. Nodes that
+            repeat a site do not count.
         terms: the operator's conditions, such as registered site names; None if there are none.
 
     Raises:
@@ -278,10 +280,10 @@ def _drop_unlike(hellos: list[Hello], settings: CommonSettings, refused: list[st
     """Return the hellos of the sites that can take part together, and note why others cannot.
 
     A hello is a site's description of itself. Four checks (``TOGETHER_CHECKS``) run one after
-    another: sites must not share training samples, must have the same task, must all send feature
-    sums or none, and must not have feature sums of a scale far above the median site's. A site that
-    fails a check is left out of the later checks. The reasons are appended to ``refused``; equal
-    reasons are appended once per check.
+    another: sites must not share training samples, must have the same task, must send feature sums
+    exactly if the run pools them (unless no site sends any), and must not have feature sums of a
+    scale far above the median site's. A site that fails a check is left out of the later checks.
+    The reasons are appended to ``refused``. Equal reasons are appended once per check.
     """
     pooled = settings.standardise == "pooled"
     for check in TOGETHER_CHECKS:
@@ -347,9 +349,9 @@ def _latecomer_fault(
 ) -> str | None:
     """Explain why a latecomer cannot take part, or return None.
 
-    A known site must come back with the same data. Any site must share the task with the first site
-    by name, must send feature sums exactly if that site does, and must not have another site's
-    training samples.
+    A known site must come back with equal fingerprints of its data. Any site must share the task
+    with the first site by name, must send feature sums exactly if that site does, and must not have
+    another site's training samples.
 
     Args:
         facts: the latecomer's hello.

@@ -90,8 +90,8 @@ def _answers_by_site(
     """Return the usable answers by site, sorted, and note why other answers are unusable.
 
     With a registry, a node may answer only for the site under whose name it is registered. The
-    registry is ignored if all sites are simulated, because these have no keys. If two nodes that
-    are not refused by it claim the same name, neither answer is used.
+    registry is ignored if all sites are simulated, because simulated sites have no keys. If several
+    nodes that pass this check claim the same name, none of their answers is used.
 
     Args:
         received: the readable answers with their nodes.

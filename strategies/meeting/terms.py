@@ -123,7 +123,7 @@ class Terms:
         return sorted(own.intersection(nodes))
 
     def of_sites(self) -> str:
-        """Return " of " and the names of the run's sites, for a message.
+        """Return " of " and the names of the run's sites, joined by commas, for an error message.
 
         The string is empty if the run takes all sites.
         """

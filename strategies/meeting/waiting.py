@@ -50,7 +50,7 @@ def wait_for_nodes(
 
 
 def refuse_many(nodes: int, silos: int | None) -> None:
-    """Check that at most ``silos`` nodes are connected; None means that there is no limit.
+    """Check that ``nodes``, the number of connected nodes, is at most ``silos`` (None: no limit).
 
     Raises:
         SiteError: more nodes are connected.

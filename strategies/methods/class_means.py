@@ -47,11 +47,10 @@ class ClassMeans(Local):
         return large_classes(counts, self._floor(site))
 
     def notices(self) -> list[str]:
-        """Return a one-sentence warning if 'class-min-count' has no effect; otherwise nothing.
+        """Return a list with one warning if 'class-min-count' has no effect; otherwise empty.
 
         The setting has no effect if it is below the minimum number of samples of every site
         ('privacy.sums-min-count'), because each site then applies its own, stricter minimum.
-        Without a warning the list is empty.
         """
         least = int(self.settings.class_min_count)
         floor = min(facts.floor for facts in self.participants.facts.values())
@@ -67,13 +66,13 @@ class ClassMeans(Local):
     def specs(self, site: str) -> dict[str, ArraySpec]:
         """Return the type and shape of each class mean that ``site`` sends, by the mean's name.
 
-        A mean is named ``<kind><class>``, and is (size,) float32. The mapping is empty if the site
-        sends no means.
+        A mean is named ``<kind><class>``, such as ``prototype/3``, and is (size,) float32. Here
+        size is the number of values in a mean. The mapping is empty if the site sends no means.
         """
         return {f"{self.kind}{label}": ArraySpec((self.size,)) for label in self.sent_classes(site)}
 
     def disclosures(self) -> Disclosures:
-        """Describe the class means that a site sends.
+        """Describe the class means that a site sends, for ``privacy.json``.
 
         If no site sends a mean, because every class is too small, one sentence says so.
         """
@@ -296,8 +295,8 @@ class FedDistill(ClassMeans):
         """Return the mean logits for ``site``: ``logits/<class>`` -> (classes,) float32.
 
         There is one array for each class that the site itself sends. The array is the unweighted
-        mean over all other sites that have sent logits for this class, in this round or earlier. A
-        class that no other site has sent is left out.
+        mean over all other sites that have sent logits for this class in an earlier round, however
+        long ago. A class that no other site has sent is left out.
         """
         mean_logits = {}
         # The site's own logits are left out: they would only pull it towards its own answers

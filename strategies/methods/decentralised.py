@@ -81,8 +81,8 @@ class Decentralised(Method):
         1.
 
         Raises:
-            SettingError: the topology is not connected or names other silos than take part, or a
-                file of weights is missing or belongs to another network.
+            SettingError: the topology cannot be built (``build_topology``), or a file of weights is
+                missing or belongs to another network.
         """
         self.topology  # noqa: B018  # fails here, so that a bad topology stops the run early
         return self.state_class(with_prefix(MODEL, self.starting_weights()))
@@ -109,9 +109,9 @@ class Decentralised(Method):
     def model_for(self, site: str, state: State) -> Arrays:
         """Return Theta, the mean of the silos' models, as ``model/<array>`` for the evaluation.
 
-        The state of a finished run may hold only Theta, under plain array names. Then these arrays
-        are returned, also named ``model/<array>``. ``site`` is not used, because all silos get the
-        same arrays.
+        If the state has no ``model/<array>``, its arrays are Theta without this prefix, as in a
+        stored model. The prefix is then added. ``site`` is not used, because all silos get the same
+        arrays.
         """
         return with_prefix(MODEL, self.model(state) or state.arrays)
 
@@ -192,8 +192,8 @@ class Decentralised(Method):
     def disclosures(self) -> Disclosures:
         """Describe in one sentence the weights that a silo sends, and who receives them.
 
-        Weights leave in each round. The silo's neighbours in the topology, which the sentence
-        names, receive its own weights. All silos receive the mean of the weights over silos.
+        Weights leave in each round. The silo's neighbours receive its own weights, and all silos
+        receive the mean of the weights over silos. The sentence names the kind of topology.
         """
         return Disclosures(
             "all weights and batch-norm statistics of the silo's own model, each round; they go to "
@@ -203,7 +203,7 @@ class Decentralised(Method):
 
 
 def among_silos(kind: str) -> str:
-    """Return the kind of topology without a server.
+    """Return the kind of topology to use if no server takes part in it.
 
     "star" becomes "hub", a star with one of the silos in the middle. Any other kind is unchanged.
     """
@@ -249,7 +249,8 @@ class Star(Decentralised):
     def round(self, state: State, ask: Ask) -> State:
         """Let all silos train Theta, the common model, and replace it by the mean of the results.
 
-        All silos have the same weight in the mean. If no silo replied, Theta is unchanged.
+        All silos have the same weight in the mean. Any 'server.aggregation' but "mean" or "auto"
+        takes the place of the mean. If no silo replied, Theta is unchanged.
         """
         theta = self.model(state)
         trained = ask(

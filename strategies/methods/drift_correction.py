@@ -92,8 +92,8 @@ class SCAFFOLD(FedAvg):
     def implausible_steps(self, reply: Reply) -> str | None:
         """Explain why a reply's 1 / K cannot be true, or return None if it is plausible.
 
-        K, the site's number of steps, must be from 1 to ``most_steps`` for the site's samples, up
-        to a small rounding error. K need not be whole.
+        K, the site's number of steps, must be at least 1. It may be at most ``most_steps`` for the
+        site's samples, plus a small rounding error. K need not be whole.
         """
         share, most = reply.metrics[INVERSE_STEPS], most_steps(self.common, reply.examples)
         if share <= 1 and share * most >= 1 - _ROUNDING:
@@ -122,8 +122,8 @@ class FedDyn(FedAvg):
 
         With alpha, the setting 'regularisation-alpha', h becomes h - alpha * share * (mean -
         model). Here share is the part of all training samples at the sites that replied. The new
-        model is mean - h / alpha. Running statistics of batch norm become the mean and have no h. h
-        is 0 before round 1.
+        model is mean - h / alpha with the new h, which is 0 before round 1. Running statistics of
+        batch norm become the mean and have no h.
         """
         model, alpha = self.model(state), self.settings.regularisation_alpha
         trained = ask(TRAIN, dict.fromkeys(ask.sites, model))
@@ -180,9 +180,9 @@ class FedNova(FedAvg):
 def most_steps(common: CommonSettings, samples: int) -> int:
     """Return the largest number of optimiser steps that a site can take in a round.
 
-    If 'train.epoch-steps' and 'train.pace' are set, the result is the pace. If only
-    'train.local-steps' is set, it is that number. Otherwise it is the number of epochs times the
-    batches per epoch, including a last, smaller batch.
+    If 'train.epoch-steps' and 'train.pace' are set, the result is the pace. If 'train.local-steps'
+    is set without 'train.epoch-steps', it is that number. Otherwise it is the number of epochs
+    times the batches per epoch, including a last, smaller batch.
 
     Args:
         common: the run's settings.

@@ -130,9 +130,9 @@ class FedAlignCL(FedAvg):
     ) -> Mapping[str, Mapping[str, float]]:
         """Return the shares of forgotten samples so far, including those in this round's replies.
 
-        A sample is forgotten if its site's own model classified it correctly, but the averaged
-        model does not. If a site reports a share again in the same epoch, the newer share counts.
-        If no site has reported a share in this epoch, the epoch has no entry.
+        A sample is forgotten if the model that its site trained classified it correctly, but the
+        averaged model does not. If a site reports a share again in the same epoch, the newer share
+        counts. If no site has reported a share in this epoch, the epoch has no entry.
 
         Returns:
             Epoch (as a string) -> site -> share, 0 to 1.

@@ -86,10 +86,11 @@ class Cyclic(FedAvg):
     capabilities = Capabilities(paced_epochs=True, initial_weights=True, some_sites=True)
 
     def round(self, state: State, ask: Ask) -> State:
-        """Pass the model through all silos: each trains the model that the previous silo returned.
+        """Pass the model from silo to silo: each trains the model that the previous silo returned.
 
-        The order is drawn from the seed and the round. The last silo's model becomes the new model.
-        Nothing is averaged.
+        All silos of the round (``ask.sites``) are visited once, in an order drawn from the seed and
+        the round. The last silo's model becomes the new model. Nothing is averaged. If a silo gives
+        no usable reply, the round fails, whatever 'run.min-sites' is.
         """
         seed = derive_seed(self.common.seed, "cycle", state.round + 1)
         for site in np.random.default_rng(seed).permutation(ask.sites).tolist():

@@ -60,7 +60,7 @@ class FedSWA(FedAvg):
     beside = (_MEAN,)
 
     def round(self, state: State, ask: Ask) -> State:
-        """Average like FedAvg, and in the last 'averaged-rounds' also update a mean over rounds.
+        """Average like FedAvg, and in the last 'averaged-rounds' also update a mean of models.
 
         The mean covers the models of these last rounds with equal weights, and is stored beside the
         newest model. Training always continues from the newest model, never from the mean.

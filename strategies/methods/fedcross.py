@@ -54,7 +54,8 @@ class FedCross(Method):
         """Let each site train a model drawn for it, and mix each model with its collaborator.
 
         Sites and models are paired by a permutation from the seed and the round. A mixed model is
-        'cross-alpha' times the model plus the rest of the collaborator. A model whose site gave no
+        alpha * model + (1 - alpha) * collaborator, where alpha is 'cross-alpha' and the
+        collaborator is another model, which the settings choose. A model whose site gave no
         usable reply is mixed as it was. The mean of all models after mixing is the model that is
         measured.
         """

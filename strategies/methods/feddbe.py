@@ -29,10 +29,11 @@ class FedDBE(FedAvg):
         return State(self.starting_weights() | {MEAN: mean})
 
     def round(self, state: State, ask: Ask) -> State:
-        """Let the sites train, and average their networks and mean features, weighted by samples.
+        """Let the sites train, and average their networks and mean features.
 
-        The mean feature is averaged only while the server's is still all zeros, as in round 1.
-        After that it stays unchanged, and only the networks are averaged.
+        'server.aggregation' averages both, usually weighted by samples. The mean feature is
+        averaged only while the server's is still all zeros, as in round 1. After that it stays
+        unchanged, and only the networks are averaged.
         """
         send = dict.fromkeys(ask.sites, state.arrays)
         # Without the mean, which is no update of weights: its length must not count as one

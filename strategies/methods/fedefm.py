@@ -57,9 +57,9 @@ class FedEFM(Decentralised):
         """Return the state before round 1: every silo's starting weights, named ``model/<array>``.
 
         Raises:
-            SettingError: the topology is not connected or names other silos than take part, a file
-                of weights is not usable, or 'fedefm.emd-solver' is "cvxpylayers" and the network's
-                feature map has too many cells for it.
+            SettingError: the topology cannot be built (``build_topology``), a file of weights is
+                not usable, or 'fedefm.emd-solver' is "cvxpylayers" and the network's feature map
+                has too many cells for it.
         """
         if self.settings.emd_solver == "cvxpylayers":
             network = build_classifier(self.common, self.shape)
@@ -106,8 +106,9 @@ class FedEFM(Decentralised):
     def _visitors_of(self, host: str, state: State) -> dict[str, NDArray]:
         """Return the models that visit ``host`` in the next round, to be trained on its data.
 
-        These are the newest models of all silos that have ``host`` as an in-neighbour in that
-        round. A silo that has no model yet is left out.
+        An owner's newest model visits each in-neighbour of the owner in that round, so the result
+        has the models of all silos of which ``host`` is an in-neighbour. A silo that has no model
+        yet is left out.
 
         Returns:
             The models' arrays, named ``visitor/<owner>/<array>``.
@@ -123,9 +124,9 @@ class FedEFM(Decentralised):
     def _next_state(self, state: FedEFMState, replies: Replies) -> FedEFMState:
         """Return the state with the silos' new models, their mean, and this round's closeness.
 
-        Closeness is the similarity, from -1 to 1, between the owner's model and the copy of it that
-        a host trained. Its values are stored under the round and "owner<-host". A host without a
-        closeness in the owner's reply is left out.
+        Closeness, from -1 to 1, compares the feature maps of the owner's model with those of the
+        copy that a host trained. The owner's reply states it. It is stored in ``closeness`` under
+        the round and "owner<-host". A host that the reply does not name is left out.
         """
         edges = {}
         for owner, reply in replies.items():
@@ -178,9 +179,11 @@ class FedEFM(Decentralised):
         return documents
 
     def disclosures(self) -> Disclosures:
-        """List the data sent by a silo: its model, its visitors' models and their closeness.
+        """List the data sent by a silo: its model, its visitors' models and mean closenesses.
 
-        If 'fedefm.visit' is "average", the silo sends only its own model.
+        A visitor is another silo's model that this silo trains. A closeness compares the silo's
+        model with a copy of it that another silo trained. If 'fedefm.visit' is "average", the silo
+        sends only its own model.
         """
         own = super().disclosures()
         if self.settings.visit == "average":

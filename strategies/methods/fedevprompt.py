@@ -85,9 +85,9 @@ class FedEvPrompt(Method):
 
         A site receives the averaged arrays, if 'shared-prompts' names any, and the maps that the
         other sites sent in the round before. It returns the averaged arrays, trained, and its own
-        maps. The new state has the mean of these arrays, weighted by samples, and the maps of this
-        round only, so it has no maps of a site that did not reply. A reply with an invalid map is
-        unusable.
+        maps. The new state has these arrays, combined by 'server.aggregation' (usually the mean,
+        weighted by samples), and the maps of this round only. So it has no maps of a site that did
+        not reply. A reply with an invalid map is unusable.
         """
         shared = _averaged_arrays(state)
         send: dict[str, Arrays] = {}

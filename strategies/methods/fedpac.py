@@ -38,7 +38,7 @@ class FedPAC(FedProto):
     beside = (PROTOTYPE,)
 
     def initial_state(self) -> State:
-        """Return the initial weights, in which each site has an equal copy of the classifier.
+        """Return the initial weights, in which each site has an identical copy of the classifier.
 
         A copy is named ``head/<site>/<array>``. All other arrays keep their names.
 
@@ -57,9 +57,9 @@ class FedPAC(FedProto):
         """Let sites train, average shared arrays and prototypes, and mix a classifier per site.
 
         Each site receives the shared arrays, its own mixed classifier, and the global prototypes if
-        it sends prototypes itself. Shared arrays are averaged by 'server.aggregation', usually
-        weighted by samples. Prototypes are averaged by ``merge_prototypes``, and classifiers are
-        mixed by ``_mix_heads``. A site that did not reply keeps its classifier.
+        it sends prototypes itself. Shared arrays are averaged, weighted by samples. Prototypes are
+        averaged by ``merge_prototypes``, and classifiers are mixed by ``_mix_heads``. A site that
+        did not reply keeps its classifier.
         """
         send: dict[str, Arrays] = {}
         expect: dict[str, dict[str, NDArray | ArraySpec]] = {}
@@ -95,9 +95,9 @@ class FedPAC(FedProto):
     def disclosures(self) -> Disclosures:
         """List the data sent by a site: weights, class means, and the moments of its embeddings.
 
-        A class mean is the mean embedding of a class. The moments are the mean embedding and its
-        mean squared length by the received network. If no site sends a class mean, one sentence
-        says so in place of the sentences on class means and moments.
+        A class mean is the mean embedding of a class by the trained network. The moments are, of
+        the same samples, the mean embedding and the mean squared length by the received network. If
+        no site sends a class mean, one sentence replaces those on class means and moments.
         """
         weights = Disclosures(
             "all weights and batch-norm statistics of the network, each round; "
@@ -159,10 +159,11 @@ class FedPAC(FedProto):
         return arrays
 
     def _statistics(self, site: str, reply: Reply) -> tuple[NDArray, float]:
-        """Return a site's p(y) E[f | y] over all classes, (classes * d,), and its variance.
+        """Return a site's p(y) E[f | y] over all classes, (classes * d,), and V / n of eq. 8.
 
-        p(y) is the class's share of the site's training samples, and E[f | y] the mean embedding
-        that the site sent. A class that the site does not send counts as 0.
+        V / n is the variance of the first value (``variance_of``). p(y) is the class's share of the
+        site's training samples, and E[f | y] the mean embedding that the site sent. A class that
+        the site does not send counts as 0.
         """
         classes, samples = self.shape.outputs, self.participants.facts[site].sizes["train"]
         means, squares = np.zeros((classes, self.size)), np.zeros(classes)

@@ -34,10 +34,11 @@ class FedPer(FedAvg):
         return State(shared)
 
     def round(self, state: State, ask: Ask) -> State:
-        """Average the shared arrays over the sites, weighted by samples.
+        """Let the sites train, and average the shared arrays by 'server.aggregation'.
 
-        The first message to a site may also hold initial weights for the arrays that stay at the
-        site. If no reply is usable, the arrays do not change.
+        The average is usually the mean over sites, weighted by samples. The first message to a site
+        may also hold initial weights for the arrays that stay at the site. If no reply is usable,
+        the arrays do not change.
         """
         before = dict.fromkeys(ask.sites, state.arrays)
         trained = ask(TRAIN, self._with_starts(state, ask), reference=before)

@@ -151,7 +151,10 @@ class GLM(Method):
         return after
 
     def _advance(self, state: GLMState, ask: Ask) -> GLMState:
-        """Ask the question that is next, and return the state after the answers (see ``round``)."""
+        """Ask the sites the next question, as ``round`` describes, and return the state after it.
+
+        Only ``round`` checks whether the coefficients have converged in time.
+        """
         if state.sums:
             return replace(state, sites=self._ask_own_fits(state, ask), ended=True)
         after = next_progress(self.fitted_model, state, self._ask_vector(state, ask))
@@ -283,8 +286,8 @@ class GLM(Method):
     def _units(self, state: GLMState) -> Units:
         """Return the units of the state, which convert coefficients to the columns' own units.
 
-        The first centre and deviation of the state are the outcome's, and the others are the
-        columns'.
+        Units are a centre and a deviation for the outcome and for each column. The first ones in
+        the state are the outcome's, and the others are the columns'.
         """
         centers, deviations = np.array(state.centers), np.array(state.deviations)
         return Units(

@@ -54,8 +54,9 @@ class FedAvgFT(FedAvg):
     def round(self, state: PersonalState, ask: Ask) -> State:
         """Average like FedAvg, but in the last 'finetune-rounds' let each site fine-tune a copy.
 
-        In these last rounds the sites return no arrays, so the global weights stay the same. The
-        new state records the sites whose replies say that they now keep a personal model.
+        In these last rounds a site trains the global weights or, once it has one, its personal
+        model. It returns no arrays, so the global weights stay the same. The new state records the
+        sites whose replies say that they now keep a personal model.
         """
         if self._finetunes(state):
             send = {site: self.model_for(site, state) for site in ask.sites}
@@ -122,7 +123,8 @@ class FedBABU(FedAvgFT):
         """Average all layers but the last, or let each site fine-tune its own copy.
 
         Sites fine-tune all layers in the last 'finetune-rounds'. In the rounds before, they receive
-        the fixed last layer, but do not return it, and the mean is weighted by samples.
+        the fixed last layer, but do not return it. The other layers are then averaged by
+        'server.aggregation', usually weighted by samples.
         """
         if self._finetunes(state):
             return super().round(state, ask)

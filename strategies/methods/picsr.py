@@ -82,10 +82,10 @@ class PICSR(Method):
         return Disclosures(*sentences)
 
     def initial_state(self) -> PersonalState:
-        """Return the state before round 1.
+        """Return the state before round 1, with starting weights only if experts are finetuned.
 
-        Finetuned experts start from common weights, as in FedAvg, so the state has the starting
-        weights. For local experts the state has no arrays.
+        The setting 'experts' decides. "finetuned" experts start from common weights, which warm-up
+        rounds train as in FedAvg. "local" experts need no common weights, so the state is empty.
 
         Raises:
             SettingError: a file of weights is missing or belongs to another network.
@@ -100,8 +100,8 @@ class PICSR(Method):
         The number of finished rounds decides the stage. In a warm-up round the sites train the
         network like FedAvg. In an experts round each site trains its own expert
         (``_experts_round``). In a router round the sites train only the router. The warm-up and
-        router rounds average the trained arrays over the sites, weighted by samples. If
-        'router-average' is "equal", all sites have the same weight for the router.
+        router rounds average the trained arrays by 'server.aggregation', usually weighted by
+        samples. If 'router-average' is "equal", all sites have the same weight for the router.
         """
         stage = self.settings.stage(state.round)
         if stage == EXPERTS:

@@ -105,13 +105,14 @@ class UEFL(Method):
         return self.settings.few_centroids(features)
 
     def round(self, state: UEFLState, ask: Ask) -> UEFLState:
-        """Train and average network and codebooks, and extend these at the end of an iteration.
+        """Train and average network and codebooks, and add a codebook at the end of an iteration.
 
-        Before round 1, K-means fills the first book if 'uefl.first-book' is 'kmeans'.
+        Before the training of round 1, K-means fills the first codebook if 'uefl.first-book' is
+        'kmeans'.
 
-        An iteration ends with a check: all sites measure their uncertainty, and uncertain sites get
-        a new book. If 'uefl.refresh' is 'kmeans' and the run continues, the certain sites' features
-        also re-initialise the first book.
+        Every iteration but the last ends with a check: all sites measure their uncertainty, and
+        uncertain sites get a new codebook. If 'uefl.refresh' is 'kmeans' and the run continues, the
+        certain sites' features also re-initialise the first codebook.
         """
         if not state.round and self.settings.first_book == "kmeans":
             found = self._request_codewords(state, ask, ask.sites)
@@ -137,10 +138,10 @@ class UEFL(Method):
         """Ask ``sites`` for new codewords, and return the replies of the sites that found some.
 
         The codewords are centroids that a site finds by K-means on its features (section 3.2). An
-        uncertain site is asked for codewords of a new book, and any other site for codewords of the
-        first book. If a new book is Gaussian, the reply has no centroids and only states the number
-        of codewords. A reply that states 0 codewords, because all clusters were too small, is left
-        out.
+        uncertain site is asked for codewords of a new codebook, and any other site for codewords of
+        the first one. If a new codebook is Gaussian, the reply has no centroids and only states the
+        number of codewords. A reply that states 0 codewords, because all clusters were too small,
+        is left out.
         """
         expect: dict[str, Specs] = {}
         notes: dict[str, CentroidNotes] = {}
@@ -177,7 +178,8 @@ class UEFL(Method):
     def _average_books(self, state: UEFLState, trained: Replies) -> Arrays:
         """Return the network averaged over all sites, and each codebook averaged over its users.
 
-        Means are weighted by samples. The users of a codebook are the sites that have access to it.
+        'server.aggregation' decides how, and usually weighs sites by samples. The users of a
+        codebook are the sites that have access to it.
         A codebook is unchanged if none of its users replied.
         """
         network: dict[str, NDArray] = {}
@@ -243,9 +245,10 @@ class UEFL(Method):
     def _build_book(self, book: int, state: UEFLState, found: Replies) -> Arrays:
         """Return a mapping with one array, ``codebook.<book>``: the codewords of a new book.
 
-        The codewords, (codes, dimension), are the replies' centroids, merged by weighted K-means.
-        If the replies have no centroids, because new books are Gaussian, the codewords are drawn
-        from the seed and the round.
+        The codewords, (n, dimension), are the replies' centroids. If there are more than
+        'uefl.codes' centroids, weighted K-means merges them to that number. If the replies have no
+        centroids, because new codebooks are Gaussian, 'uefl.codes' codewords are drawn from the
+        seed and the codebook's number.
         """
         dimension = state.arrays[f"{CODEBOOK}0"].shape[1]
         parts = []

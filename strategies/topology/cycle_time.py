@@ -49,8 +49,8 @@ def resolve_links(
     Latencies (seconds) and capacities (Gbit/s) are (sites, sites). Two sites with a direct link
     always use it. Two sites without one use the path of the lowest total latency, with the capacity
     of the slowest link on it. Sites without any path between them get latency 0 and infinite
-    capacity. Missing values of a link come from ``settings``. If no links are known, every pair has
-    a link.
+    capacity. If a link does not state a value, it comes from ``settings``. If no links are known,
+    every pair has a link with these values.
     """
     graph = link_graph(sites, silo_set)
     if not graph.number_of_edges():
@@ -91,10 +91,10 @@ def cycle_time(
         model_bytes: the bytes of a model on the wire.
         compute_seconds: site -> seconds that the site computes in a round.
         visit_seconds: site -> seconds that the site trains one visiting model. If it is None or
-            empty, sites compute and then send to their neighbours. In a star they send to the hub,
-            which sends the mean back. Otherwise FedEFM's rounds are timed: each model travels to
-            its in-neighbours, which train their visitors one after another and send them back. When
-            all models are back, sites compute.
+            empty, no models visit: sites compute and then send to their neighbours or, in a star,
+            to the hub, which sends the mean back. If it has values, FedEFM's rounds are timed: each
+            model travels to its site's in-neighbours, which train their visitors one after another
+            and send them back. When all models are back, sites compute.
     """
     compute = np.array([compute_seconds[site] for site in topology.sites])
     visits = None

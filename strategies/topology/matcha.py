@@ -100,9 +100,10 @@ class Matcha:
 def solve_matcha(graph: nx.Graph, budget: float, seed: int) -> Matcha:
     """Compute MATCHA's matchings, probabilities and step size for a graph.
 
-    The graph's edges are split into matchings (``decompose``). Each matching gets the probability
-    that a round uses it (``activation_probabilities``). The step size, by which models are mixed,
-    makes the sites agree fastest (``step_size``). Two semidefinite programs find the last two.
+    The graph's edges are split into matchings, sets of edges that share no site (``decompose``).
+    Each matching gets the probability that a round uses it (``activation_probabilities``). The step
+    size, by which models are mixed, makes the sites agree fastest (``step_size``). Semidefinite
+    programs find the probabilities and the step size.
 
     Args:
         graph: the links between sites, connected, with the nodes 0, 1, ....

@@ -29,7 +29,7 @@ Bits = npt.NDArray[np.uint16]
 
 
 def to_bf16(values: Floats) -> Bits:
-    """Round float32 values to bfloat16, to nearest, ties to even, and return the bits as uint16.
+    """Round float32 values to the nearest bfloat16 (ties to even), and return the bits as uint16.
 
     The values must be finite, which is not checked. Values beyond bfloat16's range become infinite.
     """
@@ -75,9 +75,9 @@ class Compression:
     def pack_weights(self, arrays: Arrays, packed: Packed) -> None:
         """Put the weights into the cache ``packed`` as bfloat16 if 'server.wire-down' is "bf16".
 
-        ``to_record`` then sends the cached form. Three kinds of arrays are skipped: arrays in the
-        cache already, arrays that are not float32, and batch norm statistics. If the setting is
-        "fp32", the cache does not change.
+        ``to_record`` then sends the cached form. These arrays are skipped: arrays in the cache
+        already, empty arrays, arrays that are not float32, and batch norm statistics. If the
+        setting is "fp32", the cache does not change.
         """
         if self.down != "bf16":
             return

@@ -57,9 +57,9 @@ def to_record(arrays: Mapping[str, NDArray], packed: Packed | None = None) -> Ar
     Args:
         arrays: the arrays to send, by name.
         packed: a cache that lets several sites share serialised arrays and records, or None for no
-            cache. If an array is in the cache already, its serialised form is used again. New
-            arrays and records are added. Arrays are found by their ``id``. So that Python cannot
-            give this id to another object, the cache also keeps the array.
+            cache. Arrays are found in it by their ``id``, and records by the names and ids of their
+            arrays. New ones are added. The cache also keeps the arrays, so that Python cannot give
+            an id to another object.
     """
     if packed is None:
         packed = {}
@@ -93,7 +93,7 @@ def packed_bytes(array: NDArray) -> int:
 
 
 def from_record(record: ArrayRecord) -> dict[str, NDArray]:
-    """Unpack all arrays of a record, by name, in the record's order. The arrays are copies.
+    """Unpack all arrays of a record into copies, by name, in the record's order.
 
     Raises:
         ArrayError: an entry is not an array of numbers.
@@ -185,9 +185,9 @@ def bundle(content: RecordDict, cache: Bundles | None = None) -> RecordDict:
 
     Args:
         content: the content of a message; it is not changed.
-        cache: bundles already made, by the ids of their arrays. New ones are added, so that data
-            for several sites is serialised only once. Keeping the arrays here stops Python from
-            reusing their ids. None for no cache.
+        cache: bundles already made, by the names of their arrays and the ids of the arrays' data;
+            None for no cache. New bundles are added, so that data for several sites is serialised
+            only once. The cache also keeps the arrays, so that Python cannot reuse the ids.
     """
     if cache is None:
         cache = {}
@@ -229,7 +229,7 @@ def unbundle(content: RecordDict) -> RecordDict:
 
 
 def refuse_many_records(records: Mapping[str, ArrayRecord]) -> None:
-    """Check that a message has at most 16 array records, more than any message of fedsilo has.
+    """Check that a message has at most 16 array records. Messages of fedsilo have far fewer.
 
     Raises:
         SiteError: the message has more than 16 array records.
@@ -248,10 +248,12 @@ def open_bundle(name: str, array: Array, most: int | None = None) -> dict[str, N
     Args:
         name: the name of the record, for errors.
         array: the bundle.
-        most: the largest number of bytes of all its arrays together; None for no limit.
+        most: the largest number of bytes of all its arrays together; None for no limit. A bundle
+            may have 4 MiB more, for its header.
 
     Raises:
-        SiteError: the bundle is cut short, altered, or too large.
+        SiteError: the bundle is cut short, altered or too large, or an array in it has an unusable
+            name, shape or type.
     """
     try:
         data = unpack(array).reshape(-1)

@@ -77,8 +77,9 @@ Check = Callable[[Reply], str | None]
 def decode(site: str, content: RecordDict, expected: Specs) -> Reply:
     """Decode a site's message into a reply, and check its metrics and its arrays.
 
-    ``examples`` of the reply is 1 until the caller sets it. ``bytes_up`` counts bundled arrays as
-    if they were sent one by one, so simulations and deployments report comparable sizes.
+    ``examples``, the site's weight in means, is 1 until the caller sets it. ``bytes_up``, the size
+    of the message, counts bundled arrays as if they were sent one by one, because only a deployment
+    bundles arrays.
 
     Args:
         site: the site that sent the reply.
@@ -286,9 +287,10 @@ class SpilledArrays(Mapping[str, NDArray]):
 def _array_places(
     arrays: tuple[tuple[str, np.dtype[Any], tuple[int, ...]], ...],
 ) -> Mapping[str, tuple[int, int, np.dtype[Any], tuple[int, ...]]]:
-    """Return the place of each array in a file: name -> (offset in bytes, bytes, type, shape).
+    """Return the place of each array in a file: name -> (offset, size, type, shape).
 
-    Arrays follow one another without gaps, in the given order.
+    Offset and size are in bytes. Arrays follow one another without gaps, in the given order, from
+    offset 0.
 
     Args:
         arrays: (name, type, shape) of each array.

@@ -75,7 +75,7 @@ def new_key_pair() -> KeyPair:
 
 
 def public_half(private: bytes) -> bytes:
-    """Return the public half of a private key.
+    """Return the public key that belongs to a private key.
 
     Raises:
         SiteError: the bytes are not a private key.
@@ -145,7 +145,7 @@ def refuse_invalid_key(public: bytes) -> None:
 
 
 def seal_shares(shares: Shares, key: bytes, positions: tuple[int, int]) -> bytes:
-    """Encrypt shares, together with the positions of both sites. Only ``key`` can decrypt them.
+    """Encrypt shares and the positions of both sites, so that only ``key`` can decrypt them.
 
     Args:
         shares: the shares.

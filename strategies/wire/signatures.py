@@ -168,8 +168,8 @@ def _fingerprint_bytes(public: bytes) -> bytes:
 def key_code(public: bytes) -> str:
     """Return a code of a public key that people can read aloud: 128 bits of its SHA-256.
 
-    The code has eight groups of four hexadecimal digits. A fingerprint has upper- and lower-case
-    letters, which would not survive a telephone call.
+    The code has eight groups of four hexadecimal digits, joined by hyphens. A fingerprint has
+    upper- and lower-case letters, which are hard to tell apart on the telephone.
 
     Raises:
         SiteError: the bytes are not a public key in OpenSSH's form.
