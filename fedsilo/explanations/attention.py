@@ -102,7 +102,7 @@ def draw_sheet(
 def rollout_map(rollout: Tensor) -> SaliencyMap:
     """Build a saliency map from an attention rollout.
 
-    The map is the same for all classes. Its ``place`` names the row and column, counted from 1, of
+    The map explains no particular class. Its ``place`` names the row and column, counted from 1, of
     the patch with the highest value. Its ``floor`` is the smallest value, so patches with that
     value are not coloured.
 
