@@ -72,8 +72,8 @@ def draw_sheet(
     prediction is wrong. A class without images is captioned 'no image'.
 
     Args:
-        sheet: for each class, in the order of ``classes``, the explanations of its images; only
-            the first ``columns`` are drawn.
+        sheet: the explanations of each class's images, in the order of ``classes``. Only the first
+            ``columns`` of each class are drawn.
         classes: the names of the classes.
         title: the title of the picture.
         columns: the number of columns.
@@ -102,9 +102,9 @@ def draw_sheet(
 def rollout_map(rollout: Tensor) -> SaliencyMap:
     """Build a saliency map from an attention rollout.
 
-    The map belongs to no class. Its ``place`` names the row and column, counted from 1, of the
-    patch with the highest value. Its ``floor`` is the smallest value, so patches with that value
-    are not coloured.
+    The map explains no particular class. Its ``place`` names the row and column, counted from 1, of
+    the patch with the highest value. Its ``floor`` is the smallest value, so patches with that
+    value are not coloured.
 
     Args:
         rollout: the attention to each patch, (rows, columns), which sums to 1.

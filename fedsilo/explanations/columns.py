@@ -44,9 +44,9 @@ class ColumnExplanation:
     def lines(self) -> list[str]:
         """Format the explanation as lines of text.
 
-        The lines are the title; the probability of the predicted class, and its probability for the
-        mean row; each column with its contribution, the largest absolute value first; and the
-        method.
+        The first line is the title. The second one has the probability of the predicted class for
+        this row and for the mean row. Then each column has a line with its contribution, the
+        largest absolute value first. The last line is the method.
         """
         pairs = list(zip(self.columns, self.contributions, strict=True))
         pairs.sort(key=lambda pair: -abs(pair[1]))
@@ -62,7 +62,7 @@ class ColumnExplanation:
     def figure(self) -> Figure:
         """Draw the contribution of each column as a horizontal bar, in the order of the table.
 
-        A bar is blue, or orange if the column lowers the probability.
+        A bar is orange if the column lowers the probability, and blue otherwise.
         """
         from matplotlib.figure import Figure
 

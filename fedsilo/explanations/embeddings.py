@@ -26,8 +26,8 @@ def embed(network: SiteNetwork, inputs: Tensor, compute: Compute, layer: str = E
             of the last linear layer.
 
     Raises:
-        SettingError: the network mixes several classifiers, which do not share an embedding; or
-            ``layer`` is ``penultimate`` and neither encoder nor head has a linear layer.
+        SettingError: the network mixes several classifiers, which do not share an embedding. Also
+            raised if ``layer`` is ``penultimate`` and neither encoder nor head has a linear layer.
     """
     exact = compute.exact()
     classifier = single_classifier(network)
@@ -72,7 +72,7 @@ def single_classifier(network: SiteNetwork) -> TokenClassifier:
     """Return the only classifier in a method's network: the network itself, or a part of it.
 
     Raises:
-        SettingError: the network has several classifiers, or does not have any.
+        SettingError: the network does not have exactly one classifier.
     """
     classifiers = [part for part in network.modules() if isinstance(part, TokenClassifier)]
     if len(classifiers) != 1:

@@ -92,11 +92,11 @@ def overlay_sheet(lab: Lab, split: str) -> Figure | None:
 def choose_cases(scores: Tensor) -> list[_Case]:
     """Choose the images with the best, the median and the worst score, each image once.
 
-    The median is the lower one of two. Among images with equal scores, the one with the lower row
-    ranks as better. Images without a score (NaN) do not count, so there are fewer cases if fewer
-    than three images have a score.
+    For an even number of images, the median is the lower of the two middle scores. Among images
+    with equal scores, the one with the lower row ranks as better. Images without a score (NaN) do
+    not count. A single image with a score is the best. Of two, the worse one is the median.
 
-    ``scores`` are (n,).
+    ``scores`` is a tensor (n,) with the score of each image.
     """
     ranked: list[tuple[float, int]] = []
     for row, score in enumerate(scores.tolist()):

@@ -43,10 +43,13 @@ def explain_sample(lab: Lab, split: str, row: int) -> Explanation:
 def explain_case(lab: Lab, network: SiteNetwork, cases: Split, row: int, title: str) -> Explanation:
     """Explain a network's prediction for one case, in the way that fits the network and the data.
 
-    PICSR is explained by the weights of its router. Any other network is explained by the Shapley
-    values of the columns if the case is a row of a table. If the case is an image, a ViT is
-    explained by attention rollout, a single convolutional network of fedsilo by Grad-CAM, and any
-    other network by occlusion.
+    The first of these rules that applies decides the way:
+
+    1. PICSR, a mixture of the sites' networks: the weights of its router.
+    2. A row of a table: the Shapley values of its columns.
+    3. An image and a ViT: attention rollout.
+    4. An image and a single convolutional network of fedsilo: Grad-CAM.
+    5. An image and any other network: occlusion.
 
     Args:
         lab: the site, opened after the run.

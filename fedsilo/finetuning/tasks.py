@@ -75,7 +75,7 @@ def chosen_sites(settings: CommonSettings, wanted: Sequence[str]) -> list[str]:
 
 
 def read_labelled_images(settings: CommonSettings, sites: Sequence[str]) -> Pooled:
-    """Read the images of the sites with their class labels, and pool them.
+    """Read the images of the sites with their class labels, and pool them split by split.
 
     Raises:
         DataError: a split is empty at all sites, or the sites' image shapes or classes differ.
@@ -89,12 +89,12 @@ def read_labelled_images(settings: CommonSettings, sites: Sequence[str]) -> Pool
 
 
 def read_masked_images(settings: CommonSettings, sites: Sequence[str]) -> Pooled:
-    """Read the images of the sites with their masks, and pool them.
+    """Read the images of the sites with their masks, and pool them split by split.
 
     Raises:
-        DataError: masks differ in size from their images or have a value above 1; the sites' images
-            have different sizes; a split is empty at all sites; or all masks of the training or the
-            validation images are empty. Test masks may all be empty.
+        DataError: a mask differs in size from its image or has a value above 1. Also raised if the
+            sites' images have different shapes, if a split is empty at all sites, or if all masks
+            of the training or the validation images are empty. Test masks may all be empty.
     """
     silos = [load_masked_silo(site, settings) for site in sites]
     for silo in silos:
@@ -124,8 +124,8 @@ def read_masked_images(settings: CommonSettings, sites: Sequence[str]) -> Pooled
 def _mask_fault(split: Split) -> str:
     """Explain in a sentence why a split's masks do not fit its images; "" if they fit.
 
-    For images (n, c, h, w), the masks must be (n, h, w), and no value may be above 1. The images'
-    own size is not checked.
+    For images (n, c, h, w), the masks must be (n, h, w), and no value may be above 1. The size of
+    the images is not checked against other splits or sites.
     """
     images, masks = tuple(split.inputs.shape), tuple(split.labels.shape)
     if masks != (images[0], *images[2:]):

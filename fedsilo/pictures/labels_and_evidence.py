@@ -51,9 +51,10 @@ def draw_evidence(document: Mapping[str, Any]) -> dict[str, Figure]:
 
 
 def _draw_bins(axes: Axes, sites: Mapping[str, Any], label: str) -> None:
-    """Draw accuracy against certainty: a bar per filled bin over all sites, and a line per site.
+    """Draw accuracy against certainty: bars for all sites together, and a line per site.
 
-    With more than 20 sites only the five least accurate have a line.
+    Bins without samples have no bar and no point. With more than 20 sites, only the five least
+    accurate have a line.
 
     Args:
         axes: the panel.
@@ -87,9 +88,9 @@ def _draw_bins(axes: Axes, sites: Mapping[str, Any], label: str) -> None:
 
 
 def _compute_accuracy(bins: Mapping[str, Any]) -> float:
-    """Return the accuracy of a site over all bins, which decides whether it is among the worst.
+    """Return the accuracy of a site over all bins, by which the worst sites are chosen.
 
-    A site without samples gets 1, so that it is never among the worst.
+    A site without samples gets 1, the best accuracy.
     """
     count = right = 0
     for cell in bins.values():
@@ -154,8 +155,8 @@ def _draw_total(axes: Axes, total: Mapping[str, tuple[float, float, float]]) -> 
 def draw_distribution(silos: Mapping[str, Any]) -> dict[str, Figure]:
     """Draw ``distribution.png``: the samples of each class at each site (FedEvPrompt, figure 2).
 
-    Counts are summed over all splits. With more than 20 sites, the spread over sites is drawn
-    instead.
+    Counts are summed over all splits. With more than 20 sites, ``_spread_of_labels`` draws the
+    spread over sites instead.
 
     Returns:
         File name -> figure; {} if any site does not report its label counts.
@@ -182,8 +183,8 @@ def draw_distribution(silos: Mapping[str, Any]) -> dict[str, Figure]:
 def _stacked_labels(sites: Sequence[str], counts: NDArray, names: Sequence[str]) -> Figure:
     """Draw the samples of each site as a bar in which its classes are stacked.
 
-    The total is written above each bar. If there are many classes, only some are named in the
-    legend.
+    The total is written above each bar. With more than 18 classes, the legend names every k-th
+    class, where k is the smallest number that leaves at most 18 names.
 
     Args:
         sites: the names of the sites.

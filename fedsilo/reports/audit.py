@@ -99,15 +99,15 @@ class Audit:
         return table
 
     def _chain(self) -> Iterator[str]:
-        """Describe the state of the log's chain.
+        """Describe the chain of check values, which shows whether the log was changed.
 
         In the chain, each line has a check value over itself and the line before.
 
         Yields:
-            A sentence for each break, for lines that a power cut tore, for lines without a check
-            value, and for a missing beginning or end of the log. Last, if there is no break, a
-            sentence with the check value of the last line, to be kept elsewhere for a later
-            comparison.
+            A sentence for each break. Then a sentence each, where it applies, on lines that a power
+            cut tore, on lines without a check value, on a missing beginning of the log, and on a
+            missing ``.head`` file. Last, if there is a chain without a break, a sentence with the
+            check value of the last line. The reader keeps it elsewhere for a later comparison.
         """
         for text in self.breaks:
             yield f"CHAIN BROKEN: {text}"
@@ -178,7 +178,7 @@ def _safe_cell(value: object) -> str:
 
 
 def _time_of(line: Mapping[str, Any]) -> datetime:
-    """Read the time of a line of the audit log, which must have a time zone.
+    """Parse the time at which a line of the audit log was written, with its time zone.
 
     Raises:
         DataError: the time is not in ISO 8601 format, or has no time zone.
@@ -198,7 +198,7 @@ def _time_of(line: Mapping[str, Any]) -> datetime:
 def parse_moment(text: str, option: str, end_of_day: bool) -> datetime:
     """Parse a date or a time that an option gives, such as 2026-03-03 or 2026-03-03T14:00.
 
-    Without a time zone, it is in UTC.
+    A date, or a time without a time zone, is in UTC.
 
     Args:
         text: the date or time, in ISO 8601 format.
@@ -227,9 +227,11 @@ def parse_moment(text: str, option: str, end_of_day: bool) -> datetime:
 def audit_logs(paths: Sequence[Path], choice: Choice) -> Audit:
     """Read consecutive audit logs of a hospital, check their chain, and choose lines.
 
+    A broken chain is no error: the result describes each break in ``breaks``.
+
     Args:
-        paths: the logs, oldest first; the last is the one in use.
-        choice: the lines to show.
+        paths: the log files, oldest first. The last one is still in use.
+        choice: the rule that chooses lines by run and time.
 
     Raises:
         DataError: a log cannot be read, or a file is not an audit log.

@@ -86,14 +86,15 @@ def clinic_data(run: Shown, examinations: Sequence[Examination] = ()) -> dict[st
 def _head(run: Shown) -> dict[str, Any]:
     """Build the template variables for the head of the clinic's page: facts, result and limit.
 
-    They are those of ``head_of``, with one more fact, "without a result", about the samples and
-    results that the page does not show:
+    They are those of ``head_of``. One more fact, "without a result", may follow. It has up to two
+    parts:
+
     - At trust level ``server``, the number of samples that each site left out because a value was
       missing, impossible or unreadable. A small number is hidden.
-    - If results are hidden because they cover too few samples, or would reveal such a result, the
-      names of the sites.
+    - The names of the sites with hidden results, if any. A result is hidden if it covers too few
+      samples, or would reveal a result that does.
 
-    If there is nothing to say, the fact is not added.
+    Without any part, the fact is not added.
     """
     head = head_of(run)
     missing = []
@@ -161,10 +162,10 @@ def _overall(run: Shown, metrics: SiteMetrics) -> dict[str, Any]:
 
 
 def _accuracy(metrics: Mapping[str, float], samples: int) -> Estimate | None:
-    """Return a site's accuracy with its 95 % Wilson interval; None if it has no accuracy.
+    """Return a site's accuracy with its 95 % Wilson interval, or None without an accuracy.
 
-    ``samples`` is the number of test samples. If it is 0, because the page must not show it, there
-    is no interval.
+    ``samples`` is the number of test samples. It is 0 if the page must not show it or if it is
+    unknown. In this case, the estimate has no interval.
     """
     accuracy = metrics.get("accuracy")
     if accuracy is None:
@@ -182,9 +183,9 @@ Outcomes = Mapping[str, Sequence["ClassOutcome"]]  # site -> its classes
 def _by_class(run: Shown, outcomes: Outcomes) -> dict[str, Any]:
     """Build the template variables on how well each class is recognised.
 
-    ``classes`` has a table for each site, with a row per class. ``class_pictures`` has a picture
-    for each class. If no site reports counts of right or false predictions by class, there are no
-    tables and no pictures.
+    ``classes`` has a table for each site, with a row per class. ``class_pictures`` has the pictures
+    of ``_class_pictures``. If no site reports counts of right or false predictions by class,
+    ``classes`` is empty and ``class_pictures`` is absent.
     """
     tables = []
     is_reported = False

@@ -70,7 +70,8 @@ def _head(run: Shown, privacy: Mapping[str, Any]) -> dict[str, str]:
 
     ``result`` is a sentence with the numbers of hospitals and messages, the bytes sent and, with
     differential privacy, the epsilon per patient. ``limit`` says what epsilon does not bound. If a
-    site has hidden counts, the bytes are an upper bound.
+    site has hidden counts, the bytes are an upper bound. If it is the only site, they are "not
+    shown".
     """
     sites = format_count(len(run.silos), "hospital")
     messages = format_count(len(run.traffic_rows), "message")
@@ -96,8 +97,9 @@ def _head(run: Shown, privacy: Mapping[str, Any]) -> dict[str, str]:
 def _limit(run: Shown, spent: str) -> str:
     """Write the sentence on what epsilon does not bound, for the head of the page.
 
-    It depends on whether there is differential privacy (``spent``, the spent epsilon as text, is
-    not empty), on whether the sites were simulated, and on the trust level, in this order.
+    The first of these cases that applies decides the sentence: no differential privacy, simulated
+    sites, a trust level other than ``nobody``, and trust level ``nobody``. ``spent`` is the spent
+    epsilon as text. It is empty without differential privacy.
     """
     if not spent:
         return "Nothing bounds what these answers reveal about one patient."
@@ -117,7 +119,7 @@ def _epsilon(privacy: Mapping[str, Any]) -> str:
 
 
 def _bound(run: Shown, most: str) -> str:
-    """Format a number of sent bytes as an upper bound, because a site has hidden counts.
+    """Format sent bytes as an upper bound, for a run in which a site has hidden counts.
 
     Args:
         run: the run.
@@ -158,7 +160,7 @@ def _bytes(run: Shown) -> dict[str, Any]:
 
     ``bytes`` has a row per site, with its number of messages, the bytes it sent in each phase ("-"
     if none) and in all, and the bytes it received. If a site has hidden counts, the bytes it sent
-    are shown as an upper bound, because they would reveal these counts.
+    would reveal these counts. They are therefore formatted by ``_bound``.
     """
     received, messages = Counter[str](), Counter[str]()
     phases: dict[str, None] = {}
@@ -191,11 +193,12 @@ def _sent_cell(run: Shown, number: int, hidden: bool) -> str:
 
 
 def _measurements(run: Shown) -> dict[str, Any]:
-    """Build the template variables for the table of the number of metrics that each site sent.
+    """Build the template variables for the table that counts the metrics each site sent.
 
     There is a row for each kind of metric and a column for each site. A site with hidden counts
-    sends fewer metrics by class, so their true number would reveal these counts. It is shown as "up
-    to" the largest number of any site. If the run has only that site, these rows are left out.
+    sends fewer metrics by class, so the true number of these would reveal the counts. The cell is
+    "up to" the largest number of any site. If the run has only that site, the rows of metrics by
+    class are left out.
     ``sent_at_end`` names the kinds that consist of several metrics, such as one for each class.
     """
     measured = Counter[tuple[str, str]]()
@@ -277,10 +280,11 @@ def _guarantee(guarantee: Any) -> Mapping[str, Any] | None:
 
 
 def site_file_data(file: SiteFile) -> dict[str, Any]:
-    """Build the template variables of the section about a hospital's own site file, its rules.
+    """Build the template variables of the section about a site file, a hospital's own rules.
 
-    ``lists`` has what the hospital allows. ``limits`` has a row for each limit, with its value, its
-    origin (the site file or the default) and its meaning.
+    ``site`` names the site. ``lists`` has a pair for each list of things that the hospital allows:
+    the key and the allowed things, or "nothing". ``limits`` has a row for each other rule: its key,
+    its value, its origin ("site file" or "default") and its meaning.
     """
     lists = []
     for name in _LISTS:
@@ -332,11 +336,11 @@ def _log(run: Shown, log: AuditLog) -> dict[str, Any]:
 
 
 def _record_rows(lines: Sequence[Mapping[str, Any]]) -> list[list[str]]:
-    """Build the rows of the table of records that left the hospital by its audit log.
+    """Build a table of the records that left the hospital, according to its audit log.
 
-    A record is a part of a message, such as metrics or arrays. There is a row for each site, kind
-    of message and record, in sorted order, with the number of messages and the total number of
-    entries.
+    A record is a part of a message, such as metrics or arrays. There is a row for each combination
+    of site, kind of message and record, in sorted order. Its further cells are the number of
+    messages and the total number of entries.
     """
     messages, entries = Counter[tuple[str, str, str]](), Counter[tuple[str, str, str]]()
     for line in lines:

@@ -36,8 +36,9 @@ def sentences(
 ) -> dict[str, list[str]]:
     """Describe the data that a site sends, as lists of sentences: heading -> sentences.
 
-    There is a list for the start of a run, for each reply, for the end, and for what only the run's
-    method sends. The texts of the first three depend on the level of trust and the task.
+    There are four lists: for the start of a run, for each reply, for the end, and for data that
+    only the run's method sends. The first list depends on the level of trust. The second and the
+    third depend on the level of trust and the task.
 
     Args:
         level: the level of trust.
@@ -68,9 +69,9 @@ def sentences(
 
 
 def _of_task(templates: Sequence[str], task: str) -> list[str]:
-    """Fill a task's words, such as "classes", into sentences, and shorten the sentences.
+    """Fill a task's words, such as "classes", into templates of sentences.
 
-    Shortening (``shortened``) cuts each sentence into sentences of at most 25 words.
+    ``shortened`` then cuts each sentence into sentences of at most 25 words.
     """
     # A task's words may be a long list, and the page promises sentences of at most 25 words
     words, filled = task_words(task_named(task)), list[str]()

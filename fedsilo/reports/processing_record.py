@@ -54,7 +54,11 @@ def _categories(run: Shown) -> str:
 
 
 def _recipients(run: Shown) -> str:
-    """Describe who receives the data that a site sends. Records of patients never leave."""
+    """Describe who receives the data that a site sends, for the record of processing.
+
+    The text says that nobody gets records of patients. At trust level ``sums``, it says that the
+    operator of the server gets only sums. At the others, it refers to another section of the page.
+    """
     server = "the server's operator gets what is listed under 'What left each site'"
     if run.trust == SUMS:
         server = "the server's operator gets sums over several hospitals only"
@@ -75,9 +79,13 @@ def _erasure() -> str:
 def _measures(run: Shown) -> str:
     """Describe the technical and organisational measures of a run in one line.
 
-    The parts are the promise of the trust level; transport, the hospital's own rules and the log,
-    or the fact that the sites were simulated; differential privacy at trust level ``nobody``; and a
-    blank for organisational measures, which a person must fill in.
+    The line has these parts, in this order:
+
+    1. The promise of the trust level.
+    2. The transport, the hospital's own rules and the audit log. For simulated sites, the text says
+       instead that there were none.
+    3. At trust level ``nobody`` only, differential privacy.
+    4. A blank for organisational measures, which a person must fill in.
     """
     parts = [f"trust level '{run.trust}': {run.summary['privacy']['trust']['promise']}"]
     if run.is_simulated:

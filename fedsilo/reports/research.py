@@ -234,8 +234,8 @@ def _describe_lines(lines: Mapping[str, Line], label: str) -> str:
 def _lines(runs: Runs, metric: str, split: str) -> dict[str, Line]:
     """Collect the lines of a metric for a picture: title -> round -> mean value.
 
-    For a single run, there is a line for each distribution of its sites. For several runs, there is
-    a line for each experiment.
+    For a single run, each line averages the sites that share a distribution, the origin of their
+    data. For several runs, there is a line for each experiment.
     """
     if len(runs) > 1:
         return _experiment_lines(runs, metric, split)
@@ -248,7 +248,8 @@ def _experiment_lines(runs: Runs, metric: str, split: str) -> dict[str, Line]:
     """Average a metric over the runs of each experiment: experiment -> round -> mean.
 
     Each run's value is the mean over the sites that have the metric in every round of all runs on
-    the same data set. With other sites, a line would jump when a site is away.
+    the same data set. With other sites, a line would jump when a site misses a round. A run without
+    such a site adds nothing to its experiment.
     """
     values_of, measured = [], []
     for run in runs:

@@ -163,9 +163,9 @@ def _comparison(
 
 
 def _reason_for_no_test(tested: Tested) -> str:
-    """Explain why no test has a p value; empty if any test has one.
+    """Return the ANOVA's reason for having no p value, if no test between experiments has one.
 
-    The reason is that of the ANOVA.
+    If the ANOVA or a t-test of a pair has a p value, the result is empty.
     """
     # A pair may have a p although the analysis of variance lacks it, for example if a third
     # experiment has a single seed
@@ -178,8 +178,8 @@ def _reason_for_no_test(tested: Tested) -> str:
 def _mean(metric: str, values: Sequence[float], *, difference: bool = False) -> Estimate:
     """Return the mean over seeds with its 95 % t interval, clipped to the range of the metric.
 
-    For a ``difference`` of two values, the interval is clipped to the range's width, on both sides
-    of 0.
+    If ``difference`` is True, the values are differences between two experiments. The interval is
+    then clipped to plus or minus the width of the metric's range.
     """
     least, most = metric_range(metric)
     if difference:
@@ -190,9 +190,9 @@ def _mean(metric: str, values: Sequence[float], *, difference: bool = False) -> 
 def _draw_differences(metric: str, samples: Mapping[str, BySeed], split: str) -> list[Picture]:
     """Draw the differences between experiments, seed by seed, for each pair of experiments.
 
-    A pair needs at least two common seeds, and the earlier experiment is subtracted from the later
-    one. Each pair has its mean with a 95 % interval, and a point for each seed. At most 15 pairs
-    are drawn. The result is a list with one picture; if there is no such pair, it is empty.
+    A pair needs at least two common seeds. The earlier experiment is subtracted from the later one.
+    Each pair has its mean with a 95 % interval, and a point for each seed. Only the first 15 pairs
+    are drawn. The result is a list with one picture. If there is no such pair, it is empty.
     """
     points: dict[str, list[float]] = {}
     for earlier, later in itertools.combinations(samples, 2):
@@ -216,8 +216,8 @@ def _draw_differences(metric: str, samples: Mapping[str, BySeed], split: str) ->
 def _draw_cost(metric: str, summaries: Summaries, split: str) -> list[Picture]:
     """Draw a metric over the megabytes that all sites sent and received, with a point for each run.
 
-    The result is a list with one picture. If fewer than two experiments have the metric, it is
-    empty.
+    A run without the metric has no point. The result is a list with one picture. If fewer than two
+    experiments have a point, it is empty.
     """
     points: dict[str, list[tuple[float, float]]] = {}
     for experiment, by_seed in summaries.items():
@@ -243,8 +243,8 @@ def _draw_cost(metric: str, summaries: Summaries, split: str) -> list[Picture]:
 def comparison_head(runs: Runs, summaries: Summaries, split: str) -> dict[str, Any]:
     """Build the template variables for the head of a page on several runs: facts, result and limit.
 
-    The facts are those of the first run, except the method and the time of training. All methods
-    and the numbers of experiments and runs follow.
+    The facts are those of the first run, without its method and its end of training. The methods of
+    all runs follow, then the numbers of experiments and runs.
     """
     methods: dict[str, None] = {}
     for run in runs:

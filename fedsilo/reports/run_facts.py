@@ -186,8 +186,9 @@ def taking_part(run: Shown) -> dict[str, Any]:
 def _unlike_columns(run: Shown) -> list[str]:
     """List columns of the table whose mean at a site differs clearly from the other sites' means.
 
-    For each, a text has the difference and the question that it raises. The list is empty at other
-    trust levels than ``server``, where the server does not know the means.
+    There is a text for each such column and site, with the difference and the question that it
+    raises. The summary of the run names them. At a trust level other than ``server``, the server
+    does not know the means, so the list is empty.
     """
     entries = run.summary.get("unlike-columns") or []
     if not entries or run.trust != SERVER:
@@ -258,10 +259,10 @@ def facts(run: Shown) -> list[tuple[str, str]]:
 
 
 def _fingerprints(run: Shown) -> str:
-    """Format a short digest of each site's data, by which equal data can be recognised.
+    """Format a short digest of each site's data, so that a reader can recognise equal data.
 
-    A digest is 12 digits of a SHA-256 over the site's splits. Sites that do not report fingerprints
-    are left out, so the text may be empty.
+    A digest is the first 12 hexadecimal digits of a SHA-256 over the names and fingerprints of the
+    site's splits. Sites that report no fingerprints are left out, so the text may be empty.
     """
     texts = []
     for site, known in run.silos.items():
@@ -385,7 +386,9 @@ def _result_of_counts(run: Shown, tested: Mapping[str, tuple[int, float]], only:
 
 
 def _count_tested(run: Shown, only: str | None) -> dict[str, tuple[int, float]]:
-    """Collect the sites whose accuracy and number of test samples may both be shown.
+    """Collect the sites whose accuracy and number of test samples are both known and shown.
+
+    A site without test samples is left out.
 
     Args:
         run: the run, without hidden numbers.
@@ -408,8 +411,9 @@ def _beside_guessing(run: Shown, sites: Sequence[str]) -> str:
     """Describe the accuracy of always predicting the most frequent class, for comparison.
 
     The class is the most frequent one over the test samples of ``sites`` together. The phrase
-    begins with a semicolon, because it continues a sentence. If label counts are hidden, noisy or
-    not reported, it is empty.
+    begins with a semicolon, because it continues a sentence. If the counts of any of the sites are
+    hidden or not reported, or if all counts have noise (trust level ``nobody``), it is empty. In a
+    tie, the first class wins.
     """
     if run.trust == NOBODY:  # label counts have noise
         return ""

@@ -21,6 +21,9 @@ def final_table(
 ) -> str:
     """Build the HTML of a run's final metrics, as notebooks show it.
 
+    The metrics are those that the data set names. For a data set of a plugin, they are accuracy,
+    balanced accuracy, AUC and loss.
+
     Args:
         path: the run directory, which is printed below the table.
         summary: the shown content of summary.json.

@@ -121,7 +121,8 @@ class RunFiles:
     def last_metrics(self, split: str) -> dict[str, dict[str, float]]:
         """Return the metrics of a split in the last round: site -> metric -> value.
 
-        Sites without a metric in that round are left out.
+        The last round is the number of rounds in ``summary.json``. Sites without a metric in that
+        round are left out.
         """
         # The cells are text, so the round is compared as text too
         last = str(self.summary["rounds"])
@@ -160,8 +161,9 @@ def sites_frame(silos: Document) -> pd.DataFrame:
 def _typed_frame(rows: Sequence[Row], types: dict[str, Any]) -> pd.DataFrame:
     """Build a data frame from rows of strings, such as those of a CSV file.
 
-    ``types`` maps each column to its type, in the order of the columns. Numbers are converted;
-    columns of strings are left unchanged, so that a missing cell stays missing.
+    ``types`` maps each column to its type, in the order of the columns. Columns of numbers are
+    converted. Columns of strings are left unchanged, so that a missing cell stays missing. Columns
+    that ``types`` does not name are left out.
     """
     import pandas as pd
 

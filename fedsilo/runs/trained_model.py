@@ -119,7 +119,7 @@ class TrainedModel:
     def weights_digest(self) -> str:
         """Return a SHA-256 digest of all numbers that decide a prediction.
 
-        The digest recognises the model again. The numbers are the arrays of the network, its
+        Models with equal digests predict the same. The numbers are the arrays of the network, its
         evidential priors, the standardisation of a table, and the scale of a numeric outcome.
         """
         arrays = {}
@@ -148,12 +148,12 @@ def open_model(
         run_dir: the run directory.
         title: the title of the run's method.
         sites: site -> its facts in silos.json.
-        best: whether ``lab`` has the arrays of the best round. This changes only the error: if the
-            site no longer keeps its own part of the model for that round, the message advises to
-            remove --best.
+        best: whether ``lab`` has the arrays of the best round. This changes only the error if the
+            part of the model that the site keeps cannot be read.
 
     Raises:
         FedsiloError: the network's arrays, or the part of them that the site keeps, cannot be read.
+            If ``best`` is True, the second case is a SettingError that advises to remove --best.
     """
     try:
         network = lab.open()
@@ -177,12 +177,13 @@ def open_model(
 def open_at_first_site(
     sites: Iterable[str], open_at: Callable[[str], TrainedModel]
 ) -> TrainedModel:
-    """Open the model at the first of ``sites`` (at least one) whose data are on this machine.
+    """Open the model at the first of ``sites`` whose data are on this machine.
 
-    ``open_at`` opens the model with the data of a site, or raises a DataError.
+    ``sites`` must not be empty. ``open_at`` opens the model with the data of a site. A site for
+    which it raises a DataError is skipped.
 
     Raises:
-        DataError: ``open_at`` raised one for every site. The error is that of the first site.
+        DataError: every site was skipped. The error is that of the first site.
     """
     errors: list[DataError] = []
     for site in sites:
