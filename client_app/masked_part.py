@@ -130,9 +130,7 @@ class MaskedPart:
                 secure aggregation.
             RefusedError: the hospital's signing key is unusable.
             CheckpointError: the record of earlier sums is damaged, or the lock file of the signing
-                key cannot be written.
-
-        The errors name site and round.
+                key cannot be written. All errors name site and round.
         """
         with self.prefix_round():
             self.secure_site().refuse_after_failure(self.received_arrays())

@@ -225,9 +225,9 @@ class SecureSum:
         if len(said) > 1 or min(said) < 1:
             parts = [f"{', '.join(sites)}: {samples}" for samples, sites in sorted(said.items())]
             raise SiteError(
-                f"round {self.round}: 'secure-samples' differs between the site files "
-                f"({'; '.join(parts)}), "
-                "but all parts of a sum must have one scale: agree on a number, then resume"
+                f"round {self.round}: 'secure-samples' must be the same number in all site files, "
+                f"1 or more, because all parts of a sum have one scale, but is {'; '.join(parts)}: "
+                "agree on a number, then resume"
             )
         return next(iter(said))
 

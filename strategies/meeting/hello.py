@@ -7,7 +7,7 @@ the Cauchy-Schwarz inequality, up to rounding.
 """
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Generic, TypeVar
@@ -68,7 +68,7 @@ def read_hello(content: RecordDict, needs_counts: bool = True) -> SiteFacts:
 
 def ask_nodes(
     grid: Grid,
-    nodes: Iterable[int],
+    nodes: Collection[int],
     kind: str,
     read: Callable[[RecordDict], T],
     away_timeout: float = 300.0,

@@ -191,6 +191,6 @@ class FedEFM(Decentralised):
         return own.also(
             "each round after the first: the models of its neighbours in the topology "
             f"'{self.kind()}', trained on this silo's data; each goes back to its own silo",
-            "each round after the first: the mean closeness of each of these models to the silo's "
-            "model",
+            "each round after the first: the mean closeness of the silo's model to each copy of it "
+            "that a neighbour trained",
         )

@@ -83,7 +83,8 @@ class Packing:
         # The same objects as before lie in shared memory already. Equal bytes are not enough to
         # know that: comparing them would cost more than sharing them again
         if list(map(id, pickler.large)) != list(map(id, self._before)):
-            self._shared = None
+            # Emptied first, so that a failure leaves no parts that seem to be shared
+            self._before, self._shared = [], None
             if pickler.large:
                 self._shared = _share(pickler.large)
             self._before = pickler.large
