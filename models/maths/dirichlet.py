@@ -70,9 +70,10 @@ def evidential_mse(alpha: Tensor, targets: Tensor) -> Tensor:
 
 
 def dirichlet_kl(alpha: Tensor, prior: Tensor) -> Tensor:
-    """Compute KL(Dir(alpha) || Dir(prior)) (eq. 5), (...), from two tensors (..., K).
+    """Compute KL(Dir(alpha) || Dir(prior)) (eq. 5) over the last axis of two tensors (..., K).
 
-    All entries must be above 0. The result is at least 0 apart from rounding.
+    The result has the shape (...). All entries of ``alpha`` and ``prior`` must be above 0. The
+    result is at least 0 apart from rounding.
     """
     # The ratio of the two normalising constants, then the expectation of the remaining logarithm:
     # E ln p_k = digamma(alpha_k) - digamma(S)
@@ -92,7 +93,8 @@ def evidential_loss(alpha: Tensor, labels: Tensor, prior: Tensor, kl_weight: flo
     """Compute the batch mean of the evidential loss (eq. 4), a scalar.
 
     A sample's loss is ``evidential_mse`` plus ``kl_weight`` times a KL divergence from the prior.
-    In this divergence only the evidence for wrong classes counts.
+    For this divergence, the true class's parameter is replaced by its prior weight. So only the
+    evidence for wrong classes counts.
 
     Args:
         alpha: parameters of the Dirichlet distributions, (batch, K).

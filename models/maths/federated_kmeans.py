@@ -49,8 +49,8 @@ def local_centroids(
         seed: seed of K-means' first centres.
         min_count: centres that are means of fewer rows of ``features`` than this are left out.
         each: number of rows per sample.
-        min_samples: centres whose effective number of samples is below this are left out: a
-            coordinate where all patients but one have 0 would reveal that patient. 1 for no check.
+        min_samples: centres whose effective number of samples is below this are left out. A centre
+            that rests almost wholly on one patient would reveal that patient. 1 for no check.
 
     Returns:
         The centres float32 and the number of rows of each; both may be empty.
