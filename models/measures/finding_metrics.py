@@ -12,8 +12,8 @@ from fedsilo.models.measures.classification_metrics import average_precision, ro
 def mean_over_findings(probabilities: Tensor, present: Tensor) -> dict[str, float]:
     """Average the AUC and the average precision over the findings.
 
-    A finding counts only if some samples have it and others lack it, because both metrics are
-    undefined otherwise.
+    A finding is a label that each sample has or lacks. It counts only if some samples have it and
+    others lack it, because both metrics are undefined otherwise.
 
     Args:
         probabilities: the probability of each finding, (n, findings).
