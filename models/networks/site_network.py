@@ -150,7 +150,8 @@ def frozen_weights_in(module: nn.Module, kind: torch.dtype) -> Iterator[None]:
     Autocast would convert these weights in each step; converting them once saves time and gives the
     same bits. Only the weights and biases of linear layers and 2D convolutions inside a
     ``FrozenPart`` are converted, also if another module shares them. Afterwards they have their
-    exact values again. Outside autocast, such a layer fails in the block.
+    exact values again. The block must run the layers under autocast, or their inputs and weights
+    differ in type.
 
     Args:
         module: the network.

@@ -41,7 +41,8 @@ class Rows:
     def counts_on(self, device: torch.device) -> Tensor:
         """Return the number of rows of each site as a tensor (sites,) on ``device``.
 
-        If ``counts`` is set, it is returned as it is, without a check of its device.
+        If ``counts`` is set, it is returned unchanged. The caller must then have put it on
+        ``device``.
         """
         if self.counts is None:
             return torch.tensor(self.sizes, device=device)

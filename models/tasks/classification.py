@@ -83,7 +83,7 @@ class Classification(Task):
         return values | classification_metrics(predictions, labels)
 
     def counts(self, predictions: Tensor, labels: Tensor, minimum: int) -> dict[str, float]:
-        """Compute right and wrong predictions and the AUC by class, and counts by certainty.
+        """Count right and wrong predictions by class and by certainty, with the AUC of each class.
 
         Names and rules for small numbers are those of ``outcome_counts``.
 

@@ -60,10 +60,11 @@ class Survival(Task):
         return outputs
 
     def metrics(self, predictions: Tensor, labels: Tensor) -> dict[str, float]:
-        """Return the loss, Harrell's C-index and the integrated Brier score of one site's split.
+        """Return the loss and, if they are defined, the C-index and the integrated Brier score.
 
-        The C-index is absent without a comparable pair of patients, and the Brier score with fewer
-        than two times of events before the end of follow-up.
+        The names are ``loss`` (of Cox's model over all samples), ``c-index`` (Harrell's) and
+        ``brier``. The C-index is absent without a comparable pair of patients, and the Brier score
+        with fewer than two times of events before the end of follow-up.
         """
         from fedsilo.models.measures.survival_metrics import concordance, integrated_brier_score
 

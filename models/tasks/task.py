@@ -147,7 +147,9 @@ class Task(ABC):
         return torch.zeros(len(labels), dtype=torch.int64)
 
     def stratum_count(self, outputs: int) -> int:
-        """Return the number of strata, from the table of tasks.
+        """Return the number of strata, the groups of samples that are counted separately.
+
+        The table of tasks (``fedsilo/core/tasks.py``) sets it for each task.
 
         Args:
             outputs: the number of outputs of the network, which is the result for a task with a
@@ -207,14 +209,15 @@ class Task(ABC):
     def answer_columns(self, predictions: Tensor, names: Sequence[str]) -> dict[str, list[Any]]:
         """Return the columns of a table of predictions: title -> a value for each sample.
 
-        The first column is the answer itself.
+        The first column is the answer itself. The default raises an error: a task whose predictions
+        fit into a table overrides this function.
 
         Args:
             predictions: (n, ...) float64.
             names: the names of classes or findings, or of a numeric outcome.
 
         Raises:
-            SettingError: the task's predictions do not fit into a table, which is the default.
+            SettingError: the task's predictions do not fit into a table.
         """
         raise SettingError(f"task '{self.name}' has no table of predictions")
 
@@ -252,8 +255,8 @@ class Task(ABC):
     def stand_in_labels(self, counts: Sequence[int], outputs: int) -> Tensor:
         """Make placeholder labels with given numbers of samples in each stratum.
 
-        They take the place of real labels while a hospital that has declared its counts is checked,
-        before its data are opened.
+        A hospital may declare its numbers of samples. They are checked with these labels before its
+        real labels are opened.
 
         Args:
             counts: the number of samples in each stratum.
