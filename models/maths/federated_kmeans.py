@@ -98,8 +98,8 @@ def merge_centroids(parts: list[Centroids], clusters: int, seed: int) -> FloatAr
     count. Otherwise they are concatenated in the order of ``parts`` and returned unchanged.
 
     Args:
-        parts: the centroids of each silo, at least one silo; the order decides ties and the last
-            bits.
+        parts: the centroids of each silo, at least one silo. In K-means their order can change only
+            ties and the last bits of the result.
         clusters: the largest number of centres.
         seed: decides K-means' first centres.
     """

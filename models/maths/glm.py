@@ -284,10 +284,10 @@ def find_redundant(hessian: Floats) -> list[int]:
 def fit_alone(family: Family, x: Floats, y: Outcomes, rounds: int = 30) -> tuple[Floats, Floats]:
     """Fit a model to the patients of only one hospital, by Newton's method.
 
-    The steps begin at the coefficients of ``start_from``. They have converged if no coefficient
-    changes by 1e-9 times (1 + the largest one) or more, in absolute values. They are given up if
-    the absolute value of a coefficient other than the intercept exceeds 12, or after ``rounds``
-    steps.
+    The first step starts at the coefficients of ``start_from``. The fit has converged if no
+    coefficient changes by 1e-9 times (1 + the largest one) or more, in absolute values. It fails if
+    the absolute value of a coefficient other than the intercept exceeds 12, or if it has not
+    converged after ``rounds`` steps.
 
     Args:
         family: the family.
@@ -301,8 +301,7 @@ def fit_alone(family: Family, x: Floats, y: Outcomes, rounds: int = 30) -> tuple
 
     Raises:
         UndeterminedError: the outcomes are all alike (in Cox's model: no event), a column is
-            redundant, or the steps do not converge, for example because a column separates the
-            outcomes.
+            redundant, or the fit fails, for example because a column separates the outcomes.
         LinAlgError: the Hessian of a step is singular.
     """
     sums = sums_at(family, x, y, np.zeros(x.shape[1]))
@@ -329,7 +328,7 @@ def fit_alone(family: Family, x: Floats, y: Outcomes, rounds: int = 30) -> tuple
 
 
 def dispersion(family: Family, sums: GLMSums) -> float:
-    """Return the factor by which the inverse Hessian becomes the coefficients' covariance.
+    """Return the factor that turns the inverse Hessian into the coefficients' covariance.
 
     In a linear model it is the residual variance with n - k degrees of freedom. In any other model
     it is 1.

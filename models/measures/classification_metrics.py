@@ -69,8 +69,8 @@ def calibration_error(probabilities: Tensor, labels: Tensor, bins: int) -> float
 def roc_auc(scores: Tensor, positive: Tensor) -> Tensor:
     """Compute the area under the ROC curve by the trapezoidal rule, a scalar in 0..1.
 
-    Samples with equal scores share one threshold, so a positive and a negative sample with equal
-    scores count as half.
+    Samples with equal scores share one threshold. So a pair of a positive and a negative sample
+    with equal scores counts as half right.
 
     Args:
         scores: (n,), larger for samples that are more likely positive.

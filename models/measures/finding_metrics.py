@@ -39,8 +39,9 @@ def mean_over_findings(probabilities: Tensor, present: Tensor) -> dict[str, floa
 def finding_counts(probabilities: Tensor, present: Tensor, minimum: int) -> dict[str, float]:
     """Compute the number of samples with each finding, and the finding's AUC, as metrics by name.
 
-    The names are ``finding.<k>.count`` and ``finding.<k>.auc``, with k from 0. A finding that fewer
-    than ``minimum`` samples have, or that fewer than ``minimum`` lack, is left out.
+    A finding is a label that each sample has or lacks. The names are ``finding.<k>.count`` and
+    ``finding.<k>.auc``, with k from 0. A finding that fewer than ``minimum`` samples have, or that
+    fewer than ``minimum`` lack, is left out.
 
     Args:
         probabilities: the probability of each finding, (n, findings).

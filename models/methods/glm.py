@@ -202,15 +202,16 @@ def find_columns(features: Sequence[str], settings: GLMSettings) -> ChosenColumn
 
     Each name in 'glm.columns' stands for the feature of that name, or for all levels of a category:
     'cp' for 'cp=2', 'cp=3' and 'cp=4'. The first level of a category has no feature, because the
-    other levels are compared with it. If 'glm.columns' is empty, all features except the outcome
-    and the time explain.
+    other levels are compared with it. If 'glm.columns' is empty, the regression uses all features
+    except the outcome and the time.
 
     Args:
         features: the names of the table's features.
         settings: the settings of the regression.
 
     Raises:
-        SettingError: a name is unknown or is named twice, or the outcome or the time is a category.
+        SettingError: a name is unknown or is named twice, the outcome or the time is a category, or
+            'glm.columns' contains one of them.
     """
     places = {name: place for place, name in enumerate(features)}
     explained = [name for name in (settings.outcome, settings.time) if name]

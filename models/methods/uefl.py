@@ -159,9 +159,10 @@ class UEFLSettings(OwnSettings):
     def ends_iteration(self, iteration: int, round_: int, rounds: int) -> bool:
         """Tell whether ``round_`` ends an iteration, and another iteration follows.
 
-        The first iteration has 'uefl.iteration-rounds' rounds, and each later one
-        'uefl.extension-rounds'. No iteration follows the last allowed one ('uefl.max-iterations'),
-        and no iteration follows the last round of the run.
+        An iteration is a series of rounds, after which new codewords may be added. The first
+        iteration has 'uefl.iteration-rounds' rounds, and each later one 'uefl.extension-rounds'. No
+        iteration follows the last allowed one ('uefl.max-iterations'), and no iteration follows the
+        last round of the run.
 
         Args:
             iteration: the number of the iteration, from 1.

@@ -119,8 +119,8 @@ class TokenClassifier(SiteNetwork):
         """Compute the cross-entropy of each sample, (batch,).
 
         The criterion is not used. If it is the plain cross-entropy, without evidence and class
-        weights, the mean of the result is ``loss``. The samples may belong to several stacked
-        networks.
+        weights, the mean of the result is ``loss``. The samples may belong to several sites whose
+        networks are trained as one.
 
         Args:
             inputs: (batch, *input_shape).

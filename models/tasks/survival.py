@@ -149,10 +149,10 @@ class Survival(Task):
         return ["censored", *names]
 
     def stand_in_labels(self, counts: Sequence[int], outputs: int) -> Tensor:
-        """Make placeholder labels for declared patients: rows of time and event, (n, 2) float32.
+        """Make placeholder labels for declared numbers of patients: times and events, (n, 2).
 
-        Each time is 1. ``counts`` is the number of censored patients (event 0), whose rows come
-        first, and the number of patients with an event (1).
+        They are float32, and each time is 1. ``counts`` is the number of censored patients (event
+        0), whose rows come first, and the number of patients with an event (1).
         """
         import torch
 

@@ -163,8 +163,8 @@ class Task(ABC):
         The default is an empty string.
 
         Args:
-            counts: the number of the site's training samples in each stratum; empty if they are
-                unknown.
+            counts: the number of the site's training samples in each stratum (``strata``), such as
+                a class; empty if they are unknown.
         """
         return ""
 
@@ -176,7 +176,7 @@ class Task(ABC):
 
         Args:
             metric: the metric's name.
-            counts: the number of samples in each stratum.
+            counts: the number of samples in each stratum (``strata``), such as a class.
             outputs: the number of outputs of the network.
         """
         return metric in (*self.shown, *self.always)
@@ -333,9 +333,10 @@ class Task(ABC):
 
 
 def describe_range(numbers: Tensor) -> str:
-    """Describe at least one number, (n,), by its range, as "from 18.8 to 56.4, median 31.9".
+    """Describe numbers (n,), at least one, by their range: "from 18.8 to 56.4, median 31.9".
 
-    Of two numbers in the middle, the median is the lower one.
+    Each number has three significant digits. Of two numbers in the middle, the median is the lower
+    one.
     """
     numbers = numbers.double()
     return f"from {numbers.min():.3g} to {numbers.max():.3g}, median {numbers.median():.3g}"
@@ -380,7 +381,8 @@ def task_of(settings: CommonSettings) -> Task:
 def task_named(name: str) -> Task:
     """Build a task by its name, with default settings.
 
-    This is enough for work with strata and labels, which do not depend on settings.
+    This is enough for work with labels and with strata (groups of samples), which do not depend on
+    settings.
 
     Raises:
         SettingError: no task has that name.
