@@ -45,13 +45,17 @@ def skewed_prior(counts: Tensor) -> Tensor:
 def vacuity(alpha: Tensor) -> Tensor:
     """Compute the vacuity u = K / S from alpha (..., K): the share of missing evidence, (...).
 
-    The vacuity is above 0 and at most 1; it is 1 without evidence, because every prior sums to K.
+    S is the sum of alpha over the K classes. The vacuity is above 0 and at most 1; it is 1 without
+    evidence, because every prior sums to K.
     """
     return alpha.shape[-1] / alpha.sum(dim=-1)
 
 
 def belief(alpha: Tensor, prior: Tensor) -> Tensor:
-    """Compute the belief masses b_k = e_k / S, (..., K); with the vacuity they sum to 1."""
+    """Compute the belief masses b_k = e_k / S, (..., K); with the vacuity they sum to 1.
+
+    The evidence e is ``alpha`` minus ``prior``, and S is the sum of alpha over the K classes.
+    """
     return (alpha - prior) / alpha.sum(dim=-1, keepdim=True)
 
 

@@ -42,11 +42,11 @@ class SurvivalCurve:
     events: Floats
 
     def at(self, times: Floats) -> Floats:
-        """Return the survival at ``times`` (m,); an event at such a time counts."""
+        """Return the survival at ``times`` (m,), after the events at each time."""
         return self._steps(times, "right")
 
     def before(self, times: Floats) -> Floats:
-        """Return the survival just before ``times`` (m,), without the events at such a time."""
+        """Return the survival just before ``times`` (m,), without the events at each time."""
         return self._steps(times, "left")
 
     def band(self) -> tuple[Floats, Floats]:

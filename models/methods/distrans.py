@@ -291,6 +291,6 @@ class OffsetEmbedding(nn.Module):
 
 
 def build_embedding(seed: int, classes: int, pixels: int) -> OffsetEmbedding:
-    """Build the embedding with initial weights keyed on the seed."""
+    """Build the embedding with initial weights drawn from ``seed``."""
     with seed_generators(seed, "offset-embedding"):
         return OffsetEmbedding(classes, pixels)

@@ -73,7 +73,7 @@ class PICSRSettings(OwnSettings):
 
     @property
     def warmup(self) -> int:
-        """The number of FedAvg rounds before experts diverge; 0 for local experts."""
+        """The number of FedAvg rounds before the sites train experts; 0 for local experts."""
         if self.experts != "finetuned":
             return 0
         return self.warmup_rounds
@@ -210,7 +210,7 @@ def invert_distances(distances: Tensor, inversion: str) -> Tensor:
 def build_router(
     settings: PICSRSettings, input_shape: Sequence[int], experts: int, seed: int
 ) -> Router:
-    """Build a router with initial weights keyed on ``seed``."""
+    """Build a router with initial weights drawn from ``seed``."""
     with seed_generators(seed, "router-weights"):
         return Router(features=math.prod(input_shape), experts=experts, settings=settings)
 
@@ -306,7 +306,7 @@ class RoutingProbe:
         self.weights: list[Tensor] = []
 
     def see(self, tokens: Tensor) -> None:
-        """Add the weights of a batch, given as the mixture's tokens."""
+        """Collect the experts' weights for a batch, which are in the tokens of the mixture."""
         self.weights.append(routing_weights(tokens))
 
     def values(self) -> dict[str, float]:

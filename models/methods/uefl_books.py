@@ -18,7 +18,7 @@ from fedsilo.models.methods.uefl import UEFLSettings
 
 
 def gaussian_codebook(codes: int, dimension: int, seed: int, book: int) -> Tensor:
-    """Draw standard normal codewords (codes, dimension), keyed on seed and book number."""
+    """Draw standard normal codewords (codes, dimension) from the seed and the book's number."""
     return torch.randn(codes, dimension, generator=generator(seed, "codebook", book))
 
 

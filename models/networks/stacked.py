@@ -277,7 +277,7 @@ class _Dropout(nn.Module):
 
 
 def default_generator(device: torch.device) -> torch.Generator:
-    """Return the generator of ``device`` that torch's functions draw from without being told."""
+    """Return the generator of ``device`` from which torch's functions draw by default."""
     if device.type == "cuda":
         return torch.cuda.default_generators[device.index or 0]
     return torch.default_generator

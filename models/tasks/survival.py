@@ -52,7 +52,7 @@ class Survival(Task):
     why_not_private = "compares patients with each other, so one patient changes others' gradients"
 
     def criterion(self) -> Callable[[Tensor, Tensor], Tensor]:
-        """Return the loss of outputs (batch, 1) and labels (batch, 2)."""
+        """Return Cox's loss, a function of outputs (batch, 1) and labels (batch, 2) to a scalar."""
         return partial_likelihood_loss
 
     def predict(self, outputs: Tensor) -> Tensor:
@@ -120,7 +120,7 @@ class Survival(Task):
         return labels[:, 1].long()
 
     def describe(self, names: Sequence[str]) -> str:
-        """Return the name of the event, as "the time to the event 'dead'"."""
+        """Describe the prediction by the event's name, as "the time to the event 'dead'"."""
         return f"the time to the event '{', '.join(names)}'"
 
     def answer_columns(self, predictions: Tensor, names: Sequence[str]) -> dict[str, list[Any]]:
@@ -128,7 +128,7 @@ class Survival(Task):
         return {"risk": predictions[:, 0].tolist()}
 
     def truth_columns(self, labels: Tensor, names: Sequence[str]) -> dict[str, list[Any]]:
-        """Return the known times and events as "time" and "event"."""
+        """Return the columns "time" and "event" (0 or 1) of the known labels."""
         return {"time": labels[:, 0].tolist(), "event": labels[:, 1].long().tolist()}
 
     def summarise(self, predictions: Tensor, names: Sequence[str]) -> str:

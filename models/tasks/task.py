@@ -99,7 +99,7 @@ class Task(ABC):
 
     @abstractmethod
     def criterion(self) -> Callable[[Tensor, Tensor], Tensor]:
-        """Return the loss: it maps a batch's network outputs and labels to a mean, a scalar."""
+        """Return the training loss, a function of a batch's outputs and labels to a scalar mean."""
 
     @abstractmethod
     def predict(self, outputs: Tensor) -> Tensor:
@@ -233,7 +233,10 @@ class Task(ABC):
         return {}
 
     def summarise(self, predictions: Tensor, names: Sequence[str]) -> str:
-        """Summarise the answers (n, ...) in a clause, such as "3 benign, 2 malignant"."""
+        """Summarise the answers (n, ...) in a clause, such as "3 benign, 2 malignant".
+
+        The default is only the names, joined by commas.
+        """
         return ", ".join(names)
 
     def stratum_names(self, names: Sequence[str]) -> list[str]:
@@ -292,9 +295,10 @@ class Task(ABC):
         return {}
 
     def limits(self, outputs: int) -> Mapping[str, tuple[float, float]]:
-        """Return the least and the largest value in a secure sum: metric of ``always`` -> bounds.
+        """Return the bounds of each metric of ``always`` in a secure sum: metric -> (least, largest).
 
-        Values beyond the bounds are clipped before they are summed.
+        Values beyond the bounds are clipped before they are summed. By default only the loss has
+        bounds, -10 and 10.
         """
         return {"loss": (-LARGEST_LOSS, LARGEST_LOSS)}
 
