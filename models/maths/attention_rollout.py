@@ -222,11 +222,11 @@ def distillation_loss(
 ) -> Tensor:
     """Compute the batch mean of the distillation loss (eq. 7), a scalar with gradient for ``maps``.
 
-    The buffer is the set of the other sites' rollout maps. For each of its maps of the sample's
-    class, the sample's loss has a term. The term is the squared distance between the sample's map
-    and the buffer's map after both are upsampled to image resolution. The sum of the terms is
-    divided by M. If the buffer has no maps of the class, the loss of the sample is 0, but the
-    sample still counts in the mean. Autocast is switched off.
+    The buffer holds the other sites' rollout maps by class. The loss of a sample is a sum over the
+    buffer's maps of its class, divided by M. Each term is the squared distance between the sample's
+    map and the buffer's map after both are upsampled to image resolution. If the buffer has no maps
+    of the class, the loss of the sample is 0, but the sample still counts in the mean. Autocast is
+    switched off.
 
     Args:
         maps: rollout maps of the batch, (batch, cells).

@@ -295,9 +295,9 @@ class Task(ABC):
         return {}
 
     def limits(self, outputs: int) -> Mapping[str, tuple[float, float]]:
-        """Return the bounds of each metric of ``always`` in a secure sum: metric -> (least, largest).
+        """Return the least and the largest value of each metric of ``always`` in a secure sum.
 
-        Values beyond the bounds are clipped before they are summed. By default only the loss has
+        Values beyond these bounds are clipped before they are summed. By default only the loss has
         bounds, -10 and 10.
         """
         return {"loss": (-LARGEST_LOSS, LARGEST_LOSS)}
