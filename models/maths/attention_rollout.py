@@ -41,7 +41,10 @@ class _MeanAttention(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor]:
-        """Compute the gradients for q and k, in their type, after computing the attention again."""
+        """Compute the gradients for q and k, for which the attention is computed again.
+
+        The gradients have the type of q and k.
+        """
         q, k = ctx.saved_tensors
         attention = attention_weights(q, k)
         # A softmax s with gradient g has the gradient s (g - sum(s g)) for its scores
@@ -54,8 +57,7 @@ class _MeanAttention(torch.autograd.Function):
 def mean_attention(q: Tensor, k: Tensor) -> Tensor:
     """Average the attention over its heads, (batch, queries, keys) float32, with little memory.
 
-    The attention is computed a second time in the backward pass instead of being kept. There is no
-    second derivative.
+    The attention is not kept for the backward pass, which computes it again.
 
     Args:
         q: queries (batch, heads, queries, c), scaled already.
@@ -66,7 +68,9 @@ def mean_attention(q: Tensor, k: Tensor) -> Tensor:
 
 
 def head_mean_without_prefix(attention: Tensor, prefix: int, renormalise: bool = True) -> Tensor:
-    """Average an attention over its heads, and drop the prompts' columns (``without_prefix``).
+    """Average an attention over its heads, and drop the prompts' columns by ``without_prefix``.
+
+    Prompts are trained keys and values in front of those of the tokens.
 
     Args:
         attention: (batch, heads, tokens, prefix + tokens), whose rows sum to 1.
@@ -80,7 +84,7 @@ def head_mean_without_prefix(attention: Tensor, prefix: int, renormalise: bool =
 
 
 def without_prefix(attention: Tensor, prefix: int, renormalise: bool = True) -> Tensor:
-    """Drop the columns of the prompts from an attention that is averaged over its heads.
+    """Drop the prompts' columns from an attention that is already averaged over its heads.
 
     Args:
         attention: (batch, tokens, prefix + tokens), whose rows sum to 1.
@@ -188,11 +192,11 @@ class BufferMoments:
 
 
 def buffer_moments(maps: Mapping[int, Tensor], classes: int, gram: Tensor) -> BufferMoments:
-    """Summarise the other sites' rollout maps by class, as ``distillation_loss`` needs them.
+    """Summarise the other sites' rollout maps of each class, for ``distillation_loss``.
 
-    For each class these are the number of maps, their mean, and their spread, the mean of |U (a -
-    mean)|^2 over the maps a, where U upsamples a map to image resolution. All are computed in
-    float64. A class without maps gets the count, mean and spread 0.
+    For each class the result has the number of maps, their mean, and their spread. The spread is
+    the mean of |U (a - mean)|^2 over the maps a, where U upsamples a map to image resolution. All
+    values are float64. A class without maps gets the count, mean and spread 0.
 
     Args:
         maps: class -> maps (n, cells); a class may be missing or empty.
@@ -218,15 +222,16 @@ def distillation_loss(
 ) -> Tensor:
     """Compute the batch mean of the distillation loss (eq. 7), a scalar with gradient for ``maps``.
 
-    The loss of a sample is a sum over the buffer's maps of its class, divided by M. Each term is
-    the squared distance between the sample's map and the buffer's map after both are upsampled to
-    image resolution. If the buffer has no maps of the class, the loss of the sample is 0, but the
-    sample still counts in the mean. Autocast is switched off.
+    The buffer holds the other sites' rollout maps by class. The loss of a sample is a sum over the
+    buffer's maps of its class, divided by M. Each term is the squared distance between the sample's
+    map and the buffer's map after both are upsampled to image resolution. If the buffer has no maps
+    of the class, the loss of the sample is 0, but the sample still counts in the mean. Autocast is
+    switched off.
 
     Args:
-        maps: rollout maps a, (batch, cells).
+        maps: rollout maps of the batch, (batch, cells).
         labels: class of each sample, (batch,) int64.
-        moments: the counts, means and spreads of the other sites' maps per class.
+        moments: the counts, means and spreads of the buffer's maps per class.
         per_site: M, the number of maps per class that a site sends at most.
     """
     # Upsampling U is linear, so |U(a - b)|^2 = (a - b)^T U^T U (a - b), and over n maps b_j

@@ -37,7 +37,7 @@ class ClassTargets(nn.Module):
 
 
 def large_classes(counts: Sequence[int], min_samples: int) -> dict[int, int]:
-    """Return class -> number of samples for the classes whose mean may leave a site.
+    """Select the classes whose mean may leave a site: class -> number of samples.
 
     ``counts`` has the number of training samples per class. Classes are numbered from 0. A class
     needs at least ``min_samples`` samples (1 or more), because a mean over few samples nearly
@@ -93,9 +93,9 @@ def class_targets(
 def class_sums(rows: Tensor, labels: Tensor, classes: int) -> Tensor:
     """Sum the rows (n, d) of each class, (classes, d).
 
-    ``labels`` (n,) int64 is the class of each row; a class without rows gets 0. The result is on
-    the CPU. Sums of int64 rows stay int64, as private releases need them; all other sums are
-    float64.
+    ``labels`` (n,) int64 is the class of each row; a class without rows gets 0. Rows, labels and
+    result are on the CPU. Sums of int64 rows stay int64, because private releases are computed in
+    whole numbers. All other sums are float64.
     """
     kind = torch.float64
     if rows.dtype == torch.int64:
@@ -112,14 +112,15 @@ def matching_loss(
 ) -> Tensor:
     """Compute the mean squared error between samples' vectors and their classes' targets.
 
-    The result is a scalar, the mean over the batch and the d coordinates, computed in float32. A
-    sample whose class lacks a target adds 0, but counts in the mean.
+    A sample's error is the mean over the d coordinates, computed in float32. A sample whose class
+    lacks a target has the error 0, but counts in the mean.
 
     Args:
         values: the samples' vectors, (batch, d), which get gradients.
         labels: the class of each sample, (batch,) int64.
         targets: the target vectors, (classes, d), and which classes have one.
-        mean: maps the samples' errors, (batch,), to the result; by default their mean.
+        mean: maps the samples' errors, (batch,), to the result. By default this is their mean, a
+            scalar.
     """
     # Such a sample still counts in the mean. Otherwise the remaining samples of its batch would
     # weigh more than in torch's mse_loss

@@ -59,9 +59,10 @@ def codebook_loss(
 ) -> Tensor:
     """Compute the codebook loss (eq. 6), a scalar: two mean squared errors over all elements.
 
-    ``codebook_weight`` weighs the term that moves only the codewords towards the tokens, and
-    ``commitment_weight`` (beta) the term that moves only the tokens. The paper prints beta on the
-    first term, but VQ-VAE and the authors' code have it on the second.
+    The codebook term, weighted by ``codebook_weight``, moves only the codewords towards the tokens.
+    The commitment term, weighted by ``commitment_weight`` (beta), moves only the tokens towards the
+    codewords. The paper prints beta on the codebook term, but VQ-VAE and the authors' code have it
+    on the commitment term.
     """
     # Each term moves one side only, because the other side is detached
     pull_codewords = nn.functional.mse_loss(codewords, tokens.detach())

@@ -44,9 +44,10 @@ class FollowUp:
         return len(self.times)
 
     def risk_sets(self) -> "RiskSets":
-        """Number the distinct times, and find each patient's time and the patients with an event.
+        """Number the distinct times, and index patients and events by time for sums over risk sets.
 
-        The times are numbered in rising order. The result also counts the events at each time.
+        The times are numbered from 0 in rising order. The result has the number of each patient's
+        time, the indices of the patients with an event, and the number of events at each time.
         """
         distinct, places = np.unique(self.times, return_inverse=True)
         places = places.reshape(-1)
@@ -89,10 +90,11 @@ class RiskSets:
         return totals
 
     def tied_shares(self, ties: Ties) -> Floats:
-        """Compute which share of the patients who die at the same time each event leaves out.
+        """Compute the share of the tied patients that each event leaves out of its risk set.
 
-        Efron's method treats d events at one time as if they followed each other: the l-th of them,
-        from 0, leaves out l / d of these d patients. Breslow's method leaves out none.
+        Tied patients have their event at the same time. Efron's method treats d tied events as if
+        they followed each other: the l-th of them, from 0, leaves out l / d of the d tied patients.
+        Breslow's method leaves out none.
 
         Returns:
             A share for each event, (events,), in the order of ``dying``: l / d by Efron, 0 by
@@ -122,7 +124,7 @@ def cox_sums(x: Floats, follow_up: FollowUp, beta: Floats) -> CoxSums:
 
     At each event, the patient with the event is compared with all patients of the hospital who are
     still at risk. ``follow_up.ties`` decides how events at the same time count: by Efron's or by
-    Breslow's method. The Hessian has the opposite sign of the second derivatives. The results of
+    Breslow's method. "Hessian" here means minus the matrix of second derivatives. The results of
     several hospitals add up.
 
     Args:
@@ -174,10 +176,10 @@ def risks_and_residuals(x: Floats, follow_up: FollowUp, beta: Floats) -> tuple[F
 
 
 def _relative_hazards(x: Floats, beta: Floats) -> tuple[Floats, Floats]:
-    """Compute each patient's log hazard x beta, shifted against overflow, and hazard.
+    """Compute each patient's log hazard x beta, shifted against overflow, and its exponential.
 
-    The shift makes the largest log hazard 0, which changes no partial likelihood. Log hazards below
-    -300 are raised to -300.
+    All log hazards are shifted by the same amount, so that the largest is 0. This changes no
+    partial likelihood. Log hazards that are then below -300 are raised to -300.
 
     Returns:
         The log hazards and their exponentials, (n,) each.
@@ -188,18 +190,18 @@ def _relative_hazards(x: Floats, beta: Floats) -> tuple[Floats, Floats]:
 
 
 def _total_risks(sets: RiskSets, weights: Floats, total: Floats, shares: Floats) -> Floats:
-    """Sum over all events each patient's probability of being the one with the event, (n,).
+    """Sum each patient's probability of being the one with the event over all events, (n,).
 
     At an event the probability is the patient's hazard divided by the total hazard of all patients
-    at risk. It is 0 if the patient is no longer at risk. At a time when the patient itself has an
-    event, it is multiplied by 1 minus the share that the event leaves out.
+    at risk. It is 0 if the patient is no longer at risk. If the patient has an event at the same
+    time, the probability is multiplied by 1 minus the share that is left out at this event.
 
     Args:
         sets: the risk sets.
         weights: the patients' hazards, (n,).
         total: the total hazard of the patients at risk at each event, (events,).
-        shares: the share of each patient that dies at the same time which each event leaves out,
-            (events,), as ``tied_shares`` computes it.
+        shares: the share of its tied patients that each event leaves out, (events,), from
+            ``tied_shares``.
     """
     places = sets.places[sets.dying]
     each = np.bincount(places, 1 / total, minlength=len(sets.deaths))

@@ -45,13 +45,17 @@ def skewed_prior(counts: Tensor) -> Tensor:
 def vacuity(alpha: Tensor) -> Tensor:
     """Compute the vacuity u = K / S from alpha (..., K): the share of missing evidence, (...).
 
-    The vacuity is above 0 and at most 1; it is 1 without evidence, because every prior sums to K.
+    S is the sum of alpha over the K classes. The vacuity is above 0 and at most 1; it is 1 without
+    evidence, because every prior sums to K.
     """
     return alpha.shape[-1] / alpha.sum(dim=-1)
 
 
 def belief(alpha: Tensor, prior: Tensor) -> Tensor:
-    """Compute the belief masses b_k = e_k / S, (..., K); with the vacuity they sum to 1."""
+    """Compute the belief masses b_k = e_k / S, (..., K); with the vacuity they sum to 1.
+
+    The evidence e is ``alpha`` minus ``prior``, and S is the sum of alpha over the K classes.
+    """
     return (alpha - prior) / alpha.sum(dim=-1, keepdim=True)
 
 
@@ -70,9 +74,10 @@ def evidential_mse(alpha: Tensor, targets: Tensor) -> Tensor:
 
 
 def dirichlet_kl(alpha: Tensor, prior: Tensor) -> Tensor:
-    """Compute KL(Dir(alpha) || Dir(prior)) (eq. 5), (...), from two tensors (..., K).
+    """Compute KL(Dir(alpha) || Dir(prior)) (eq. 5) over the last axis of two tensors (..., K).
 
-    All entries must be above 0. The result is at least 0 apart from rounding.
+    The result has the shape (...). All entries of ``alpha`` and ``prior`` must be above 0. The
+    result is at least 0 apart from rounding.
     """
     # The ratio of the two normalising constants, then the expectation of the remaining logarithm:
     # E ln p_k = digamma(alpha_k) - digamma(S)
@@ -92,7 +97,8 @@ def evidential_loss(alpha: Tensor, labels: Tensor, prior: Tensor, kl_weight: flo
     """Compute the batch mean of the evidential loss (eq. 4), a scalar.
 
     A sample's loss is ``evidential_mse`` plus ``kl_weight`` times a KL divergence from the prior.
-    In this divergence only the evidence for wrong classes counts.
+    For this divergence, the true class's parameter is replaced by its prior weight. So only the
+    evidence for wrong classes counts.
 
     Args:
         alpha: parameters of the Dirichlet distributions, (batch, K).

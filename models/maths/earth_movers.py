@@ -48,8 +48,8 @@ EXACTING = Sinkhorn(regularisation=0.002, tolerance=1e-4, steps=50_000)
 def pooled_tokens(maps: Tensor, side: int) -> Tensor:
     """Convert maps (batch, rows, columns, channels) to tokens (batch, n, channels), row by row.
 
-    A side of the map that is longer than ``side`` is first average-pooled to this length. A shorter
-    side stays. A ``side`` of 0 means no pooling.
+    If a side of the map is longer than ``side``, adaptive average pooling first reduces it to this
+    length. A shorter side stays. A ``side`` of 0 means no pooling.
     """
     rows, columns = maps.shape[1:3]
     if side and max(rows, columns) > side:
@@ -101,11 +101,11 @@ def closeness(u: Tensor, v: Tensor, solver: str = "pot", *, differentiable: bool
     Args:
         u: the student's tokens, (batch, n, channels).
         v: the teacher's tokens, (batch, n, channels).
-        solver: ``pot`` is exact. ``sinkhorn`` has entropic regularisation, 0.02 for a constant and
-            0.002 for gradients, and warns if it misses its tolerance. ``cvxpylayers`` solves the
-            linear program with quadratic smoothing.
+        solver: ``pot`` is exact. ``sinkhorn`` adds an entropy term, of weight 0.002 with
+            ``differentiable`` and of 0.02 otherwise, and warns if it misses its tolerance.
+            ``cvxpylayers`` solves the linear program with quadratic smoothing.
         differentiable: whether gradients reach u and v. They come from the dual variables of the
-            optimal value, or for cvxpylayers from its optimality conditions. Without gradients the
+            optimal value, or for ``cvxpylayers`` from its optimality conditions. If False, the
             result is a constant, as eq. 2 uses it.
 
     Raises:

@@ -49,8 +49,8 @@ def local_centroids(
         seed: seed of K-means' first centres.
         min_count: centres that are means of fewer rows of ``features`` than this are left out.
         each: number of rows per sample.
-        min_samples: centres whose effective number of samples is below this are left out: a
-            coordinate where all patients but one have 0 would reveal that patient. 1 for no check.
+        min_samples: centres whose effective number of samples is below this are left out. A centre
+            that rests almost wholly on one patient would reveal that patient. 1 for no check.
 
     Returns:
         The centres float32 and the number of rows of each; both may be empty.
@@ -98,8 +98,8 @@ def merge_centroids(parts: list[Centroids], clusters: int, seed: int) -> FloatAr
     count. Otherwise they are concatenated in the order of ``parts`` and returned unchanged.
 
     Args:
-        parts: the centroids of each silo, at least one silo; the order decides ties and the last
-            bits.
+        parts: the centroids of each silo, at least one silo. In K-means their order can change only
+            ties and the last bits of the result.
         clusters: the largest number of centres.
         seed: decides K-means' first centres.
     """

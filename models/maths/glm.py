@@ -125,10 +125,11 @@ class Moments:
 
 
 def moments_of(values: Floats) -> Moments:
-    """Count and sum the values of each column, as the means and deviations of all sites need them.
+    """Compute the count, sum and sum of squares of each column's values.
 
+    These moments add up over sites, and the totals give the means and deviations over all sites.
     NaN in ``values`` (n, columns) marks a missing value, which is not counted and adds 0 to the
-    sums.
+    sums. The result also has n, the number of patients.
     """
     missing = np.isnan(values)
     known = np.where(missing, 0.0, values)
@@ -185,8 +186,9 @@ def weights_and_residuals(
 def log_likelihood(family: Family, x: Floats, y: Floats, beta: Floats) -> float:
     """Compute the log-likelihood of outcomes ``y`` (n,) with columns ``x`` (n, k) at ``beta`` (k,).
 
-    For a linear model the result is minus half the sum of squared residuals. Any family other than
-    'linear' and 'logistic' counts as 'poisson'; Cox's model uses ``cox_sums`` instead.
+    For a linear model the result is only minus half the sum of squared residuals. For the other
+    families it includes all constants. Any family other than 'linear' and 'logistic' counts as
+    'poisson'. Cox's model uses ``cox_sums`` instead.
     """
     eta = x @ beta
     if family == "linear":
@@ -201,11 +203,14 @@ def log_likelihood(family: Family, x: Floats, y: Floats, beta: Floats) -> float:
 def sums_at(family: Family, x: Floats, y: Outcomes, beta: Floats) -> GLMSums:
     """Compute the sums over a hospital's patients that a step of Newton's method needs.
 
+    These are the log-likelihood (the objective), the number of patients, the sum of their outcomes,
+    the gradient, and minus the second derivatives (the Hessian).
+
     Args:
         family: the family of the model.
         x: (n, k), with a first column of 1 unless the family is Cox's.
         y: the outcomes of n patients. If they are a ``FollowUp``, the sums are computed for Cox's
-            model.
+            model, and the sum of outcomes is the number of events.
         beta: the coefficients at which the sums are computed, (k,).
     """
     if isinstance(y, FollowUp):
@@ -257,11 +262,11 @@ def start_from(family: Family, moments: Moments, size: int) -> Floats:
 
 
 def find_redundant(hessian: Floats) -> list[int]:
-    """Return the indices of the columns that the columns before them determine, ascending.
+    """Return the indices of columns that are linear combinations of earlier columns, ascending.
 
-    A column is redundant if, weighted as in the Hessian, the columns before it explain all but 1e-7
-    of its sum of squares around the mean. A constant column is determined by the intercept, which
-    has index 0.
+    A column is redundant if the columns before it explain all but 1e-7 of its sum of squares,
+    weighted as in the Hessian. A constant column is redundant after the intercept, which has index
+    0.
     """
     scale = np.sqrt(np.maximum(np.diag(hessian), 1e-300))
     left = hessian / np.outer(scale, scale)
@@ -279,10 +284,10 @@ def find_redundant(hessian: Floats) -> list[int]:
 def fit_alone(family: Family, x: Floats, y: Outcomes, rounds: int = 30) -> tuple[Floats, Floats]:
     """Fit a model to the patients of only one hospital, by Newton's method.
 
-    The steps begin at the coefficients of ``start_from``. They have converged if no coefficient
-    changes by 1e-9 times (1 + the largest one) or more, in absolute values. They are given up if
-    the absolute value of a coefficient other than the intercept exceeds 12, or after ``rounds``
-    steps.
+    The first step starts at the coefficients of ``start_from``. The fit has converged if no
+    coefficient changes by 1e-9 times (1 + the largest one) or more, in absolute values. It fails if
+    the absolute value of a coefficient other than the intercept exceeds 12, or if it has not
+    converged after ``rounds`` steps.
 
     Args:
         family: the family.
@@ -296,8 +301,7 @@ def fit_alone(family: Family, x: Floats, y: Outcomes, rounds: int = 30) -> tuple
 
     Raises:
         UndeterminedError: the outcomes are all alike (in Cox's model: no event), a column is
-            redundant, or the steps do not converge, for example because a column separates the
-            outcomes.
+            redundant, or the fit fails, for example because a column separates the outcomes.
         LinAlgError: the Hessian of a step is singular.
     """
     sums = sums_at(family, x, y, np.zeros(x.shape[1]))
@@ -324,7 +328,7 @@ def fit_alone(family: Family, x: Floats, y: Outcomes, rounds: int = 30) -> tuple
 
 
 def dispersion(family: Family, sums: GLMSums) -> float:
-    """Return the factor by which the inverse Hessian becomes the coefficients' covariance.
+    """Return the factor that turns the inverse Hessian into the coefficients' covariance.
 
     In a linear model it is the residual variance with n - k degrees of freedom. In any other model
     it is 1.

@@ -39,10 +39,10 @@ class Units:
     def transformation(self) -> Floats:
         """Build the matrix (k, k) that converts coefficients to the columns' own units.
 
-        The coefficients are for standardised columns. Each is divided by its column's deviation. If
-        there is an intercept, the result also takes the columns' centres out of the intercept and
-        is scaled by the outcome's deviation. The outcome's centre is not added here; the caller
-        adds it to the intercept.
+        The given coefficients are for standardised columns. Each is divided by its column's
+        deviation. If there is an intercept, the matrix also removes the effect of the columns'
+        centres from it, and multiplies all coefficients by the outcome's deviation. The outcome's
+        centre is not part of the matrix: the caller adds it to the intercept.
         """
         if not self.has_intercept:
             return np.diag(1 / self.deviations)
@@ -74,8 +74,9 @@ def results_document(fitted: Fitted, units: Units) -> dict[str, Any]:
     """Build the content of fit.json: the results of a regression over all sites.
 
     Args:
-        fitted: the regression in the units of standardised columns.
-        units: these units, by which the results are converted to the columns' own.
+        fitted: the regression, with coefficients of standardised columns.
+        units: the centres and deviations of the columns, by which the results are converted to the
+            columns' original units.
 
     Returns:
         A dictionary of JSON values:
@@ -83,9 +84,9 @@ def results_document(fitted: Fitted, units: Units) -> dict[str, Any]:
         - 'family' and 'patients' (their number); 'events' for logistic and Cox's models.
         - 'log-likelihood', and 'aic', which is 2 k - 2 log-likelihood for k coefficients.
         - 'coefficients': a row for each coefficient (``_coefficients``).
-        - Only if the sites sent fits of their own: 'heterogeneity', a row for each column that
-          compares the sites' coefficients (``_heterogeneity``), and 'sites-without-fit', the names
-          of the sites whose patients determine no fit.
+        - Only if the sites also sent fits to their own patients: 'heterogeneity', a row for each
+          column that compares the sites' coefficients (``_heterogeneity``), and
+          'sites-without-fit', the names of the sites whose patients determine no fit.
     """
     sums, size = fitted.sums, len(fitted.beta)
     likelihood = _log_likelihood(fitted, units)
@@ -128,7 +129,7 @@ def _coefficients(fitted: Fitted, units: Units) -> Iterator[dict[str, Any]]:
     and the normal distribution in all others.
 
     For all but linear models there are also 'ratio-estimate', 'ratio-low' and 'ratio-high', the
-    exponentials of these values, such as odds ratios.
+    exponentials of 'estimate', 'low' and 'high'. In a logistic model they are odds ratios.
     """
     matrix, sums = units.transformation(), fitted.sums
     beta = matrix @ fitted.beta
@@ -165,11 +166,12 @@ def _ratio(value: float) -> float:
 
 
 def _heterogeneity(fitted: Fitted, units: Units) -> Iterator[dict[str, Any]]:
-    """Yield a row for each column that compares the sites' own coefficients, in the column's unit.
+    """Yield a row for each column, to compare the coefficients that the sites fitted alone.
 
-    Its keys are 'name' and 'sites', which has 'estimate' and 'standard-error' for each site with a
-    fit of its own. If there are at least two such sites, the row also has the attributes of
-    ``CombinedEffects``, with dashes in their names. The intercept has no row.
+    The keys of a row are 'name' and 'sites', which has 'estimate' and 'standard-error' for each
+    site whose patients determine a fit. Both are in the column's own unit. If there are at least
+    two such sites, the row also has the attributes of ``CombinedEffects``, with '-' for '_' in
+    their names. The intercept has no row.
     """
     first = int(units.has_intercept)
     for place in range(first, len(fitted.names)):

@@ -105,7 +105,9 @@ def first_progress(model: FittedModel) -> FitProgress:
 
 
 def next_progress(model: FittedModel, progress: P, vector: Floats | None) -> P:
-    """Work out a regression's next question from the total that answers the question before.
+    """Work out a regression's next question from the hospitals' total for the question before.
+
+    A question asks all hospitals for sums over their patients, at given units and coefficients.
 
     - If ``vector`` is None, the same question is asked again with a 16 times larger ``scale``.
     - While ``beta`` is empty, the total has moments. They give better units or, once the units fit,
@@ -147,16 +149,15 @@ def differs(asked: FitProgress, expected: FitProgress, vector: Floats | None) ->
     """Tell whether the server's question differs from the expected one by more than rounding.
 
     A hospital that works out the questions itself refuses any other question. Units and scale must
-    be equal: they come from single operations, which all machines round alike, and units are
-    rounded to float32. For coefficients, each element of H d must be within 1e-12 of the largest
-    possible size, where d is their difference and H the last Hessian. A solver on another machine
-    keeps to this bound, but not to a bound on d, which grows if columns are nearly collinear. NaN
-    counts as a difference.
+    be equal, because all machines compute them alike. Coefficients may differ by rounding: with d
+    as their difference and H as the last Hessian, each element of H d must be within 1e-12 of its
+    largest possible size. A solver on another machine keeps to this bound even if columns are
+    nearly collinear, which makes d itself large. NaN counts as a difference.
 
     Args:
         asked: the question; only its units, coefficients and scale are compared.
         expected: the question that follows from the total before.
-        vector: this total, if it has a Hessian; None to use the identity as H.
+        vector: this total, if it has a Hessian. If None, H is the identity.
     """
     ours, theirs = np.array(expected.beta), np.array(asked.beta)
     exact = [(asked.centers, expected.centers), (asked.deviations, expected.deviations)]
@@ -222,13 +223,14 @@ def _find_units(model: FittedModel, progress: P, moments: Moments) -> P:
 def _step(model: FittedModel, progress: P, sums: GLMSums) -> P:
     """Take a step of Newton's method, or halve the last step if it was too long.
 
-    The last step was too long if the objective is now lower than before that step. The new
-    coefficients are then halfway between the coefficients now and before the step. Otherwise a
-    full step is taken. If the full step is very small, the coefficients have converged, and the
-    result has the final ``sums``.
+    The last step was too long if it lowered the objective by more than rounding. The new
+    coefficients are then halfway between the coefficients now and before the step. Otherwise a full
+    step is taken. The fit has converged if the full step changes no coefficient by 1e-8 times (1 +
+    the largest one) or more, in absolute values. The result then has the final ``sums``.
 
     Raises:
         FitError: a coefficient is beyond what data can determine.
+        LinAlgError: the Hessian is singular.
     """
     beta = np.array(progress.beta)
     # Near the optimum, rounding alone may lower the objective; no step is halved for that
@@ -292,7 +294,8 @@ def redundant_fault(names: Sequence[str], hessian: Floats) -> str:
 
     Args:
         names: the coefficients' names, in the order of the Hessian's rows.
-        hessian: the Hessian over all patients, (k, k). ``find_redundant`` finds the columns by it.
+        hessian: the Hessian over all patients, (k, k), in which ``find_redundant`` finds the
+            columns.
 
     Returns:
         One line for the error, with the names of these columns; empty if there are none.

@@ -17,8 +17,8 @@ def predictive_entropy(probabilities: Tensor) -> Tensor:
 def only_dropout_active(module: nn.Module, dropout: bool = True) -> Iterator[None]:
     """Put ``module`` in eval mode except for its dropout layers, inside a ``with`` block.
 
-    The modes of all layers are restored at the end. Dropout layers with the attribute
-    ``only_trains`` are in eval mode too. If ``dropout`` is False, all dropout layers are.
+    If ``dropout`` is False, the dropout layers are in eval mode too. Those with the attribute
+    ``only_trains`` always are. The modes of all layers are restored at the end.
     """
     # module.train() would let batch norm learn from test batches. With only module.eval(), all
     # passes would be identical, as they are in UEFL's published code

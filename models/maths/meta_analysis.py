@@ -47,8 +47,8 @@ def combine_effects(estimates: Sequence[float], errors: Sequence[float]) -> Comb
 
     The fixed effect is the mean weighted by 1 / variance. The random effect also has the variance
     between hospitals, tau², in its weights; tau² is DerSimonian and Laird's estimate, at least 0.
-    Cochran's Q is compared with a chi-squared distribution with one degree of freedom less than
-    there are hospitals.
+    The p value of Cochran's Q comes from a chi-squared distribution. Its degrees of freedom are the
+    number of hospitals minus 1.
 
     Args:
         estimates: the coefficient at each hospital.

@@ -76,10 +76,10 @@ def batch_of(samples: int, settings: CommonSettings) -> int:
 
 
 def steps_of_round(settings: CommonSettings, samples: int) -> int:
-    """Return the optimiser steps per round at a site with ``samples`` training samples.
+    """Return the number of optimiser steps per round at a site with ``samples`` training samples.
 
-    If 'train.epoch-steps' is set, they are 'train.pace'. Otherwise they are 'train.local-steps' or,
-    if that is 0, the steps of 'train.local-epochs' epochs. The last batch of an epoch may be
+    If 'train.epoch-steps' is set, the number is 'train.pace'. Otherwise it is 'train.local-steps'
+    or, if that is 0, the steps of 'train.local-epochs' epochs. The last batch of an epoch may be
     smaller.
     """
     if settings.epoch_steps:

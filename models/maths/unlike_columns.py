@@ -110,8 +110,9 @@ class UnlikeColumn:
     def relation(self) -> str:
         """Describe in words how the site's mean differs from the other mean, without numbers.
 
-        The text is "far from", "less than a fifth of" or "more than five times". Numbers are left
-        out because the mean of a few values would reveal a count.
+        If the absolute means differ by a factor of five or more, the text is "less than a fifth of"
+        or "more than five times". Otherwise it is "far from". Numbers are left out because the mean
+        of a few values would reveal a count.
         """
         if _ratio(self.mean, self.others) < _FACTOR:
             return "far from"
@@ -125,9 +126,12 @@ def compare_sites(
 ) -> list[UnlikeColumn]:
     """Find the columns whose values at one site differ so much that the unit may differ.
 
-    The two rules at the top of this file decide. Either the means differ by a factor of five or
-    more (with a further condition), or they are more than three standard deviations apart and a
-    known change of unit converts one to the other.
+    A column differs in either of two cases (``_is_unlike``):
+
+    - The means differ by a factor of five or more. In addition, they are more than one standard
+      deviation apart, or the deviations differ by about the same factor.
+    - The means are more than three standard deviations apart, and a known change of unit converts
+      one to the other.
 
     A site is compared with one other site: the site with the median mean among all other sites. So
     one odd site does not make all sites look odd. If two sites are in the middle, the one with the
@@ -191,9 +195,12 @@ def compare_with(
 ) -> list[UnlikeColumn]:
     """Find the columns whose values at a site differ from pooled or declared statistics.
 
-    The two rules at the top of this file decide. Either the means differ by a factor of five or
-    more (with a further condition), or they are more than three standard deviations apart and a
-    known change of unit converts one to the other.
+    A column differs in either of two cases (``_is_unlike``):
+
+    - The means differ by a factor of five or more. In addition, they are more than one standard
+      deviation apart, or the deviations differ by about the same factor.
+    - The means are more than three standard deviations apart, and a known change of unit converts
+      one to the other.
 
     Three kinds of columns are skipped: levels of a category (names with '='), columns with too few
     values, and columns that have only 0 and 1 at this site if the other mean is from 0 to 1.

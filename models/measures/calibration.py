@@ -18,10 +18,10 @@ from torch import Tensor
 
 
 def rows_needed(coverage: float) -> int:
-    """Return the smallest number of calibration samples that gives a finite threshold.
+    """Return the fewest calibration samples that give a finite conformal ``threshold``.
 
-    ``coverage``, above 0 and below 1, is the wanted share of sets that contain the true class. For
-    0.9 the result is 9, because with 8 samples the threshold would be infinite.
+    ``coverage``, above 0 and below 1, is the wanted share of prediction sets that contain the true
+    class. For 0.9 the result is 9, because with 8 samples the threshold would be infinite.
     """
     # The smallest n with ceil((n + 1) coverage) <= n; see ``_rank`` for the tolerance
     return math.ceil(coverage / (1 - coverage) - 1e-9)
@@ -38,8 +38,10 @@ def conformity_scores(probabilities: Tensor, labels: Tensor) -> Tensor:
 def threshold(scores: Tensor, coverage: float) -> float:
     """Return the conformal threshold: the ceil((n + 1) coverage)-th smallest score.
 
-    ``scores`` (n,) are ascending. With fewer than ``rows_needed`` scores the threshold is infinite,
-    because then only the set of all classes is certain to contain the true class.
+    The prediction set of a sample has the classes whose score, 1 minus their probability, is at
+    most the threshold. ``scores`` (n,) are those of the calibration samples' true classes,
+    ascending. With fewer than ``rows_needed`` scores the threshold is infinite, because then only
+    the set of all classes is certain to contain the true class.
     """
     # n + 1 and not n: the new sample is one more that could have any rank among the scores
     rank = _rank(len(scores), coverage)
@@ -84,8 +86,9 @@ _SMALLEST = 1e-12  # least probability, as in the reported losses
 def apply_temperature(probabilities: Tensor, temperature: float) -> Tensor:
     """Rescale class probabilities (n, classes) by a temperature above 0; the result is float64.
 
-    A temperature above 1 makes probabilities less certain, below 1 more certain. Probabilities
-    below 1e-12 count as 1e-12.
+    The logarithms of the probabilities are divided by the temperature, and a softmax follows. A
+    temperature above 1 makes probabilities less certain, below 1 more certain. Probabilities below
+    1e-12 count as 1e-12.
     """
     logits = probabilities.double().clamp_min(_SMALLEST).log() / temperature
     return torch.softmax(logits, dim=1)

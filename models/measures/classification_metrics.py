@@ -13,7 +13,9 @@ CALIBRATION_BINS = 15
 
 
 def bin_counts(values: Tensor, right: Tensor, bins: int) -> dict[str, float]:
-    """Count samples and right predictions in bins of equal width over a certainty from 0 to 1.
+    """Count the samples and the right predictions in each of ``bins`` ranges of certainty.
+
+    The bins divide 0 to 1 into equal widths.
 
     Args:
         values: the certainty of each sample, (n,). A value on an edge falls in the upper bin, and 1
@@ -42,8 +44,8 @@ def bin_counts(values: Tensor, right: Tensor, bins: int) -> dict[str, float]:
 def calibration_error(probabilities: Tensor, labels: Tensor, bins: int) -> float:
     """Compute the expected calibration error over bins of the largest probability, 0 to 1.
 
-    The error is the mean gap between confidence and accuracy in a bin, weighted by the samples in
-    the bin.
+    In each bin, the gap is the absolute difference between the accuracy and the mean largest
+    probability. The error is the mean gap, weighted by the samples in the bins.
 
     Args:
         probabilities: (n, classes), rows summing to 1.
@@ -67,8 +69,8 @@ def calibration_error(probabilities: Tensor, labels: Tensor, bins: int) -> float
 def roc_auc(scores: Tensor, positive: Tensor) -> Tensor:
     """Compute the area under the ROC curve by the trapezoidal rule, a scalar in 0..1.
 
-    Samples with equal scores share one threshold, so a positive and a negative sample with equal
-    scores count as half.
+    Samples with equal scores share one threshold. So a pair of a positive and a negative sample
+    with equal scores counts as half right.
 
     Args:
         scores: (n,), larger for samples that are more likely positive.

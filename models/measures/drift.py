@@ -7,10 +7,10 @@ LARGE = 0.25  # the usual limit of PSI (Siddiqi, Credit Risk Scorecards, 2006)
 
 
 def population_stability_index(expected: Sequence[int], observed: Sequence[int]) -> float:
-    """Compute the PSI between new and training samples: the sum of (a - e) ln(a / e) over cells.
+    """Compute the population stability index (PSI), which measures the drift of new samples.
 
-    The PSI is 0 for equal shares. An empty cell counts as half a sample, because the PSI would
-    otherwise be infinite.
+    The PSI is the sum of (a - e) ln(a / e) over the cells of a histogram. It is 0 for equal shares.
+    A cell without samples counts as half a sample, because the PSI would otherwise be infinite.
 
     Args:
         expected: training samples in each cell, whose shares are e.

@@ -12,8 +12,8 @@ from fedsilo.models.measures.classification_metrics import average_precision, ro
 def mean_over_findings(probabilities: Tensor, present: Tensor) -> dict[str, float]:
     """Average the AUC and the average precision over the findings.
 
-    A finding counts only if some samples have it and others lack it, because both metrics are
-    undefined otherwise.
+    A finding is a label that each sample has or lacks. It counts only if some samples have it and
+    others lack it, because both metrics are undefined otherwise.
 
     Args:
         probabilities: the probability of each finding, (n, findings).
@@ -39,8 +39,9 @@ def mean_over_findings(probabilities: Tensor, present: Tensor) -> dict[str, floa
 def finding_counts(probabilities: Tensor, present: Tensor, minimum: int) -> dict[str, float]:
     """Compute the number of samples with each finding, and the finding's AUC, as metrics by name.
 
-    The names are ``finding.<k>.count`` and ``finding.<k>.auc``, with k from 0. A finding that fewer
-    than ``minimum`` samples have, or that fewer than ``minimum`` lack, is left out.
+    A finding is a label that each sample has or lacks. The names are ``finding.<k>.count`` and
+    ``finding.<k>.auc``, with k from 0. A finding that fewer than ``minimum`` samples have, or that
+    fewer than ``minimum`` lack, is left out.
 
     Args:
         probabilities: the probability of each finding, (n, findings).

@@ -69,10 +69,10 @@ def of_auc(auc: float, positives: int, negatives: int) -> Interval | None:
 def of_mean(
     values: Sequence[float], low: float = -math.inf, high: float = math.inf
 ) -> Interval | None:
-    """Compute Student's 95 % t interval of a mean over seeds; None for fewer than two values.
+    """Compute Student's 95 % t interval for the mean of ``values``, such as one value per seed.
 
-    Equal values give an interval of length 0. The interval is clipped to ``low`` and ``high``, the
-    range of possible values.
+    The result is None for fewer than two values. Equal values give an interval of length 0. The
+    interval is clipped to ``low`` and ``high``, the range of possible values.
     """
     from scipy.stats import t
 

@@ -35,8 +35,8 @@ def overall_metrics(predicted: Tensor, masks: Tensor, classes: int) -> dict[str,
     - ``surface-distance``: the average distance between the outlines, in pixels.
     - ``hausdorff-95``: the 95 % Hausdorff distance between the outlines, in pixels.
 
-    A class that no image has, in neither mask, is left out of the means. If that holds for all
-    classes but the background, the result is empty.
+    Only classes that occur in a predicted or a true mask are averaged, without the background. If
+    there is no such class, the result is empty.
 
     Args:
         predicted: each pixel's predicted class, (n, h, w).

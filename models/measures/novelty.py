@@ -115,8 +115,9 @@ class Familiar:
         - ``values`` (k, f): the score of each value, by ``Seen.beyond``. Imputed values have 0. If
           ``seen`` is empty (features of a network), all values have 0.
         - ``distance`` (k,): each sample's Mahalanobis distance to the nearest group mean, divided
-          by ``reach``.
-        - ``missing`` (k,): the surprise of each sample's missing values, divided by ``lacking``. It
+          by ``reach``, the distance within which 99 % of the training samples are.
+        - ``missing`` (k,): the surprise of each sample's missing values, the sum of -ln(rate) over
+          them. It is divided by ``lacking``, which 99 % of the training samples do not exceed. It
           is 0 for a sample without missing values.
 
         Args:

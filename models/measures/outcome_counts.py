@@ -98,9 +98,10 @@ class Bin:
 
 
 def bins(metrics: Iterable[Mapping[str, float]], family: str) -> list[Bin]:
-    """Sum the bins of one family over all sites; return the bins that are not empty, lowest first.
+    """Sum the bins of one family over all sites, and return those with samples, lowest first.
 
-    The counts may be noisy, so the right answers of a bin are limited to its count.
+    A family divides the predictions by one kind of certainty. The counts may be noisy, so the right
+    answers of a bin are limited to its count. The mean of a bin is weighted by the counts.
 
     Args:
         metrics: metric -> value, for each site.

@@ -8,7 +8,8 @@ def overlaps(predicted: Tensor, masks: Tensor) -> Tensor:
     """Count the right and wrong pixels of each image by kind, (n, 4) int64.
 
     The columns are true positive, false positive, true negative and false negative pixels.
-    ``predicted`` and the true ``masks`` are (n, h, w), 1 on the catheter.
+    ``predicted`` and the true ``masks`` are (n, h, w). Pixels of the object to find, such as a
+    catheter, are not 0.
     """
     found, true = predicted.bool().flatten(1), masks.bool().flatten(1)
     pixels = torch.stack([found & true, found & ~true, ~found & ~true, ~found & true])
@@ -27,10 +28,13 @@ def image_dice(counts: Tensor) -> Tensor:
 def segmentation_metrics(predicted: Tensor, masks: Tensor) -> dict[str, float]:
     """Compute metrics of predicted binary masks (n, h, w), by name; leave out undefined ones.
 
-    With P and T the predicted and true pixels of the catheter, ``dice`` is 2 |P and T| / (|P| +
-    |T|) and ``jaccard`` is |P and T| / |P or T|, averaged over the images where P or T is not
-    empty. ``dice-pooled`` is the Dice score over all pixels of all images. ``miou`` is the mean of
-    the pooled Jaccard scores of background and catheter; an undefined one is left out of the mean.
+    P and T are the predicted and the true pixels of the object to find, such as a catheter.
+
+    - ``dice``: 2 |P and T| / (|P| + |T|), averaged over the images where P or T is not empty.
+    - ``jaccard``: |P and T| / |P or T|, averaged over the same images.
+    - ``dice-pooled``: the Dice score over all pixels of all images.
+    - ``miou``: the mean of the pooled Jaccard scores of background and object. An undefined score
+      is left out of the mean.
     """
     counts = overlaps(predicted, masks)
     dice = image_dice(counts)

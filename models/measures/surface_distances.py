@@ -34,17 +34,17 @@ class SurfaceDistances:
 def surface_distances(predicted: Mask, truth: Mask) -> SurfaceDistances | None:
     """Measure how far apart the outlines of a predicted and a true mask (h, w) are, in pixels.
 
-    The outline of a mask is its pixels that touch a pixel outside the mask by a side, or the edge
-    of the image. For each pixel of either outline, the distance to the nearest pixel of the other
-    outline is measured.
+    A pixel of a mask belongs to its outline if it shares a side with a pixel outside the mask, or
+    with the edge of the image. For each pixel of either outline, the distance to the nearest pixel
+    of the other outline is measured.
 
     If only one mask is empty, both results are the length of the image's diagonal. So a model that
     finds nothing does not have better distances than a model that misses by a little.
 
     Returns:
         ``average``, the mean of the measured distances over the pixels of both outlines, and
-        ``percentile_95``, the 95 % Hausdorff distance: the larger one of the two 95th percentiles,
-        one for the pixels of each outline. None if both masks are empty.
+        ``percentile_95``, the 95 % Hausdorff distance. For the latter, the 95th percentile is taken
+        for the pixels of each outline, and the larger one counts. None if both masks are empty.
     """
     found, exists = bool(predicted.any()), bool(truth.any())
     if not found and not exists:
@@ -68,7 +68,10 @@ def _outline(mask: Mask) -> Mask:
 
 
 def _distances_to(outline: Mask) -> Distances:
-    """Return each pixel's distance to the nearest pixel of a non-empty outline, (h, w), pixels."""
+    """Compute each pixel's distance to the nearest pixel of a non-empty outline, (h, w).
+
+    The unit is pixels. Pixels of the outline have the distance 0.
+    """
     # Imported here, because light commands do not measure masks
     from scipy.ndimage import distance_transform_edt
 

@@ -93,8 +93,9 @@ def read_curve(values: Mapping[str, float]) -> list[CurvePoint]:
 def round_times(longest: float, most: int) -> Floats:
     """Return rising round times up to ``longest``, at most ``most`` of them.
 
-    The step is 1, 2 or 5 times a power of ten, the smallest that makes few enough times. The result
-    is empty if ``longest`` is 0.
+    The times are the multiples of a step, which is 1, 2 or 5 times a power of ten. It is the
+    smallest such step with which ``most`` times reach ``longest``. The result is empty if
+    ``longest`` is 0.
     """
     if longest <= 0:
         return np.zeros(0)

@@ -42,15 +42,15 @@ class SurvivalCurve:
     events: Floats
 
     def at(self, times: Floats) -> Floats:
-        """Return the survival at ``times`` (m,); an event at such a time counts."""
+        """Return the survival at ``times`` (m,), after the events at each time."""
         return self._steps(times, "right")
 
     def before(self, times: Floats) -> Floats:
-        """Return the survival just before ``times`` (m,), without the events at such a time."""
+        """Return the survival just before ``times`` (m,), without the events at each time."""
         return self._steps(times, "left")
 
     def band(self) -> tuple[Floats, Floats]:
-        """Return low and high ends of the 95 % interval of ``survival``, (k,) each.
+        """Return the lower and upper ends of the 95 % interval of ``survival``, (k,) each.
 
         The interval is symmetric on the scale log(-log S), so it stays between 0 and 1. Where the
         survival is exactly 0 or 1, both ends equal the survival.
@@ -178,8 +178,8 @@ def brier_score(times: Floats, events: Floats, survival: Floats, horizons: Float
     0 for a patient whose event came at or before the time and 1 for a patient who is followed
     beyond it. A patient with the event has the weight 1 / G just before the event, and a patient
     who is followed beyond the time has 1 / G at the time. G is the Kaplan-Meier estimate of being
-    uncensored, at least 1e-12. Patients who are censored by then add 0, but count in the mean; the
-    weights make up for them.
+    uncensored, at least 1e-12. A patient who was censored at or before the time adds 0, but counts
+    in the mean; the weights make up for these patients.
 
     Args:
         times: the time to the event or to censoring, (n,).
@@ -218,7 +218,7 @@ def integrated_brier_score(times: Floats, events: Floats, risks: Floats) -> floa
     Args:
         times: the time to the event or to censoring, (n,).
         events: 1 for an event, 0 if censored, (n,).
-        risks: log hazard ratios, (n,).
+        risks: log hazard ratios, (n,). A risk further than 50 from the mean risk counts as 50 away.
 
     Returns:
         0 or more, lower is better; None if fewer than two such times exist.

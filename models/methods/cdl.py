@@ -47,10 +47,10 @@ class CDLSettings(MatchaSettings):
 def divergence(
     predicted: Tensor, target: Tensor, mean: Callable[[Tensor], Tensor] = torch.mean
 ) -> Tensor:
-    """Compute H, the batch mean of KL(predicted || target).
+    """Compute H, the mean over a batch of KL(predicted || target) between class probabilities.
 
     ``predicted`` and ``target`` are logits (batch, classes), and both get gradients. ``mean`` maps
-    the samples' divergences (batch,) to the result; by default a scalar.
+    the samples' divergences (batch,) to the result. By default this is their mean, a scalar.
     """
     own, other = predicted.float().log_softmax(dim=1), target.float().log_softmax(dim=1)
     # The expectation is over ``predicted``; torch's kl_div takes it over the target
@@ -60,11 +60,15 @@ def divergence(
 def contrastive_divergence(
     main: Tensor, support: Tensor, beta: float, mean: Callable[[Tensor], Tensor] = torch.mean
 ) -> Tensor:
-    """Compute beta * H(main, support) + (1 - beta) * H(support, main).
+    """Compute the loss beta * H(main, support) + (1 - beta) * H(support, main) of a silo.
 
-    In each term only the first argument gets a gradient. ``main`` and ``support`` are the logits
-    (batch, classes) of a silo's two models; ``beta`` is above 0 and at most 1; ``mean`` is that of
-    ``divergence``.
+    H is ``divergence``. In each term only the first argument gets a gradient.
+
+    Args:
+        main: logits of the silo's main model, (batch, classes).
+        support: logits of the silo's support model, (batch, classes).
+        beta: above 0 and at most 1.
+        mean: maps the samples' divergences (batch,) to the result. By default this is their mean.
     """
     # Each target is a constant for autograd. So the first term trains only the main model and the
     # second only the support model, as in the paper's updates

@@ -56,9 +56,9 @@ class DisTransSettings(OwnSettings):
     )
 
     def check(self, common: CommonSettings, is_table: bool) -> None:
-        """Check that the network's head can be doubled, as far as the settings show.
+        """Check that the network is no classifier of timm, whose head cannot be doubled.
 
-        Other networks are checked when they are built, by ``double_channels``.
+        All other networks are checked when they are built, by ``double_channels``.
 
         Args:
             common: the run's common settings.
@@ -72,7 +72,7 @@ class DisTransSettings(OwnSettings):
 
 
 def no_head_to_double(common: CommonSettings) -> SettingError:
-    """Build the error that DisTrans cannot double the head of the run's network.
+    """Build the error for a network whose head DisTrans cannot double.
 
     DisTrans replaces the last linear layer of a head by one that reads two channels. So it needs
     one of fedsilo's own networks, or a ``TokenClassifier`` whose head ends in a linear layer. The
@@ -124,7 +124,8 @@ def from_pixels(pixels: Tensor, settings: CommonSettings) -> Tensor:
 def first_offset(settings: CommonSettings, shape: tuple[int, ...], *key: str) -> Tensor:
     """Draw a site's initial offset, (pixels, 1), uniform over the range of the network's inputs.
 
-    The same seed and ``key`` give the same offset.
+    The offset is the trained shift of a site's images. It has one number for each pixel of each
+    channel. The same seed and ``key`` give the same offset.
 
     Args:
         settings: the run's settings: its seed, and whether it trains on raw pixels.
@@ -290,6 +291,6 @@ class OffsetEmbedding(nn.Module):
 
 
 def build_embedding(seed: int, classes: int, pixels: int) -> OffsetEmbedding:
-    """Build the embedding with initial weights keyed on the seed."""
+    """Build the embedding with initial weights drawn from ``seed``."""
     with seed_generators(seed, "offset-embedding"):
         return OffsetEmbedding(classes, pixels)

@@ -28,7 +28,7 @@ class AdaptiveSettings(OwnSettings):
 
     @property
     def mean_decay(self) -> float:
-        """beta_1 of the mean of the deltas."""
+        """The decay beta_1 of the mean of the deltas."""
         return _BETA1
 
     @abstractmethod
@@ -109,9 +109,9 @@ class FedAdagradSettings(AdaptiveSettings):
 
     @property
     def mean_decay(self) -> float:
-        """beta_1 of the mean of the deltas."""
+        """The decay beta_1 of the mean of the deltas."""
         return self.beta1
 
     def second_moment(self, v: Any, squared: Any) -> Any:
-        """Return the sum of squares."""
+        """Return the sum of all squared deltas so far: v plus ``squared``."""
         return v + squared

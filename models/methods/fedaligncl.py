@@ -92,15 +92,15 @@ class FedAlignCLSettings(OwnSettings):
         return self.curriculum and epoch >= self.warmup_epochs
 
     def check(self, common: CommonSettings, is_table: bool) -> None:
-        """Check that epochs span rounds, and that the warm-up ends before the run does.
+        """Check that epochs are counted in steps, and that the warm-up ends before the run does.
 
         Args:
             common: the run's common settings.
             is_table: ignored.
 
         Raises:
-            SettingError: 'train.epoch-steps' is 0; the run aligns in fp16, which needs a loss
-                scaling that the alignment loss lacks; or alignment or curriculum are on, but the
+            SettingError: 'train.epoch-steps' is 0; the run aligns in fp16, but the alignment loss
+                lacks the scaling that fp16 needs; or alignment or curriculum are on, but the
                 warm-up takes the whole run.
         """
         if not common.epoch_steps:
@@ -211,9 +211,9 @@ def discriminator_loss(discriminator: nn.Module, own: Tensor, other: Tensor) -> 
 def alignment_loss(discriminator: nn.Module, own: Tensor) -> Tensor:
     """Compute L_F of eq. 3 at one site, -E log D(own) - E log(1 - D(own)), a scalar.
 
-    This is the part that depends on the site's own feature extractor, with 1 - D in place of the
-    other sites' discriminators. Gradients reach the embeddings ``own`` (n, c), but not the
-    discriminator D.
+    Only the part of L_F that depends on the site's own feature extractor is computed. The
+    discriminators of other sites are not known here, so 1 - D takes their place. Gradients reach
+    the embeddings ``own`` (n, c), but not the discriminator D.
     """
     # A site's features are the source for its own discriminator in eq. 3, -E log D(own), and the
     # target for the discriminator of another site, -E log D'(own). D' never leaves its site. It is

@@ -37,19 +37,20 @@ class FedCrossSettings(OwnSettings):
 
 
 def collaborators(vectors: Any, choice: Choice, round_: int) -> list[int]:
-    """Choose another model for each model to be mixed with, and return the indices of these models.
+    """Choose a collaborator for each model, the other model with which it is mixed.
 
     Similarity is the cosine of two models' weights. Of equally similar models, the one with the
     lower index is taken.
 
     Args:
         vectors: the models' trained weights, (models, weights) float64, at least two models.
-        choice: "lowest" takes the least similar other model, "highest" the most similar one, and
-            "in-order" each other model in turn.
-        round_: the number of the round, from 1. Only "in-order" uses it.
+        choice: "lowest" takes the least similar other model, and "highest" the most similar one.
+            "in-order" takes each other model in turn: in round r, model i of n gets the model with
+            the index (i + 1 + (r mod (n - 1))) mod n.
+        round_: r, the number of the round, from 1. Only "in-order" uses it.
 
     Returns:
-        For each model, in order, the index of the other model, from 0.
+        For each model, in order, the index of its collaborator, from 0.
     """
     count = len(vectors)
     if choice == "in-order":

@@ -52,9 +52,10 @@ class FedDBESettings(OwnSettings):
 
 
 def why_mean_stays(samples: int, floor: int) -> str | None:
-    """Return the reason why a mean over ``samples`` features must stay, or None if it may leave.
+    """Return the reason why a site may not send a mean over ``samples`` features, or None.
 
-    It may leave if there are at least ``floor`` samples ('privacy.sums-min-count').
+    None means that the mean may leave the site. This holds if there are at least ``floor`` samples
+    ('privacy.sums-min-count').
     """
     if samples >= floor:
         return None
@@ -114,10 +115,11 @@ class MeanPull:
     def loss(self, inputs: Tensor, labels: Tensor) -> Tensor:
         """Compute a batch's loss, a scalar: the network's criterion plus kappa times the pull.
 
-        The pull is half the mean of the squared differences between the running mean and ``mean``.
-        Each call updates the running mean: with weight mu it takes the batch's mean tokens, which
-        do not have the site's bias. The running mean starts at 0, and no correction is made for
-        this start. Gradients flow only through the current batch's part of the running mean.
+        The pull draws the site's mean tokens towards the mean over all sites: it is half the mean
+        squared difference between the running mean and ``mean``. Each call updates the running
+        mean: with weight mu it takes the batch's mean tokens, which do not have the site's bias.
+        The running mean starts at 0, and no correction is made for this start. Gradients flow only
+        through the current batch's part of the running mean.
 
         Args:
             inputs: (batch, *input_shape).

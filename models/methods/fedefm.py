@@ -143,10 +143,11 @@ def multishot_loss(
 ) -> tuple[Tensor, dict[str, float]]:
     """Compute the multishot distillation loss of a batch (eq. 2 with 11).
 
-    The loss is (1 - beta) times the network's own criterion plus, for each expert j, EMD_j beta T^2
-    KL(expert j || network). EMD_j is the closeness of the expert's and the network's feature maps
-    over the batch, from 0 to 1. EMD_j has a gradient only if 'emd-gradient' is true. Without
-    experts only the first term remains.
+    An expert is a copy of the silo's model that a neighbour, its host, has trained. The loss is (1
+    - beta) times the network's own criterion plus, for each expert j, EMD_j beta T^2 KL(expert j ||
+    network). EMD_j is the closeness of the expert's and the network's feature maps over the batch,
+    from 0 to 1. EMD_j has a gradient only if 'emd-gradient' is true. Without experts only the first
+    term remains.
 
     Args:
         network: the silo's network, in training.

@@ -116,9 +116,9 @@ def shared_names(settings: FedEvPromptSettings, names: list[str]) -> list[str]:
 def most_certain(vacuities: Tensor, labels: Tensor, label: int, count: int) -> Tensor:
     """Return the indices of the ``count`` samples of class ``label`` with the lowest vacuity.
 
-    The most certain sample comes first. If the class has fewer samples, all of them are returned.
-    ``vacuities`` are (n,), ``labels`` (n,) int64. Of samples with equal vacuity the earlier one
-    comes first.
+    Vacuity is the uncertainty of a sample for lack of evidence. The most certain sample comes
+    first. If the class has fewer samples, all of them are returned. ``vacuities`` are (n,),
+    ``labels`` (n,) int64. Of samples with equal vacuity the earlier one comes first.
     """
     of_class = torch.nonzero(labels == label).flatten()
     # A stable sort keeps the samples' order where vacuities are equal

@@ -51,9 +51,10 @@ class FedPACSettings(FedRepSettings):
 
 
 def variance_of(shares: Any, means: Any, squares: Any, samples: int) -> float:
-    """Compute the variance of a site's class-wise feature, V_i / n_i in eq. 8, at least 0.
+    """Compute the variance of a site's class-wise mean feature, V_i / n_i in eq. 8, at least 0.
 
-    V_i is the sum over classes of p(y) E[|f|^2 | y] - |p(y) E[f | y]|^2.
+    The class-wise mean feature consists of p(y) E[f | y] for each class y. V_i is the sum over
+    classes of p(y) E[|f|^2 | y] - |p(y) E[f | y]|^2.
 
     Args:
         shares: the share p(y) of each class in the site's training samples, (classes,).

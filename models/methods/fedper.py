@@ -26,5 +26,8 @@ class FedPerSettings(OwnSettings):
     personal_layers: int = setting(1, "last layers with weights that stay at the silo", ge=1)
 
     def personal(self, network: nn.Module) -> list[str]:
-        """Return the names of the arrays that stay at the site: 'personal-layers' last layers."""
+        """Return the names of the arrays that stay at the site.
+
+        They are the arrays of the last layers of the network, whose number is 'personal-layers'.
+        """
         return last_layers(network, self.personal_layers)

@@ -36,9 +36,10 @@ OWN_FIT = "own-fit"  # the phase in which each site fits its own model
 def part_norm(common: CommonSettings) -> float:
     """Return the factor by which each site multiplies the arrays that carry a regression's sums.
 
-    The sums travel in three arrays, their parts (``models.privacy.fixed_point``), whose joint norm
-    is at most 1 if the scale is large enough. A secret sum clips arrays to 'secure.clip-norm', so
-    with secret sums this norm is the factor, and it uses the whole range. Otherwise it is 1.
+    The sums travel in three arrays, called parts (``models.privacy.fixed_point``). Their joint norm
+    is at most 1 if the scale of the sums is large enough. A secret sum clips arrays to the norm
+    'secure.clip-norm'. With secret sums this norm is the factor, so that the parts use the whole
+    range. Otherwise the factor is 1.
     """
     if common.secure_aggregation == "none":
         return 1.0
@@ -49,10 +50,10 @@ def grid_over(common: CommonSettings, sites: int) -> float:
     """Compute the grid for a regression's sums: the step to which the sites round their parts.
 
     The sums travel in three parts, and the sites round the first two to multiples of the grid
-    (``models.privacy.fixed_point``). The grid is a power of two, at least eight times the largest
-    error of a secret sum over ``sites`` sites, for 16,384 samples per site and a clip norm of 1
-    (``grid_of``). The clip norm is 1 because the sites scale parts to 'secure.clip-norm' only after
-    the rounding.
+    (``models.privacy.fixed_point``). The grid is a power of two that is at least eight times the
+    largest error of a secret sum over ``sites`` sites (``grid_of``). The error is computed for
+    16,384 samples per site. The clip norm counts as 1, because the sites scale the parts to
+    'secure.clip-norm' only after the rounding.
 
     Raises:
         SettingError: ``sites`` times 16,384 samples do not fit into 32 bits.
@@ -71,13 +72,13 @@ def join_parts(
     Args:
         common: the run's settings.
         samples: the number of samples of all sites together.
-        parts: the total over sites of each array of ``SUMS`` and of ``UNCLIPPED``, weighted by
-            samples.
+        parts: the total over sites, weighted by samples, of each array in ``SUMS`` (the parts) and
+            of ``UNCLIPPED``, a constant that becomes smaller only if a site clips its numbers.
         grid: the step to which the parts were rounded (``grid_over``).
 
     Returns:
         The vector. None if a site had to clip its numbers, because the total is then wrong: the
-        total of the constant ``UNCLIPPED`` is off by more than ``grid``, or the parts do not join
+        total of ``UNCLIPPED`` is off by more than ``grid``, or the parts do not join
         (``join_sums``).
     """
     norm = part_norm(common)
@@ -201,15 +202,16 @@ def find_columns(features: Sequence[str], settings: GLMSettings) -> ChosenColumn
 
     Each name in 'glm.columns' stands for the feature of that name, or for all levels of a category:
     'cp' for 'cp=2', 'cp=3' and 'cp=4'. The first level of a category has no feature, because the
-    other levels are compared with it. If 'glm.columns' is empty, all features except the outcome
-    and the time explain.
+    other levels are compared with it. If 'glm.columns' is empty, the regression uses all features
+    except the outcome and the time.
 
     Args:
         features: the names of the table's features.
         settings: the settings of the regression.
 
     Raises:
-        SettingError: a name is unknown or is named twice, or the outcome or the time is a category.
+        SettingError: a name is unknown or is named twice, the outcome or the time is a category, or
+            'glm.columns' contains one of them.
     """
     places = {name: place for place, name in enumerate(features)}
     explained = [name for name in (settings.outcome, settings.time) if name]

@@ -59,7 +59,7 @@ class Projection(nn.Module):
 
 
 def build_projection(seed: int, channels: int) -> Projection:
-    """Build the projection head with initial weights keyed on the seed."""
+    """Build the projection head with initial weights drawn from ``seed``."""
     with seed_generators(seed, "projection"):
         return Projection(channels=channels, size=PROJECTION_SIZE)
 

@@ -73,7 +73,7 @@ class PICSRSettings(OwnSettings):
 
     @property
     def warmup(self) -> int:
-        """The number of FedAvg rounds before experts diverge; 0 for local experts."""
+        """The number of FedAvg rounds before the sites train experts; 0 for local experts."""
         if self.experts != "finetuned":
             return 0
         return self.warmup_rounds
@@ -98,16 +98,19 @@ class PICSRSettings(OwnSettings):
         return ROUTING_STAGE
 
     def check(self, common: CommonSettings, is_table: bool) -> None:
-        """Check that silos' prototypes differ and that rounds are left for the router.
+        """Check that prototypes differ and stay protected, and that rounds are left for the router.
+
+        A prototype is the mean training sample of a silo.
 
         Args:
             common: the run's common settings.
             is_table: whether the data set is a table.
 
         Raises:
-            SettingError: data are standardised per site, which makes all prototypes equal; a table
-                is standardised by pooled sums, and a site too small to send a prototype could still
-                send these sums, which reveal it; or experts take all rounds.
+            SettingError: one of these holds; only the first is reported. Data are standardised per
+                site, which makes all prototypes equal. A table is standardised by pooled sums, and
+                a site too small for a prototype could still send these sums, which give the same
+                mean. Warm-up and experts take all rounds.
         """
         if common.standardise == "site":
             raise SettingError(
@@ -207,7 +210,7 @@ def invert_distances(distances: Tensor, inversion: str) -> Tensor:
 def build_router(
     settings: PICSRSettings, input_shape: Sequence[int], experts: int, seed: int
 ) -> Router:
-    """Build a router with initial weights keyed on ``seed``."""
+    """Build a router with initial weights drawn from ``seed``."""
     with seed_generators(seed, "router-weights"):
         return Router(features=math.prod(input_shape), experts=experts, settings=settings)
 
@@ -215,11 +218,11 @@ def build_router(
 def open_router(
     settings: PICSRSettings, prototypes: Mapping[str, Tensor], arrays: Mapping[str, Tensor]
 ) -> Router:
-    """Build a router with trained weights.
+    """Build a router, which weighs the sites' expert networks for a sample, with trained weights.
 
     Args:
         settings: the settings of PICSR.
-        prototypes: site -> prototype (*input_shape), one for each expert.
+        prototypes: site -> prototype (*input_shape), one for each expert and at least one.
         arrays: wire name -> array; only names below ``router/`` are read.
 
     Raises:
@@ -303,7 +306,7 @@ class RoutingProbe:
         self.weights: list[Tensor] = []
 
     def see(self, tokens: Tensor) -> None:
-        """Add the weights of a batch, given as the mixture's tokens."""
+        """Collect the experts' weights for a batch, which are in the tokens of the mixture."""
         self.weights.append(routing_weights(tokens))
 
     def values(self) -> dict[str, float]:
@@ -316,9 +319,10 @@ def feature_contributions(
 ) -> Tensor:
     """Split a sample's distance to each prototype into the contributions of the features.
 
-    Contributions are integrated gradients along the line from the prototype to the sample, at
-    ``steps`` points. Their sum over the features is the distance, exactly if f is linear.
-    ``sample`` is (*input_shape); ``prototypes`` and the result are (experts, *input_shape).
+    The distance is between the router's embeddings f of sample and prototype. Contributions are
+    integrated gradients along the line from the prototype to the sample, at ``steps`` points. Their
+    sum over the features is about the distance, and exactly the distance if f is linear. ``sample``
+    is (*input_shape); ``prototypes`` and the result are (experts, *input_shape).
     """
     # Integrated gradients (Sundararajan et al. 2017) of z -> ||f(z) - f(p_i)|| along the line from
     # p_i to the sample. The midpoint rule never evaluates p_i itself, where the norm has no
@@ -363,11 +367,11 @@ def routing_document(
     experts: Sequence[str],
     distances: Mapping[str, list[list[float]]],
 ) -> dict[str, Any]:
-    """Build routing.json: the weights that each site gives to each expert.
+    """Build the content of routing.json: the weights that each site gives to each expert.
 
     Args:
-        values: site -> its test metrics, including the names of ``routing_metrics``.
-        experts: the experts' sites.
+        values: site -> its test metrics, of which only the names of ``routing_metrics`` are read.
+        experts: the experts' sites; the metrics of any other expert are left out.
         distances: the result of ``prototype_distances``.
 
     Returns:

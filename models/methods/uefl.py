@@ -99,9 +99,12 @@ class UEFLSettings(OwnSettings):
     def sends_centroids(self, uncertain: bool, first: bool = False) -> bool:
         """Tell whether the settings make sites send centroids of their features after a round.
 
-        Centroids of uncertain sites start new codewords, which 'uefl.codeword-start' decides.
-        Centroids of certain sites refresh the first book ('uefl.refresh'), or start it before round
-        1 ('uefl.first-book'). Centroids are sent if the deciding setting is 'kmeans'.
+        The question is about either the uncertain or the certain sites, and each case has its own
+        setting. The answer is True if this setting is 'kmeans':
+
+        - 'uefl.codeword-start' for uncertain sites, whose centroids start new codewords.
+        - 'uefl.refresh' for certain sites after a round, whose centroids refresh the first book.
+        - 'uefl.first-book' for certain sites before round 1, whose centroids start the first book.
 
         Args:
             uncertain: True asks about the uncertain sites, False about the certain sites.
@@ -156,9 +159,10 @@ class UEFLSettings(OwnSettings):
     def ends_iteration(self, iteration: int, round_: int, rounds: int) -> bool:
         """Tell whether ``round_`` ends an iteration, and another iteration follows.
 
-        The first iteration has 'uefl.iteration-rounds' rounds, and each later one
-        'uefl.extension-rounds'. No iteration follows the last allowed one ('uefl.max-iterations'),
-        and no iteration follows the last round of the run.
+        An iteration is a series of rounds, after which new codewords may be added. The first
+        iteration has 'uefl.iteration-rounds' rounds, and each later one 'uefl.extension-rounds'. No
+        iteration follows the last allowed one ('uefl.max-iterations'), and no iteration follows the
+        last round of the run.
 
         Args:
             iteration: the number of the iteration, from 1.
@@ -185,15 +189,16 @@ class UEFLSettings(OwnSettings):
     def refuse_small(self, site: str, sizes: Mapping[str, int], features: int) -> None:
         """Check that a site is large enough for the run's settings.
 
+        Nothing is checked if 'uefl.max-iterations' is 1.
+
         Args:
             site: the site's name, for errors.
-            sizes: split -> number of samples.
+            sizes: split -> number of samples; empty if the site does not report its sizes.
             features: number of training features, one per segment of a token.
 
         Raises:
-            SettingError: 'uefl.max-iterations' is above 1, and either the site reports its sizes
-                and has no validation samples, or 'uefl.refresh' is 'kmeans' and it has fewer
-                features than 'uefl.codes'.
+            SettingError: the site reports its sizes and has no validation samples; or
+                'uefl.refresh' is 'kmeans', and the site has fewer features than 'uefl.codes'.
         """
         if self.max_iterations > 1 and sizes and not sizes.get("val"):
             raise SettingError(
@@ -290,7 +295,8 @@ def round_marks(extended: Mapping[str, Sequence[str]], refreshed: Sequence[int])
     Args:
         extended: round, as text -> the sites that got new codewords; empty if no cluster was large
             enough.
-        refreshed: the rounds that were followed by a new initialisation of the first book.
+        refreshed: the rounds that were followed by a new initialisation of the first book, the
+            codebook that all sites share.
     """
     marks: dict[int, list[str]] = {}
     for number, sites in extended.items():

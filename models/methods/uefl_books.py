@@ -18,7 +18,7 @@ from fedsilo.models.methods.uefl import UEFLSettings
 
 
 def gaussian_codebook(codes: int, dimension: int, seed: int, book: int) -> Tensor:
-    """Draw standard normal codewords (codes, dimension), keyed on seed and book number."""
+    """Draw standard normal codewords (codes, dimension) from the seed and the book's number."""
     return torch.randn(codes, dimension, generator=generator(seed, "codebook", book))
 
 
@@ -50,7 +50,7 @@ def start_book(
     seed: int,
     round_: int,
 ) -> FloatArray:
-    """Build the initial codewords (n, dimension) of a book that several sites share.
+    """Build the initial codewords (n, dimension) of a book, a codebook that several sites share.
 
     The sites' centroids are merged by weighted K-means to at most 'uefl.codes' codewords. If there
     are no more centroids than that, they are the codewords, unchanged. If ``parts`` is empty, the
@@ -80,7 +80,7 @@ def start_book(
 def centroid_fault(
     arrays: Mapping[str, FloatArray], stated: float, codes: int, features: float
 ) -> str | None:
-    """Describe the fault of a site's reply with centroids, as a clause; None for a valid reply.
+    """Describe the fault in a site's reply about its centroids, as a clause; None if it is valid.
 
     - With arrays, there must be as many centroids as counts and as ``stated``, at most ``codes``.
       The counts must be whole numbers of at least 1, and their sum at most ``features``.
@@ -89,13 +89,13 @@ def centroid_fault(
     Whether the centroids are finite is not checked here.
 
     Args:
-        arrays: ``centroids`` (k, c / s) and ``counts`` (k,). Empty if the site sends no centroids,
-            but only states how many codewords it started.
+        arrays: ``centroids`` (k, c / s) and ``counts`` (k,), the number of features behind each
+            centroid. Empty if the site sends no centroids, but only states how many codewords it
+            started.
         stated: the number of codewords, k, that the reply states.
         codes: the largest number of codewords.
         features: the number of encoder features of the site's training samples: one for each
-            sample, token and segment. A centroid's count is the number of features that it stands
-            for.
+            sample, token and segment.
     """
     if not arrays:
         if stated in range(codes + 1):

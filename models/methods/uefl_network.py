@@ -122,7 +122,8 @@ class UEFLNetwork(SiteNetwork):
 
         The criterion is not used. If it is the plain cross-entropy, without evidence and class
         weights, the mean of the result is ``loss``: the codebook loss is a mean over elements, and
-        each sample has the same number of them. The samples may belong to several stacked networks.
+        each sample has the same number of them. The samples may belong to several sites whose
+        networks are trained as one.
 
         Args:
             inputs: (batch, *input_shape).

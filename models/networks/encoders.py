@@ -18,9 +18,9 @@ VGG_WIDTH = 128  # the width of the published VGG16
 def float_inputs(inputs: Tensor) -> Tensor:
     """Convert stored inputs (batch, ...) to the float32 that networks take.
 
-    8-bit images (uint8) are scaled to -1..1. Radiographs (int16, stored less 32768) are
-    standardised image by image, with their own mean and standard deviation. An image of one
-    brightness becomes 0. Inputs of other types are returned unchanged.
+    8-bit images (uint8) are scaled to -1..1. Radiographs (int16, which is their 16-bit pixels minus
+    32768) are standardised image by image, with their own mean and standard deviation. An image of
+    one brightness becomes 0. Inputs of other types are returned unchanged.
     """
     if inputs.dtype == torch.uint8:
         return inputs.float() / 127.5 - 1

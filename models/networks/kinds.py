@@ -53,9 +53,10 @@ def image_network(settings: CommonSettings) -> str:
 
 
 def check_network_settings(settings: CommonSettings) -> None:
-    """Check that the network reads every setting of networks that was changed from its default.
+    """Check that no network setting that was changed from its default is without effect.
 
-    Without this check a user would believe that an unread setting has an effect.
+    Each such setting must be one that the run's network reads. Without this check a user would
+    believe that an unread setting has an effect.
 
     Raises:
         SettingError: the network does not read a changed setting; 'network.classifier' is

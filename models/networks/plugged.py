@@ -390,7 +390,7 @@ def run_on_zeros(
 
 
 def _pixels(name: str, module: nn.Module, shape: NetworkShape) -> tuple[Tensor, Tensor]:
-    """Return the scale and the offset by which a network's inputs are changed, x * scale + offset.
+    """Return the scale and the offset that convert a network's inputs x to x * scale + offset.
 
     For networks of timm they are (channels, 1, 1) and map -1..1 to the range of the published
     weights. A plugin's network gets inputs unchanged: the scalars 1 and 0.

@@ -13,7 +13,7 @@ from fedsilo.models.maths.attention_rollout import attention_weights, mean_atten
 def prefix_attention(
     layer: Attention, x: Tensor, prompts: Tensor | None, weights: bool = False
 ) -> tuple[Tensor, Tensor | None]:
-    """Apply a layer's attention with prompts: keys and values in front of its own (eq. 1).
+    """Apply a layer's attention, with prompts in front of its keys and values (eq. 1).
 
     The tokens attend to the prompts and to each other. Queries come only from the tokens, so the
     number of tokens stays the same.
@@ -84,7 +84,11 @@ def _project_with_prefix(
 
 
 def _join_heads(layer: Attention, x: Tensor, mixed: Tensor) -> Tensor:
-    """Join mixed values (batch, heads, tokens, c) and project them to tokens, as timm does."""
+    """Join the heads of the attended values (batch, heads, tokens, c), and project them to tokens.
+
+    This repeats the end of timm's attention. ``mixed`` are the attended values, and ``x`` the
+    tokens (batch, tokens, channels) that went into the attention.
+    """
     batch, tokens, _ = x.shape
     # (batch, heads, tokens, head_dim): without the transpose heads and tokens would be mixed up
     joined = layer.norm(mixed.transpose(1, 2).reshape(batch, tokens, -1))

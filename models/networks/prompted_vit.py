@@ -117,7 +117,8 @@ class PromptedViT(TokenClassifier):
         """Map images to the class token (batch, 1, c) and rollout maps (batch, patches).
 
         Each map sums to 1. With ``renormalise``, each row of a layer's attention between tokens is
-        scaled to sum to 1, as if the prompts had taken no share.
+        scaled to sum to 1, as if the prompts had taken no share. Otherwise the rows lack this
+        share.
         """
         tokens, attentions = self._layers(
             self._patches(inputs), weights=True, renormalise=renormalise
@@ -127,7 +128,8 @@ class PromptedViT(TokenClassifier):
     def encode_with_layers(self, inputs: Tensor) -> list[Tensor]:
         """Map images to the patch tokens before each layer and after the last.
 
-        Each entry of the list is (batch, rows, columns, c).
+        Each entry of the list is (batch, rows, columns, c). Only the last entry has passed the
+        final norm.
         """
         hidden: list[Tensor] = []
         last, _ = self._layers(self._patches(inputs), weights=False, hidden=hidden)
@@ -137,7 +139,7 @@ class PromptedViT(TokenClassifier):
         """Run the ViT on patches (batch, n, c) that another module has embedded.
 
         Returns:
-            The tokens of the patches, (batch, rows, columns, c).
+            The tokens of the patches after the final norm, (batch, rows, columns, c).
         """
         return self._on_grid(self._layers(patches, weights=False)[0])
 
@@ -196,8 +198,8 @@ class PromptedViT(TokenClassifier):
             block: the block of the ViT.
             x: tokens (batch, tokens, c).
             prompts: keys and values (2, length, c), or None.
-            weights: whether to return the mean attention too; ``fuses_maps`` decides how it is
-                computed.
+            weights: whether to return the mean attention too. It is computed by
+                ``fused_prefix_attention`` if ``fuses_maps`` is True, or is None on a GPU.
 
         Returns:
             The attended tokens (batch, tokens, c), and the mean attention over the heads (batch,
@@ -279,7 +281,7 @@ def build_vit(settings: CommonSettings, shape: NetworkShape, **more: Any) -> Vis
     Nothing is downloaded.
 
     Args:
-        settings: the backbone's name and sizes; a size of 0 keeps the backbone's own.
+        settings: the backbone's name and sizes; for a size of 0, the backbone keeps its usual size.
         shape: the shape of the images.
         more: further arguments of ``timm.create_model``.
 

@@ -238,7 +238,7 @@ def fill_published_head(head: nn.Module, content: Mapping[str, Any], where: str)
 
 
 def _head_arrays(stored: Mapping[str, Any], where: str) -> dict[str, Tensor]:
-    """Select the classifier's arrays in a file, under the names of our head.
+    """Select the classifier's arrays in a file, named as in ``build_published_head``.
 
     From the output layer, only the two rows for malignant findings are taken. The left
     cranio-caudal view is preferred to layers without a view's suffix.

@@ -91,7 +91,7 @@ class ResNet22(nn.Module):
     def maps(self, images: Tensor) -> Tensor:
         """Map images (batch, in_channels, height, width) to the last maps (batch, channels, h, w).
 
-        The sides become about 64 times shorter: 2048 x 2048 pixels give 32 x 32 places. If
+        The sides become about 64 times shorter: 2048 x 2048 pixels give maps of 32 x 32. If
         ``checkpointed`` is set, blocks are run with gradient checkpointing, but only in training
         mode with gradients.
         """
@@ -137,7 +137,7 @@ def _run_checkpointed(block: nn.Module, hidden: Tensor) -> Tensor:
 
 @contextmanager
 def still_statistics(module: nn.Module) -> Iterator[None]:
-    """Keep the running statistics of all batch norms unchanged inside a block.
+    """Keep the running statistics of all 1D and 2D batch norms unchanged inside a block.
 
     Inside the ``with`` block the momentum of each batch norm is 0, so even in training mode a batch
     does not change the statistics. Afterwards the momenta are restored.
@@ -181,8 +181,8 @@ def build_published_head(channels: int, classes: int) -> nn.Sequential:
         classes: the number of classes of the data, which must be 2.
 
     Raises:
-        SettingError: the data do not have exactly two classes, but the published classifier tells
-            malignant from not malignant.
+        SettingError: the data do not have exactly two classes. The published classifier has only
+            the classes malignant and not malignant.
     """
     if classes != 2:
         raise SettingError(

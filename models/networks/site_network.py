@@ -119,8 +119,8 @@ class TokenClassifier(SiteNetwork):
         """Compute the cross-entropy of each sample, (batch,).
 
         The criterion is not used. If it is the plain cross-entropy, without evidence and class
-        weights, the mean of the result is ``loss``. The samples may belong to several stacked
-        networks.
+        weights, the mean of the result is ``loss``. The samples may belong to several sites whose
+        networks are trained as one.
 
         Args:
             inputs: (batch, *input_shape).
@@ -150,7 +150,8 @@ def frozen_weights_in(module: nn.Module, kind: torch.dtype) -> Iterator[None]:
     Autocast would convert these weights in each step; converting them once saves time and gives the
     same bits. Only the weights and biases of linear layers and 2D convolutions inside a
     ``FrozenPart`` are converted, also if another module shares them. Afterwards they have their
-    exact values again. Outside autocast, such a layer fails in the block.
+    exact values again. The block must run the layers under autocast, or their inputs and weights
+    differ in type.
 
     Args:
         module: the network.

@@ -41,7 +41,8 @@ class Rows:
     def counts_on(self, device: torch.device) -> Tensor:
         """Return the number of rows of each site as a tensor (sites,) on ``device``.
 
-        If ``counts`` is set, it is returned as it is, without a check of its device.
+        If ``counts`` is set, it is returned unchanged. The caller must then have put it on
+        ``device``.
         """
         if self.counts is None:
             return torch.tensor(self.sizes, device=device)
@@ -276,7 +277,7 @@ class _Dropout(nn.Module):
 
 
 def default_generator(device: torch.device) -> torch.Generator:
-    """Return the generator of ``device`` that torch's functions draw from without being told."""
+    """Return the generator of ``device`` from which torch's functions draw by default."""
     if device.type == "cuda":
         return torch.cuda.default_generators[device.index or 0]
     return torch.default_generator

@@ -134,11 +134,11 @@ def noise_for(budget: float, delta: float, releases: Callable[[float], Releases]
 
 
 def counts_noise_for(budget: float, delta: float) -> float:
-    """Choose the noise on a hospital's counts: its standard deviation, 0.5 to 10,000 patients.
+    """Choose the noise on a hospital's numbers of patients: a standard deviation, 0.5 to 10,000.
 
-    Within this range, releasing only the counts costs a quarter of ``budget``. Releases add up by 1
-    / noise², which grows with the square of epsilon. So a quarter of epsilon is only a sixteenth of
-    the sum, and nearly all of the budget is left for training.
+    Within this range, releasing only these counts costs a quarter of ``budget``. Releases add up by
+    1 / noise², which grows with the square of epsilon. So a quarter of epsilon is only a sixteenth
+    of the sum, and nearly all of the budget is left for training.
 
     Args:
         budget: the hospital's largest epsilon over all runs.

@@ -23,7 +23,7 @@ _FAR = 0.2  # a distance from a whole number, in grids; rounding errors stay bel
 
 
 def grid_of(levels: Quantisation, sites: int) -> float:
-    """Compute the grid, the step to which the first two parts of a number are rounded.
+    """Compute the grid, the step to which the first two of a number's three parts are rounded.
 
     The grid is the smallest power of two that is at least eight times the largest error of a secret
     sum. So a sum of such parts can be rounded to the grid, which removes the error.
@@ -69,7 +69,7 @@ def join_sums(sums: Sequence[Floats], grid: float) -> Floats | None:
 
     Returns:
         The sums. None if a sum of the first two parts is over 0.2 grids away from a multiple of the
-        grid. A site has then probably clipped its numbers, which must be made smaller.
+        grid. A site has then probably clipped its numbers because they were too large.
     """
     # Begins with the last part, which was magnified most often: each step undoes one magnification
     total = sums[-1]

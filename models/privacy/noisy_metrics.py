@@ -66,7 +66,7 @@ def noisy_metrics(
     """Compute the site's metrics with noise, all in one release.
 
     Each noisy sum is divided by the number of samples that the site has reported (at least 1),
-    because the real number must stay secret.
+    because the true number must stay secret.
 
     Args:
         parts: metric, as ``incoming.val.loss`` -> contributions (n,) in [0, 1] from the n samples

@@ -26,7 +26,8 @@ def check_privacy_settings(common: CommonSettings, table: bool = False) -> None:
     Args:
         common: the run's common settings.
         table: whether the data are a table. The means and deviations that standardise a table may
-            be computed from patients, so they can break a promise.
+            be computed from patients, so they can break a promise. A task with a numeric outcome
+            counts as a table, because its outcome is standardised too.
 
     Raises:
         SettingError: two settings contradict each other; only the first contradiction is named.

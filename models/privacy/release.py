@@ -55,9 +55,10 @@ class Release:
     def alone(self) -> bool:
         """Whether each patient's part must be computed by itself; False if ``source`` is set.
 
-        In a batch, a sample's last bits depend on the size of the batch, and a server could craft
-        weights that turn last bits into large differences. A simulation, which sets ``source``, may
-        use whole batches because its noise protects nobody.
+        A part is a patient's contribution to a sum. In a batch, a sample's last bits depend on the
+        size of the batch, and a server could craft weights that turn last bits into large
+        differences. A simulation, which sets ``source``, may use whole batches because its noise
+        protects nobody.
         """
         return self.source is None
 

@@ -102,8 +102,8 @@ def quantisation(common: CommonSettings, sites: int, samples: int = SAMPLES) -> 
 def weigh_site(levels: Quantisation, samples: int) -> float:
     """Return the weight of a site with ``samples`` samples: samples / B, but at most 1.
 
-    ``levels`` is the quantisation, which has B. A site with more than B samples is not refused,
-    because a refusal would reveal its size.
+    ``levels`` is the quantisation, which has B, the most samples that a site can count as. A site
+    with more samples is not refused, because a refusal would reveal its size.
     """
     return min(samples, levels.samples) / levels.samples
 
@@ -119,7 +119,8 @@ def why_too_coarse(
 
     Args:
         numbers: the number of elements of an update.
-        levels: the quantisation, which has B ('secure-samples').
+        levels: the quantisation, which has B ('secure-samples'), the most samples that a site can
+            count as.
         sites: the number of summed sites. With the default of 1, a site judges its own part.
         samples: the number of samples at all these sites together; 0 for B samples.
     """

@@ -83,7 +83,7 @@ class Classification(Task):
         return values | classification_metrics(predictions, labels)
 
     def counts(self, predictions: Tensor, labels: Tensor, minimum: int) -> dict[str, float]:
-        """Compute right and wrong predictions and the AUC by class, and counts by certainty.
+        """Count right and wrong predictions by class and by certainty, with the AUC of each class.
 
         Names and rules for small numbers are those of ``outcome_counts``.
 
@@ -98,7 +98,7 @@ class Classification(Task):
         return outcome_counts(predictions, labels, minimum)
 
     def strata(self, labels: Tensor) -> Tensor:
-        """Return the classes themselves."""
+        """Return the stratum of each sample, which is its class."""
         return labels
 
     def odd_counts(self, counts: Sequence[int]) -> str:
@@ -156,22 +156,25 @@ class Classification(Task):
         return ""
 
     def describe(self, names: Sequence[str]) -> str:
-        """Return the classes, as "which of: a, b"."""
+        """Describe the prediction by the classes' names, as "which of: a, b"."""
         return f"which of: {', '.join(names) or 'classes without names'}"
 
     def answer_columns(self, predictions: Tensor, names: Sequence[str]) -> dict[str, list[Any]]:
-        """Return the most probable class as "predicted", and ``p.<class>`` for each class."""
+        """Return the columns "predicted" and, for each class, its probability ``p.<class>``.
+
+        "predicted" has the name of each sample's most probable class.
+        """
         columns: dict[str, list[Any]] = {"predicted": self._classes(predictions, names)}
         for name, probabilities in zip(names, predictions.T.tolist(), strict=True):
             columns[f"p.{name}"] = probabilities
         return columns
 
     def truth_columns(self, labels: Tensor, names: Sequence[str]) -> dict[str, list[Any]]:
-        """Return the true class as "truth"."""
+        """Return one column: "truth", the name of each sample's true class."""
         return {"truth": [names[label] for label in labels.tolist()]}
 
     def summarise(self, predictions: Tensor, names: Sequence[str]) -> str:
-        """Return the number of samples of each predicted class."""
+        """Count the samples by predicted class, in words such as "3 benign, 0 malignant"."""
         answers = self._classes(predictions, names)
         return ", ".join(f"{answers.count(name)} {name}" for name in names)
 

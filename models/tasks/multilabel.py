@@ -84,7 +84,7 @@ class MultiLabel(Task):
         return finding_counts(predictions, labels > 0.5, minimum)
 
     def describe(self, names: Sequence[str]) -> str:
-        """Return the findings, as "which are present: a, b"."""
+        """Describe the prediction by the findings' names, as "which are present: a, b"."""
         return f"which are present: {', '.join(names)}"
 
     def answer_columns(self, predictions: Tensor, names: Sequence[str]) -> dict[str, list[Any]]:
@@ -99,11 +99,14 @@ class MultiLabel(Task):
         return columns
 
     def truth_columns(self, labels: Tensor, names: Sequence[str]) -> dict[str, list[Any]]:
-        """Return the findings that are present as "truth", joined by semicolons."""
+        """Return one column: "truth", the names of each sample's findings, joined by semicolons."""
         return {"truth": _present(labels, names)}
 
     def summarise(self, predictions: Tensor, names: Sequence[str]) -> str:
-        """Count the samples that have each finding with a probability of at least 0.5."""
+        """Count the samples that have each finding, in words such as "3 oedema, 0 effusion".
+
+        A sample has a finding if its probability is at least 0.5.
+        """
         counts = (predictions >= _THRESHOLD).sum(dim=0).tolist()
         return ", ".join(f"{count} {name}" for count, name in zip(counts, names, strict=True))
 
@@ -155,7 +158,7 @@ class MultiLabel(Task):
         return {"loss": torch.nan_to_num(losses / LOSS_BOUND, nan=1.0).clamp(0.0, 1.0)}
 
     def part_ranges(self, outputs: int) -> Mapping[str, float]:
-        """Return the bound of a sample's loss."""
+        """Return the loss that a contribution of 1 in ``parts`` stands for, as "loss": 3."""
         return {"loss": LOSS_BOUND}
 
     def _losses(self, predictions: Tensor, labels: Tensor) -> Tensor:

@@ -124,9 +124,10 @@ class Regression(Task):
         return {"truth": labels.tolist()}
 
     def summarise(self, predictions: Tensor, names: Sequence[str]) -> str:
-        """Summarise the predictions in a clause: the smallest, the largest and the median.
+        """Summarise the predictions in a clause, such as "bmi from 18.8 to 56.4, median 31.9".
 
-        Without predictions, the clause is only the outcome's name.
+        The clause begins with ``names[0]``, the outcome's name. Without predictions, it is only
+        this name.
         """
         if not len(predictions):
             return names[0]

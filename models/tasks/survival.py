@@ -52,7 +52,7 @@ class Survival(Task):
     why_not_private = "compares patients with each other, so one patient changes others' gradients"
 
     def criterion(self) -> Callable[[Tensor, Tensor], Tensor]:
-        """Return the loss of outputs (batch, 1) and labels (batch, 2)."""
+        """Return Cox's loss, a function of outputs (batch, 1) and labels (batch, 2) to a scalar."""
         return partial_likelihood_loss
 
     def predict(self, outputs: Tensor) -> Tensor:
@@ -60,10 +60,11 @@ class Survival(Task):
         return outputs
 
     def metrics(self, predictions: Tensor, labels: Tensor) -> dict[str, float]:
-        """Return the loss, Harrell's C-index and the integrated Brier score of one site's split.
+        """Return the loss and, if they are defined, the C-index and the integrated Brier score.
 
-        The C-index is absent without a comparable pair of patients, and the Brier score with fewer
-        than two times of events before the end of follow-up.
+        The names are ``loss`` (of Cox's model over all samples), ``c-index`` (Harrell's) and
+        ``brier``. The C-index is absent without a comparable pair of patients, and the Brier score
+        with fewer than two times of events before the end of follow-up.
         """
         from fedsilo.models.measures.survival_metrics import concordance, integrated_brier_score
 
@@ -119,7 +120,7 @@ class Survival(Task):
         return labels[:, 1].long()
 
     def describe(self, names: Sequence[str]) -> str:
-        """Return the name of the event, as "the time to the event 'dead'"."""
+        """Describe the prediction by the event's name, as "the time to the event 'dead'"."""
         return f"the time to the event '{', '.join(names)}'"
 
     def answer_columns(self, predictions: Tensor, names: Sequence[str]) -> dict[str, list[Any]]:
@@ -127,7 +128,7 @@ class Survival(Task):
         return {"risk": predictions[:, 0].tolist()}
 
     def truth_columns(self, labels: Tensor, names: Sequence[str]) -> dict[str, list[Any]]:
-        """Return the known times and events as "time" and "event"."""
+        """Return the columns "time" and "event" (0 or 1) of the known labels."""
         return {"time": labels[:, 0].tolist(), "event": labels[:, 1].long().tolist()}
 
     def summarise(self, predictions: Tensor, names: Sequence[str]) -> str:
@@ -148,10 +149,10 @@ class Survival(Task):
         return ["censored", *names]
 
     def stand_in_labels(self, counts: Sequence[int], outputs: int) -> Tensor:
-        """Make placeholder labels for declared patients: rows of time and event, (n, 2) float32.
+        """Make placeholder labels for declared numbers of patients: times and events, (n, 2).
 
-        Each time is 1. ``counts`` is the number of censored patients (event 0), whose rows come
-        first, and the number of patients with an event (1).
+        They are float32, and each time is 1. ``counts`` is the number of censored patients (event
+        0), whose rows come first, and the number of patients with an event (1).
         """
         import torch
 

@@ -99,7 +99,7 @@ class Task(ABC):
 
     @abstractmethod
     def criterion(self) -> Callable[[Tensor, Tensor], Tensor]:
-        """Return the loss: it maps a batch's network outputs and labels to a mean, a scalar."""
+        """Return the training loss, a function of a batch's outputs and labels to a scalar mean."""
 
     @abstractmethod
     def predict(self, outputs: Tensor) -> Tensor:
@@ -147,7 +147,9 @@ class Task(ABC):
         return torch.zeros(len(labels), dtype=torch.int64)
 
     def stratum_count(self, outputs: int) -> int:
-        """Return the number of strata, from the table of tasks.
+        """Return the number of strata, the groups of samples that are counted separately.
+
+        The table of tasks (``fedsilo/core/tasks.py``) sets it for each task.
 
         Args:
             outputs: the number of outputs of the network, which is the result for a task with a
@@ -161,8 +163,8 @@ class Task(ABC):
         The default is an empty string.
 
         Args:
-            counts: the number of the site's training samples in each stratum; empty if they are
-                unknown.
+            counts: the number of the site's training samples in each stratum (``strata``), such as
+                a class; empty if they are unknown.
         """
         return ""
 
@@ -174,7 +176,7 @@ class Task(ABC):
 
         Args:
             metric: the metric's name.
-            counts: the number of samples in each stratum.
+            counts: the number of samples in each stratum (``strata``), such as a class.
             outputs: the number of outputs of the network.
         """
         return metric in (*self.shown, *self.always)
@@ -207,14 +209,15 @@ class Task(ABC):
     def answer_columns(self, predictions: Tensor, names: Sequence[str]) -> dict[str, list[Any]]:
         """Return the columns of a table of predictions: title -> a value for each sample.
 
-        The first column is the answer itself.
+        The first column is the answer itself. The default raises an error: a task whose predictions
+        fit into a table overrides this function.
 
         Args:
             predictions: (n, ...) float64.
             names: the names of classes or findings, or of a numeric outcome.
 
         Raises:
-            SettingError: the task's predictions do not fit into a table, which is the default.
+            SettingError: the task's predictions do not fit into a table.
         """
         raise SettingError(f"task '{self.name}' has no table of predictions")
 
@@ -230,7 +233,10 @@ class Task(ABC):
         return {}
 
     def summarise(self, predictions: Tensor, names: Sequence[str]) -> str:
-        """Summarise the answers (n, ...) in a clause, such as "3 benign, 2 malignant"."""
+        """Summarise the answers (n, ...) in a clause, such as "3 benign, 2 malignant".
+
+        The default is only the names, joined by commas.
+        """
         return ", ".join(names)
 
     def stratum_names(self, names: Sequence[str]) -> list[str]:
@@ -252,8 +258,8 @@ class Task(ABC):
     def stand_in_labels(self, counts: Sequence[int], outputs: int) -> Tensor:
         """Make placeholder labels with given numbers of samples in each stratum.
 
-        They take the place of real labels while a hospital that has declared its counts is checked,
-        before its data are opened.
+        A hospital may declare its numbers of samples. They are checked with these labels before its
+        real labels are opened.
 
         Args:
             counts: the number of samples in each stratum.
@@ -289,9 +295,10 @@ class Task(ABC):
         return {}
 
     def limits(self, outputs: int) -> Mapping[str, tuple[float, float]]:
-        """Return the least and the largest value in a secure sum: metric of ``always`` -> bounds.
+        """Return the least and the largest value of each metric of ``always`` in a secure sum.
 
-        Values beyond the bounds are clipped before they are summed.
+        Values beyond these bounds are clipped before they are summed. By default only the loss has
+        bounds, -10 and 10.
         """
         return {"loss": (-LARGEST_LOSS, LARGEST_LOSS)}
 
@@ -330,9 +337,10 @@ class Task(ABC):
 
 
 def describe_range(numbers: Tensor) -> str:
-    """Describe at least one number, (n,), by its range, as "from 18.8 to 56.4, median 31.9".
+    """Describe numbers (n,), at least one, by their range: "from 18.8 to 56.4, median 31.9".
 
-    Of two numbers in the middle, the median is the lower one.
+    Each number has three significant digits. Of two numbers in the middle, the median is the lower
+    one.
     """
     numbers = numbers.double()
     return f"from {numbers.min():.3g} to {numbers.max():.3g}, median {numbers.median():.3g}"
@@ -377,7 +385,8 @@ def task_of(settings: CommonSettings) -> Task:
 def task_named(name: str) -> Task:
     """Build a task by its name, with default settings.
 
-    This is enough for work with strata and labels, which do not depend on settings.
+    This is enough for work with labels and with strata (groups of samples), which do not depend on
+    settings.
 
     Raises:
         SettingError: no task has that name.

@@ -64,9 +64,9 @@ class PyramidNetwork(Segmenter):
     def trunk(self) -> nn.Module | None:
         """Return the part of the network that can start from the weights of a trained run.
 
-        Its arrays have the names of the run's network. For the convolutional encoder, the part has
-        it under the name 'encoder'. For networks with a ViT it is the whole ViT with its prompts.
-        For Swin it is None.
+        The part's arrays have the same names as in the network of that run. For the U-Net, the part
+        holds the convolutional encoder under the name 'encoder'. For networks with a ViT it is the
+        whole ViT with its prompts. For Swin it is None.
         """
         if isinstance(self.pyramid, ConvPyramid):
             return nn.ModuleDict({"encoder": self.pyramid.encoder})
@@ -76,13 +76,13 @@ class PyramidNetwork(Segmenter):
 
 
 def build_segmentation(kind: str, settings: CommonSettings, shape: NetworkShape) -> Segmenter:
-    """Build a segmentation network for images of a shape, with weights keyed on the seed.
+    """Build a segmentation network for images of a shape, with initial weights drawn from the seed.
 
     All parts are trained, including a ViT's backbone.
 
     Args:
         kind: ``unet``, ``vit``, ``swin``, ``transunet`` or ``swinunet``.
-        settings: the run's settings, among them the width and the ViT.
+        settings: the run's settings, among them the seed, the width and the ViT.
         shape: the image size and the classes, which include the background.
 
     Raises:

@@ -62,7 +62,7 @@ class PixelClassifier(TokenClassifier):
 
 
 def build_pixel_classifier(settings: CommonSettings, shape: NetworkShape) -> PixelClassifier:
-    """Build the segmentation network that the settings name, with weights keyed on the seed.
+    """Build the segmentation network that the settings name, with weights drawn from the seed.
 
     'auto' is ``unet``. A plugin's builder returns a module that maps images (batch, *input_shape)
     to pixel logits (batch, classes, h, w).

@@ -159,7 +159,11 @@ class PatchExpand(nn.Module):
         self.norm = nn.LayerNorm(after)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Enlarge maps (batch, h, w, before) to (batch, factor * h, factor * w, after)."""
+        """Enlarge maps (batch, h, w, before) to (batch, factor * h, factor * w, after).
+
+        A linear layer turns each cell into ``factor`` by ``factor`` cells, and a layer norm
+        follows.
+        """
         batch, rows, columns, _ = x.shape
         # (batch, row, column, row in cell, column in cell): the two middle axes are swapped, so
         # a cell's rows follow each other; without that the image would be shuffled
@@ -173,8 +177,8 @@ def _swin_blocks(channels: int, size: tuple[int, int], stage: int, heads: int) -
     """Build a stage of Swin-Unet's decoder: two of timm's Swin Transformer blocks.
 
     The stage maps (batch, rows, columns, channels) to the same shape. It works on the grid of the
-    encoder's ``stage``, whose cells have 4 * 2^stage pixels a side. Its attention windows have the
-    encoder's size (``swin_shape``).
+    encoder's ``stage``, in which the side of a cell has 4 * 2^stage pixels. Its attention windows
+    have the encoder's size (``swin_shape``).
 
     Args:
         channels: the channels of the maps.
