@@ -157,8 +157,9 @@ class GLMSite(SiteMethod):
         arrays = lab.arrays()
         centers = arrays[CENTERS].double().numpy()
         deviations = arrays[DEVIATIONS].double().numpy()
-        if not ((deviations > 0).all() and np.isfinite(centers / deviations).all()):
-            raise SiteError(f"site {lab.site}: '{DEVIATIONS}' must be above 0")
+        usable = np.isfinite(deviations).all() and (deviations > 0).all()
+        if not usable or not np.isfinite(centers / deviations).all():
+            raise SiteError(f"site {lab.site}: '{DEVIATIONS}' must be finite and above 0")
         is_linear = self.settings.family == "linear"
         if not is_linear and (centers[0], deviations[0]) != (0.0, 1.0):
             raise SiteError(

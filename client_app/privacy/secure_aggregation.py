@@ -138,8 +138,9 @@ class SecureSite:
 
         Raises:
             SiteError: the site has no keys for this round, or the list of sites is malformed.
-            RefusedError: ``prepare_masking`` refuses, or this round's sum was already unmasked with
-                a different contribution from this site.
+            RefusedError: ``prepare_masking`` refuses; this round's sum was already unmasked with a
+                different contribution from this site; or the site cannot answer, but has answered
+                for the same received arrays before.
             SettingError: the samples of all sites together do not fit into 32 bits.
             CheckpointError: the site's secrets are damaged, or cannot be written.
         """
@@ -153,10 +154,14 @@ class SecureSite:
             secrets.question = self._request_digest(received, secrets)
             secrets.failed = self.summand.failed
             self._sums().refuse_other(secrets.weighed)
+            if self.book and secrets.failed:
+                self.book.refuse_failure_after_answer(secrets.received)
             # Written before anything leaves, so that a restart cannot mask twice with one key
             secrets.write(self.folder)
             if self.book and secrets.failed:
                 self.book.note_failure(secrets.received)
+            elif self.book:
+                self.book.note_answer(secrets.received)
             # Sites that received different models derive different masks, which do not cancel
             bound = bound_to(secrets.context, received, [*numbers, *scaled_metrics])
             masked = mask_arrays(numbers, *secrets.masks(self.site, bound))

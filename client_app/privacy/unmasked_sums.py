@@ -15,7 +15,7 @@ again (docs/threat-model.md, on what 'sums' does not promise).
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import ClassVar
 
@@ -176,18 +176,21 @@ class UnmaskedSums:
 
 @dataclass(frozen=True)
 class UnmaskedSum:
-    """A sum that this hospital has helped to unmask, or to which it has added a masked 0.
+    """A sum to which this hospital has added its masked part, or a masked 0.
 
     Attributes:
         sites: the sites of the sum, sorted; empty until the sum is unmasked.
-        terms: a digest of the settings that scale a site's part of the sum.
+        terms: a digest of the settings that scale a site's part of the sum; empty until the sum is
+            unmasked, unless this site failed.
         failed: whether this site could not answer and added 0.
+        answered: whether this site has masked its own part. Files of older versions lack it.
     """
 
     __pydantic_config__: ClassVar = {"extra": "forbid"}
     sites: list[str]
     terms: str
     failed: bool
+    answered: bool = False
 
 
 @dataclass(frozen=True)
@@ -224,7 +227,7 @@ class SummedBefore:
         before = self._sums().get(self._key(arrays))
         if before is None:
             return
-        if before.terms != self.terms:
+        if before.terms not in ("", self.terms):
             raise RefusedError(
                 "the same weights were summed here before under other settings: both sums "
                 "together would reveal single sites' parts; choose another 'seed', or the same "
@@ -261,6 +264,41 @@ class SummedBefore:
         before = self._sums().get(self._key(arrays))
         return before is not None and before.failed
 
+    def note_answer(self, arrays: str) -> None:
+        """Record that this site masks its own part for these received arrays, before it leaves.
+
+        Sites and settings are recorded when the sum is unmasked (see ``note``).
+
+        Raises:
+            CheckpointError: the file is damaged, or cannot be written.
+        """
+        with self._file().lock():
+            before = self._sums().get(self._key(arrays), UnmaskedSum([], "", False))
+            if not before.answered:
+                self._write(arrays, replace(before, answered=True))
+
+    def refuse_failure_after_answer(self, arrays: str) -> None:
+        """Check that this site, which cannot answer now, has not answered on these arrays before.
+
+        Otherwise a sum with its part and a sum with its 0 could be subtracted. ``arrays`` is the
+        digest of the received arrays.
+
+        Raises:
+            RefusedError: the site has masked its part for these arrays before. That the site cannot
+                answer now is then visible, which tells less than its part.
+            CheckpointError: the record of the sums is damaged.
+        """
+        before = self._sums().get(self._key(arrays))
+        if before is None or before.failed:
+            return
+        # Older versions did not record answers, but the sites of each sum that was unmasked
+        if before.answered or before.sites:
+            raise RefusedError(
+                "this site has answered for the same weights before, and cannot answer now: adding "
+                "nothing would reveal its earlier part by subtraction; look into its log, and "
+                "after the repair begin a run with another 'seed'"
+            )
+
     def note_failure(self, arrays: str) -> None:
         """Record that this site masks 0 for these received arrays, before the zeros leave.
 
@@ -288,12 +326,16 @@ class SummedBefore:
             CheckpointError: the file is damaged, or cannot be written.
         """
         with self._file().lock():
-            sums = dict(self._sums())
-            key = self._key(arrays)
-            sums.pop(key, None)  # reinserted, so that the newest is last
-            sums[key] = UnmaskedSum(list(answered), self.terms, failed)
-            newest = list(sums)[-_KEPT_SUMS:]
-            self._file().write({digest: sums[digest] for digest in newest})
+            self._write(arrays, UnmaskedSum(list(answered), self.terms, failed, not failed))
+
+    def _write(self, arrays: str, entry: UnmaskedSum) -> None:
+        """Replace the record for these arrays. The caller has locked the file."""
+        sums = dict(self._sums())
+        key = self._key(arrays)
+        sums.pop(key, None)  # reinserted, so that the newest is last
+        sums[key] = entry
+        newest = list(sums)[-_KEPT_SUMS:]
+        self._file().write({digest: sums[digest] for digest in newest})
 
     def _key(self, arrays: str) -> str:
         return f"{arrays}{self.about}"

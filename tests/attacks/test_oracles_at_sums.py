@@ -198,6 +198,24 @@ def test_a_site_that_failed_adds_nothing_to_the_same_arrays_later(federation: Fe
     assert one_round(federation, config, moved, run_name="c")["secure/counts"][1] == 0
 
 
+def test_a_site_that_answered_adds_no_zeros_to_the_same_arrays_later(
+    federation: Federation,
+) -> None:
+    """A sum with its part and one with its zeros gave its part; an unmasked sum is not needed."""
+    config = resolve(RUN).as_mapping()
+    asked = {"round": 1, "run_name": "r"}
+    federation.secure(SECURE_KEYS, config, **asked)
+    federation.secure(SECURE_SHARES, config, **asked)
+    secure = {"round": 1, "sites": sorted(SITES), "metrics": [], "arrays": sorted(LOGISTIC)}
+    assert federation.send(VICTIM, "train", config, single(LOGISTIC), secure, **asked) is not None
+    federation.patients(VICTIM, None)
+    reason = refused_again(federation, config)
+    assert reason.endswith("this site could not answer; its own log says why")
+    assert "answered for the same weights before" in log_of(federation)
+    federation.patients(VICTIM, table())
+    assert one_round(federation, config, LOGISTIC, run_name="b")["secure/counts"][1] == 0
+
+
 def test_fewer_patients_than_declared_fail_until_they_are_counted_again(
     federation: Federation,
 ) -> None:
