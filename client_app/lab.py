@@ -138,8 +138,9 @@ class Lab:
     def state(self, prefix: str = "") -> dict[str, Tensor]:
         """Return this site's stored arrays whose names begin with ``prefix``, without the prefix.
 
-        The method stored these arrays in its last phase. The optimiser's moments are left out,
-        because ``fit`` handles them itself. The result is empty if nothing was stored.
+        They are the arrays that the site stored in its last phase before this message. The
+        optimiser's moments are left out, because ``fit`` handles them itself. The result is empty
+        if nothing was stored, or if no name matches.
         """
         kept = {}
         for name, array in self.stored_state.items():
@@ -151,8 +152,8 @@ class Lab:
         """Return the arrays that were stored with this site's last reply that the server used.
 
         The server's sums do not contain a reply that was lost, refused or late, so the arrays
-        stored with that reply must not count. The returned arrays also go into ``counted``, and are
-        stored again with this reply in addition to the new arrays.
+        stored with that reply must not count. The returned arrays also go into ``counted``. They
+        are stored once more with this reply, beside the new arrays, in case this reply is lost.
         """
         if self.state_files.is_counted(self.instruction):
             newest = self.state()
@@ -219,10 +220,11 @@ class Lab:
         aside: tuple[str, ...] = (),
         stays: bool = False,
     ) -> None:
-        """Train ``network`` in place, add its training loss to the metrics, and note it as trained.
+        """Train ``network`` in place, and add its training loss to the metrics.
 
-        ``pack`` then measures the trained network again. If epochs or the optimiser span rounds,
-        training continues from the stored state of the last round.
+        If the method then returns the network in its ``Outgoing``, ``pack`` measures it again. If
+        epochs or the optimiser span rounds, training continues from the stored state of the last
+        round.
 
         Args:
             network: on the compute device.
@@ -238,9 +240,9 @@ class Lab:
             settings: the length and the optimiser of the training; None for the run's.
             split: the samples; None for the site's training samples.
             steps: the number of optimiser steps; 0 for the number in ``settings``.
-            aside: a key that names the training of another model than the site's own, such as
-                ("head",). Then no loss is reported, no optimiser state is stored, and the model is
-                not measured as the trained one.
+            aside: a key that names a further training in the same phase, such as ("head",). Its
+                loss is not reported, its optimiser is not stored, and ``pack`` does not measure its
+                network. Empty for the main training.
             stays: whether the model, and everything made from it, stays at the site. Then a private
                 run trains it without noise.
 
@@ -286,10 +288,10 @@ class Lab:
     ) -> None:
         """Set the hospital's minimums, class weights and, in a private run, DP-SGD on a training.
 
-        DP-SGD is charged to the ledger. A model that stays at the site gets no noise and costs
-        nothing, because nothing that is made from it leaves. Under the hospital's own cap on
-        epsilon it also needs no minimum number of steps. ``aside`` is the key of ``fit``: empty for
-        the site's own model.
+        DP-SGD is charged to the privacy ledger. A model that stays at the site gets no noise and
+        costs nothing, because nothing that is made from it leaves. Under the hospital's own cap on
+        epsilon it also needs no minimum number of steps. ``aside`` is the key of ``fit``, which is
+        empty for the main training.
 
         Raises:
             RefusedError: the private batches are too small, or a cap on epsilon is reached
@@ -321,10 +323,11 @@ class Lab:
     def measure_splits(
         self, network: SiteNetwork, model: str, splits: tuple[str, ...]
     ) -> dict[str, float]:
-        """Measure a model on splits of the site's data. The method chooses the networks to measure.
+        """Measure a model on splits of the site's data, and return its metrics.
 
-        A split without samples is left out. If a network is measured on only some labels, a split
-        with fewer than 'privacy.sums-min-count' samples of these labels is left out too.
+        The method's ``measured`` may put other networks in place of ``network``, or add further
+        ones. A split without samples is left out. If a network is measured on only some labels, a
+        split with fewer than 'privacy.sums-min-count' samples of these labels is left out too.
 
         If the hospital has its own cap on epsilon, the result is always empty. Instead, each
         sample's part in the metrics is recorded, and ``pack`` adds noise to the sums of the parts.
@@ -356,11 +359,12 @@ class Lab:
     def _measure_split(self, measured: Measured, model: str, split: str) -> dict[str, float]:
         """Return a network's metrics on one split, by their names in the reply.
 
-        The result is empty if the split has no samples, or if ``measured.within`` limits the labels
-        and fewer than 'privacy.sums-min-count' samples have them. With ``measured.names``, only the
-        metrics named there are returned, under the given names. Without it, the final evaluation's
-        test split also gets outcome counts. ``model`` is "incoming" or "trained"; it only seeds the
-        dropout draws.
+        The result is empty if the split has no samples. If ``measured.within`` limits the labels,
+        it is also empty if fewer than 'privacy.sums-min-count' samples have these labels.
+
+        With ``measured.names``, only the metrics named there are returned, under the given names.
+        Without it, the final evaluation's test split also gets outcome counts. ``model`` is
+        "incoming" or "trained", and only seeds the dropout draws.
         """
         samples: Split = getattr(self.silo, split)
         fewest = 1

@@ -87,8 +87,8 @@ class OpenedSite:
 
         Raises:
             DataError: the data cannot be read.
-            SiteError: a class has fewer samples than declared, or the task, the features or the
-                classes changed.
+            SiteError: a class has fewer samples than declared; or the task, the shapes, the
+                features, the classes or the schema changed.
             RefusedError: there are fewer training samples than the hospital's own minimum.
         """
         declared = self.stand_in
@@ -134,17 +134,19 @@ def open_site(context: Context, with_data: bool = True) -> OpenedSite:
 
     Args:
         context: Flower's context of the message.
-        with_data: False if a hospital at trust 'sums' should get zero samples, in the counts that
-            it declared, instead of its data.
+        with_data: True for the real data. If False, a hospital at trust 'sums' gets zero samples in
+            their place, in the numbers that it has declared. Any other site gets its data all the
+            same.
 
     Raises:
         RefusedError: the run's folds or sampling choose among a real hospital's samples, which
             could reveal one sample by comparison; a required 'state-dir' is missing; the hospital
-            has a cap on epsilon, but the run is not private; or consent to send folder names is
-            missing.
-        SettingError: settings of differential privacy contradict each other, or the labels are for
-            another task than the run.
-        SiteError: the node config names no site.
+            has a cap on epsilon, but the run is not private; consent to send folder names is
+            missing; too many declarations are stored; or the declared data are fewer than the
+            hospital's minimum.
+        SettingError: a setting is invalid, settings of privacy contradict each other, or the labels
+            are for another task than the run.
+        SiteError: the node config names no site, or the data no longer match their declaration.
         DataError: the data cannot be read.
         CheckpointError: the stored declaration of the data is damaged, or cannot be written.
     """
@@ -268,8 +270,9 @@ def _load(name: str, settings: CommonSettings, context: Context) -> Silo:
     If 'data-dir' is empty or unreadable, the error says so too.
 
     Raises:
-        DataError: the files are unusable. The error names only files that the data set itself
-            names, because other file names may identify a patient.
+        DataError: the files are unusable. If its text names files that were found, it is a
+            FileNamesError, which a real site never sends, because file names may identify a
+            patient.
         OSError: a simulated site's files cannot be opened.
     """
     note_opening()
