@@ -407,17 +407,19 @@ class Lab:
         key: tuple[str, ...],
         metrics: Collection[str] | None = None,
     ) -> None:
-        """Record each sample's part, from 0 to 1, in the metrics; ``pack`` adds noise to the sums.
+        """Record each sample's part in a split's metrics; ``pack`` later adds noise to their sums.
 
-        Nothing is recorded if the metrics of the split may not leave, or if this site's reported
-        count for the split is 0. The reported count decides, because the true count must stay
-        hidden, even if it is 0.
+        A part is a sample's contribution to a metric, scaled to 0 to 1. It goes into
+        ``sample_parts``. Nothing is recorded if the metrics of the split may not leave, or if this
+        site's reported count for the split is 0. The reported count decides, because the true count
+        must stay hidden, even if it is 0.
 
         Args:
             network: the received network.
             split: "val" or "test".
             key: keys of the dropout seed in addition to round and site.
-            metrics: some of the metrics that the task always has; None for all of them.
+            metrics: the names of the metrics to record; None for all metrics that can get noise in
+                the run's task.
         """
         reported = sum(self.session.reported.get(split, ()))
         if not reported or split not in self.session.measured_splits():

@@ -75,8 +75,8 @@ class MaskedPart:
         At a hospital that declares its data, the check comes before the data are opened. Afterwards
         nothing may be refused, because a refusal could depend on a patient. Checked are the
         message's record, the bounds of the metrics, the requested arrays, and the rules of
-        ``SecureSite.prepare_masking``. If the method proves its sums, the message must also ask for
-        the sum that the method computes to be next.
+        ``SecureSite.prepare_masking``. If the server must prove the sums of the method, the message
+        must also ask what the method itself computes from the last sum.
 
         Raises:
             FedsiloError: the sum is impossible or reveals too much. The error names site and round.

@@ -140,10 +140,10 @@ def open_site(context: Context, with_data: bool = True) -> OpenedSite:
 
     Raises:
         RefusedError: the run's folds or sampling choose among a real hospital's samples, which
-            could reveal one sample by comparison; a required 'state-dir' is missing; the hospital
-            has a cap on epsilon, but the run is not private; consent to send folder names is
-            missing; too many declarations are stored; or the declared data are fewer than the
-            hospital's minimum.
+            could reveal one sample by comparison. Also raised if a required 'state-dir' is missing,
+            if the hospital has a cap on epsilon but the run is not private, if consent to send
+            folder names is missing, if too many declarations are stored, or if a hospital that
+            declares its data has fewer samples than its own minimum.
         SettingError: a setting is invalid, settings of privacy contradict each other, or the labels
             are for another task than the run.
         SiteError: the node config names no site, or the data no longer match their declaration.

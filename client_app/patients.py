@@ -70,14 +70,11 @@ class PatientPrivacy:
         return steps_of(samples, settings, floor)
 
     def means(self) -> PrivateMeans | None:
-        """Charge the ledger for one set of class means, and return what adds their noise.
+        """Charge the ledger for one set of class means, and return the object that adds noise.
 
-        The mechanism adds noise to the means. The rows that are averaged are clipped to
-        'privacy.statistics-clip-norm', and 'privacy.statistics-noise' decides the noise.
-
-        Returns:
-            The mechanism. None if the run is not private. Then nothing is charged, and exact means
-            may leave.
+        The rows that are averaged are clipped to 'privacy.statistics-clip-norm', and
+        'privacy.statistics-noise' decides the noise. If the run is not private, nothing is charged,
+        the result is None, and exact means may leave.
 
         Raises:
             EpsilonSpentError: the means would exceed a cap on epsilon. Nothing is charged then.
