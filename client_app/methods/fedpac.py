@@ -37,7 +37,7 @@ class FedPACSite(FedRepSite):
 
         ``received/<class>`` (d + 1,) holds the mean embedding by the received network, and its mean
         squared length. ``prototype/<class>`` (d,) holds the mean embedding by the trained network.
-        Classes with too few training samples have neither. Nothing is stored.
+        Classes with too few training samples have neither. The method stores no arrays at the site.
         """
         network = cast(TokenClassifier, lab.open())
         lab.measure(network)

@@ -107,10 +107,12 @@ class PICSRSite(SiteMethod):
     def measured(self, lab: Lab, network: SiteNetwork) -> Iterable[Measured]:
         """Return the network to measure, as a list of one.
 
-        In the router stage two things are added. If a split has at least
-        'picsr.prototype-min-count' samples and at least the hospital's 'sums-min-count', its
-        metrics include the router's weights for each expert. Each single prediction also gets the
-        weight of each expert, as ``weight.<site>``.
+        In the router stage the network also reports how its router (which weighs the sites'
+        experts) weighs each expert:
+
+        - Each single prediction gets the weight of each expert, as ``weight.<site>``.
+        - A split's metrics get a summary of these weights, if the split has at least
+          'picsr.prototype-min-count' samples, and at least the hospital's 'sums-min-count'.
         """
         if _stage(lab) != ROUTING_STAGE:
             return [Measured(network)]
