@@ -97,7 +97,7 @@ Guard = Callable[[Answering], AbstractContextManager[None]]
 
 @app.query("hello")
 def hello(message: Message, context: Context) -> Message:
-    """Answer with this site's name, label counts and data fingerprints; no sample leaves."""
+    """Answer with the facts that this site may tell of itself and its data; no sample leaves."""
     return _reply(message, context, _hello)
 
 
@@ -112,7 +112,7 @@ def survey(message: Message, context: Context) -> Message:
 
 @app.train()
 def train(message: Message, context: Context) -> Message:
-    """Answer one phase of a round, which may be any phase of the run's method."""
+    """Answer one phase of a round: any phase of the run's method, or of secure aggregation."""
     return _reply(message, context, _phase)
 
 
@@ -149,8 +149,8 @@ def _hello(answering: Answering) -> RecordDict:
     """Answer a hello (the server's question before round 1) with the site's facts.
 
     The facts are the site's name, its task, the label counts that may leave, and its software. The
-    session is always opened anew for them. The server's version is checked first. The site's name
-    precedes the text of any FedsiloError.
+    session is always opened anew. The server's version is checked first. The site's name precedes
+    the text of any FedsiloError.
     """
     from fedsilo.client_app.hello import site_facts
     from fedsilo.client_app.session import session_of
@@ -197,12 +197,12 @@ def _reply(message: Message, context: Context, answer: Answer) -> Message:
     Guards are context managers around ``answer``: each checks the message first, and then what
     leaves, in reverse order. From the outside to the inside they are:
 
-    - at a site with a site file, the file's rules, and a check that the privacy ledger is the
-      newest,
-    - at a real site, the secret sum, which hides failures, and the hospital's limits and quotas.
+    - At a site with a site file: the file's rules, and a check that the privacy ledger is the
+      newest.
+    - At a real site: the secret sum, which hides failures, and the hospital's limits and quotas.
 
-    Then a site with a site file writes a line to its audit log. Last, a real site bundles the
-    reply's arrays (joins each record's arrays into one).
+    Then a site with a site file writes a line to its audit log. Last, a real site bundles the reply
+    (joins the arrays of each record into one).
 
     Args:
         message: the server's message.
@@ -356,11 +356,12 @@ def _log(
     """Write the line about a message to the audit log, and return the reply that may leave.
 
     The line says whether the message was answered, refused (``error`` is a RefusedError) or failed.
-    After that, ``reply`` is returned.
+    Once it is written, ``reply`` is returned.
 
     If the line cannot be written, an error reply leaves instead, because nothing may leave
-    unlogged. It has the code and the text of the log's own error. If ``reply`` is an error reply,
-    it keeps its code and text, and the log's error is appended, unless both texts are equal.
+    unlogged. It has the code and the text of the log's own error. If ``reply`` is an error reply
+    itself, it keeps its code and text, and the text of the log's error is appended, unless both
+    texts are equal.
 
     Args:
         answering: the message. Its ``opened.why`` is logged even if the reply gives no reason.

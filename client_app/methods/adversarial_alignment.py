@@ -129,10 +129,10 @@ class Aligner:
     def _add_alignment_gradients(self, own: Tensor, share: float) -> None:
         """Add the gradients of the weighted alignment loss to the network's gradients (eq. 3).
 
-        The loss is small if no discriminator can tell which site the embeddings come from: this
-        site's discriminator D and those of the other sites each take them for their own site's. If
-        the other sites' discriminators were not received, 1 - D takes their place. If they were,
-        they see the embeddings with the noise of embeddings that leave.
+        The loss is -E log D plus the mean of -E log D' over the other sites. D is this site's
+        discriminator, and D' is that of another site. So an embedding should look like one of each
+        site. If no D' was received, 1 - D takes its place. A received D' sees the embeddings with
+        the noise that they have when they leave.
 
         Args:
             own: the embeddings (n, c) of this part of the batch.

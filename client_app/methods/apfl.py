@@ -46,9 +46,9 @@ class APFLSite(SiteMethod):
     def _joint_loss(self, batch: Batch, w: TokenClassifier, v: TokenClassifier) -> Tensor:
         """Compute the global model w's loss plus the loss of a mixture of w and the own model v.
 
-        The mixture is alpha v + (1 - alpha) w, where alpha is 'apfl.mixing-alpha', and contains w
-        as a constant. So w is trained only by its own loss, and v only by the loss of the mixture.
-        Both losses use w's criterion.
+        The mixture is alpha v + (1 - alpha) w, where alpha is 'apfl.mixing-alpha'. w is a constant
+        in it. So w is trained only by its own loss, and v only by the loss of the mixture. Both
+        losses use w's criterion.
 
         Args:
             batch: the inputs and labels, and the losses to use.

@@ -186,8 +186,8 @@ class FedAlignCLSite(SiteMethod):
     def _embedding_count(self, lab: Lab) -> int:
         """Return the number of embeddings to send: as requested, at most 'shared-embeddings'.
 
-        The number is 0 if the next round does not align. A negative request counts as 0. Whether
-        the site has that many samples is not checked here.
+        The number is 0 if the next round does not align embeddings, and so does not need them. A
+        negative request counts as 0. Whether the site has that many samples is not checked here.
         """
         used = epoch_of(lab.instruction.round + 1, lab.common)
         if not self.settings.aligns(used):

@@ -55,8 +55,9 @@ class FedEFMSite(DecentralisedSite):
     def distil(self, lab: Lab) -> Outgoing:
         """Train the silo's own model by distillation from copies of it that neighbours trained.
 
-        The received mean is measured first, if the server asks for it. Without received copies, as
-        in round 1, the network's usual loss is used. The trained model is sent and stored.
+        The received mean of the silos' models is measured first, if the server asks for metrics.
+        The own model then starts from the weights of ``_start``. Without received copies, as in
+        round 1, the network's usual loss is used. The trained model is sent and stored.
         """
         network = cast(TokenClassifier, lab.open())
         lab.measure(network)

@@ -189,10 +189,11 @@ class GLMSite(SiteMethod):
         return patients.design(*self._units(lab), self.settings)
 
     def _refuse_concentrated_run(self, lab: Lab, x: Floats, y: Outcomes, beta: Floats) -> None:
-        """Check the spread of the sums, and that no earlier message of this run failed the check.
+        """Check that the sums do not rest on only a few patients, and never did in this run.
 
-        At trust 'sums' the server learns how many sites failed. If a site went on, a server could
-        bisect coefficients until they are where that number changes, which depends on patients.
+        A failed check is noted in the run's folder, and all later messages of the run are refused.
+        Otherwise, as the server learns at trust 'sums' how many sites failed, it could search for
+        the coefficients at which that number changes. They depend on patients.
 
         Raises:
             RefusedError: the sums rest on too few patients, now or earlier in this run.

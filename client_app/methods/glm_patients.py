@@ -275,7 +275,7 @@ def _event_faults(events: Floats, needed: int) -> Iterator[str]:
 
 
 def _category_faults(categories: Mapping[str, Floats], floor: int) -> Iterator[str]:
-    """Yield a sentence for each column of which one category has too few patients.
+    """Yield a sentence for each column in which one of two categories has too few patients.
 
     Only columns with exactly two values have categories. Missing values are not counted.
 

@@ -35,8 +35,8 @@ class RoundSum:
     Attributes:
         sites: the sites of the sum, sorted; empty if no sum of the round is unmasked.
         weighed: a digest of the numbers that this site masked.
-        question: a digest of the server's request; empty in a simulation, or if an older version
-            has not stored it.
+        question: a digest of the server's request; empty at a site that does not declare its data,
+            or if an older version has not stored it.
         seals: the seals of all sites' parts, in the order of ``sites``, if the method proves its
             sums (``strategies.wire.sum_proofs``).
     """
