@@ -170,7 +170,7 @@ def pack(lab: Lab, outgoing: Outgoing) -> RecordDict:
     """Store the arrays that stay at the site, and build the reply from the arrays that leave.
 
     - If the server asks for metrics, and ``outgoing.network`` is the network that ``fit`` trained,
-      it is measured on validation data first.
+      this network is measured on validation data first.
     - Arrays leave only if the server expects arrays. They are those in ``outgoing.send`` or, if it
       is None, the network's exchanged arrays.
     - In a run with secure aggregation, the arrays leave masked. At trust 'sums' a masked part with

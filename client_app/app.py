@@ -317,8 +317,8 @@ def _failure(message: Message, context: Context, error: Exception, opened: Opene
     """Build the error reply to a message: an error code and a one-line reason.
 
     A real site writes the full reason to its own log. The reply hides the reason if patients' data
-    were opened and the server may not see this site's single answers. Then it has a constant text,
-    except that an EpsilonSpentError keeps its text, and ``opened.why`` gets the real reason.
+    were opened and the server may not see this site's single answers. Then its code and text are
+    constant, except those of an EpsilonSpentError, and ``opened.why`` gets the real reason.
     """
     reason = _reason(error, context)
     if "site" in context.node_config:  # in a simulation the server's own log line is enough

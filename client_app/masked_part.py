@@ -124,8 +124,8 @@ class MaskedPart:
         """Check that this site did not fail in an earlier answer to the same received arrays.
 
         Failed sites add 0 to a sum. If this site answered now, the difference between the two sums
-        would reveal its own part. A simulated site keeps no record of failures, so it always
-        passes.
+        would reveal its own part. A simulated site keeps no record of failures, so nothing is
+        checked there.
 
         Raises:
             SiteError: the site failed on these arrays before, or the message has no record of

@@ -130,9 +130,9 @@ class Aligner:
         """Add the gradients of the weighted alignment loss to the network's gradients (eq. 3).
 
         The loss is -E log D plus the mean of -E log D' over the other sites. D is this site's
-        discriminator, and D' is that of another site. So an embedding should look like one of each
-        site. If no D' was received, 1 - D takes its place. A received D' sees the embeddings with
-        the noise that they have when they leave.
+        discriminator, and D' is that of another site. So the network learns embeddings that every
+        discriminator takes for its own site's. If no D' was received, 1 - D takes its place. A
+        received D' sees the embeddings with the noise that they have when they leave.
 
         Args:
             own: the embeddings (n, c) of this part of the batch.

@@ -25,11 +25,12 @@ class APFLSite(SiteMethod):
         return lab.classifier(mixture(lab.state() or w, w, self.settings.mixing_alpha))
 
     def train(self, lab: Lab) -> Outgoing:
-        """Train the global model w on its own loss and the own model v on the mixture's loss.
+        """Train the global model w on its own loss, and the own model v on their mixture's loss.
 
-        Both train on the same batches, with two optimisers of the same settings. In the site's
-        first round v starts from the received weights. w is sent and v is stored. The network ends
-        with the mixture's weights, so the mixture is measured.
+        The mixture is alpha v + (1 - alpha) w ('apfl.mixing-alpha'). Both models train on the same
+        batches, with two optimisers that have the same settings. In the site's first round v starts
+        from the received weights. w is sent and v is stored. The network ends with the mixture's
+        weights, so the mixture is measured.
         """
         network = cast(TokenClassifier, lab.open())
         lab.measure(network)

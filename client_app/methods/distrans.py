@@ -30,10 +30,10 @@ class DisTransSite(SiteMethod):
     def open(self, lab: Lab) -> SiteNetwork:
         """Build the two-channel network, on the compute device, with the received weights.
 
-        The network sees each image twice, moved towards and away from an offset, an array of the
-        image's size. The offset is this site's own. If offsets stay at the sites, it is the stored
-        one or, in the first round, one drawn from the site's own seed. Otherwise it is the received
-        one.
+        The network sees each image twice: once moved towards an offset and once away from it. The
+        offset, an array of the image's size, is this site's own. If offsets stay at the sites, it
+        is the stored one or, in the first round, one drawn from the site's own seed. Otherwise it
+        is the received one.
 
         Raises:
             SettingError: the network's head cannot be doubled, or the arrays do not fit the

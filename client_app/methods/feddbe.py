@@ -46,11 +46,13 @@ class FedDBESite(SiteMethod):
     def train(self, lab: Lab) -> Outgoing:
         """Train the network together with the site's bias, near the mean feature of all sites.
 
-        The bias is a learned vector that this site adds to its tokens. In place of the mean
-        feature, the message has zeros until the server knows it. In that case only the network is
-        trained, and the site sends the mean feature of its own samples. Later the site sends the
-        received mean feature back unchanged. In both cases the network is sent, and the bias is
-        stored at the site.
+        The bias is a learned array that this site adds to its tokens.
+
+        - Until the server knows the mean feature, the message has zeros in its place. Only the
+          network is trained, and the site sends the mean feature of its own samples.
+        - Later both are trained, and the site sends the received mean feature back unchanged.
+
+        In both cases the network is sent, and the bias is stored at the site.
         """
         network, mean = cast(BiasedNetwork, lab.open()), lab.arrays()[MEAN]
         lab.measure(network)

@@ -30,7 +30,7 @@ class FedDynSite(SiteMethod):
         most 5. A site whose minimum is 0 or 1 passes.
 
         Raises:
-            RefusedError: some of these steps have no effect on the result.
+            RefusedError: some of these steps have too little effect on the result.
         """
         least, alpha = session.limits.minimum_steps_per_reply, self.settings.regularisation_alpha
         refuse_forgetful(session.settings, least, alpha)

@@ -25,7 +25,7 @@ class FedProxSite(SiteMethod):
         most 5. A site whose minimum is 0 or 1 passes.
 
         Raises:
-            RefusedError: some of these steps have no effect on the result.
+            RefusedError: some of these steps have too little effect on the result.
         """
         least, mu = session.limits.minimum_steps_per_reply, self.settings.proximal_mu
         refuse_forgetful(session.settings, least, mu)

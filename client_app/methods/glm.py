@@ -192,8 +192,8 @@ class GLMSite(SiteMethod):
         """Check that the sums do not rest on only a few patients, and never did in this run.
 
         A failed check is noted in the run's folder, and all later messages of the run are refused.
-        Otherwise, as the server learns at trust 'sums' how many sites failed, it could search for
-        the coefficients at which that number changes. They depend on patients.
+        At trust 'sums' the server learns how many sites failed. Without this rule it could search
+        for the coefficients at which that number changes. These coefficients depend on patients.
 
         Raises:
             RefusedError: the sums rest on too few patients, now or earlier in this run.

@@ -44,10 +44,11 @@ class MoonSite(SiteMethod):
         return lab.compute.place(network)
 
     def train(self, lab: Lab) -> Outgoing:
-        """Train with representations near the global model's, far from the last own model's.
+        """Train towards the global model's representations, and away from the last own model's.
 
-        In the site's first round there is no previous model, and the network's own loss is used.
-        The trained network and its projection head are sent, and stored as the next previous model.
+        In the site's first round there is no last own model, and the network's own loss is used.
+        The trained network and its projection head are sent, and are stored as the last own model
+        for the next round.
         """
         network = cast(TokenClassifier, lab.open())
         lab.measure(network)

@@ -110,8 +110,8 @@ class PICSRSite(SiteMethod):
     def measured(self, lab: Lab, network: SiteNetwork) -> Iterable[Measured]:
         """Return the network to measure, as a list of one.
 
-        In the router stage the network also reports how its router (which weighs the sites'
-        experts) weighs each expert:
+        In the router stage the network predicts with all sites' experts (classifiers), and a router
+        weighs them. The measurement then also has the router's weights:
 
         - Each single prediction gets the weight of each expert, as ``weight.<site>``.
         - A split's metrics get a summary of these weights, if the split has at least

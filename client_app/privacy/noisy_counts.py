@@ -69,9 +69,9 @@ def noisy_counts(
 
     - For data that were never reported before, the ledger is charged, and then the noise is drawn
       and stored.
-    - For data that were reported before, the stored counts are returned unchanged.
-    - If the hospital has paid for a new draw (``draw_again``), new noise is drawn and stored first,
-      without a further charge.
+    - For data that were reported before, the stored counts are returned. Only if the hospital has
+      paid for a new draw (``draw_again``), new noise is drawn and stored first, without a further
+      charge.
 
     Args:
         exact: the true number of samples of each class, by split.
