@@ -218,7 +218,7 @@ def pack(lab: Lab, outgoing: Outgoing) -> RecordDict:
 
 
 def _plain_record(lab: Lab, leaving: Arrays) -> ArrayRecord:
-    """Pack arrays as float32 for a reply without masks; updates are compressed if the run says so.
+    """Pack unmasked arrays as float32, with compressed updates if the run compresses them.
 
     An update is a weight minus the received array of the same name. In a compressed run updates
     leave in place of the weights, and all other arrays leave unchanged.

@@ -164,8 +164,8 @@ def _hello(answering: Answering) -> RecordDict:
 def _summary(answering: Answering) -> RecordDict:
     """Answer a survey (a question about the data before a run) with counts that describe the data.
 
-    The site file decides which counts may leave. The server's version is checked first. The site's
-    name precedes the text of any FedsiloError.
+    At a hospital the site file decides which counts may leave. The server's version is checked
+    first. The site's name precedes the text of any FedsiloError.
     """
     from fedsilo.client_app.summary.survey_answer import answer_survey
 

@@ -257,8 +257,8 @@ class SummedBefore:
     def has_failed(self, arrays: str) -> bool:
         """Tell whether this site has added 0 to a sum of these received arrays, because it failed.
 
-        Then it must add 0 again, because the difference between the two sums would be its own part.
-        ``arrays`` is the digest of the received arrays.
+        If so, it must add 0 again, because the difference between the two sums would be its own
+        part. ``arrays`` is the digest of the received arrays.
 
         Raises:
             CheckpointError: the record of the sums is damaged.
