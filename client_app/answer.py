@@ -312,8 +312,9 @@ def _store(lab: Lab, keep: Arrays) -> bool:
     they were stored before.
 
     Nothing is written if ``keep`` is empty and the training left nothing to continue from. A
-    hospital that declares its data is the exception: it writes a state after each phase of the
-    method. A failed site does so too, and the replies must look alike.
+    hospital that declares its data is the exception: it then writes a state with ``lab.counted``
+    after each phase of the method. A failed site writes a state too, and the replies must look
+    alike.
 
     Raises:
         SiteError: an array is not finite, because training diverged. Under the hospital's own cap

@@ -138,9 +138,10 @@ class Lab:
     def state(self, prefix: str = "") -> dict[str, Tensor]:
         """Return this site's stored arrays whose names begin with ``prefix``, without the prefix.
 
-        They are the arrays that the site stored in its last phase before this message. The
-        optimiser's moments are left out, because ``fit`` handles them itself. The result is empty
-        if nothing was stored, or if no name matches.
+        They are the arrays that the site stored in its last phase before this message. Without a
+        prefix, the result also has arrays that ``counted_state`` stored again, as
+        ``counted/<name>``. The optimiser's moments are left out, because ``fit`` handles them
+        itself. The result is empty if nothing was stored, or if no name matches.
         """
         kept = {}
         for name, array in self.stored_state.items():
@@ -152,8 +153,9 @@ class Lab:
         """Return the arrays that were stored with this site's last reply that the server used.
 
         The server's sums do not contain a reply that was lost, refused or late, so the arrays
-        stored with that reply must not count. The returned arrays also go into ``counted``. They
-        are stored once more with this reply, beside the new arrays, in case this reply is lost.
+        stored with such a reply must not count. The returned arrays also go into ``counted``. They
+        are stored once more with this reply, beside the new arrays, in case this reply is lost. The
+        result is empty if the server has used no reply of this site yet.
         """
         if self.state_files.is_counted(self.instruction):
             newest = self.state()
@@ -196,7 +198,9 @@ class Lab:
         """Measure the received model on validation and test data; add the results to ``metrics``.
 
         The keys are ``incoming.val.<metric>`` and ``incoming.test.<metric>``. A split without
-        samples adds no metrics. If the server did not ask for metrics, nothing is measured.
+        samples adds no metrics. If the server did not ask for metrics, nothing is measured. If the
+        hospital has its own cap on epsilon, ``measure_splits`` records the parts of single samples,
+        and nothing is added to ``metrics``.
 
         Args:
             network: the network of the received model, on the compute device.
@@ -224,7 +228,7 @@ class Lab:
 
         If the method then returns the network in its ``Outgoing``, ``pack`` measures it again. If
         epochs or the optimiser span rounds, training continues from the stored state of the last
-        round.
+        round. In a private run the moments of a model that stays never span rounds.
 
         Args:
             network: on the compute device.

@@ -87,7 +87,7 @@ class OpenedSite:
 
         Raises:
             DataError: the data cannot be read.
-            SiteError: a class has fewer samples than declared; or the task, the shapes, the
+            SiteError: a class has fewer samples than declared; or the task, the input shape, the
                 features, the classes or the schema changed.
             RefusedError: there are fewer training samples than the hospital's own minimum.
         """
@@ -194,7 +194,7 @@ def _run_settings(context: Context) -> CommonSettings:
     an error would depend on a patient.
 
     Raises:
-        RefusedError: the run chooses among the site's samples without 'allow-folds'; or the
+        RefusedError: the run chooses among a real site's samples without 'allow-folds'; or the
             hospital has a cap on epsilon, but the run adds no noise, so its epsilon would be
             infinite.
         SettingError: a value of the run or of the node config is invalid.

@@ -27,10 +27,10 @@ class APFLSite(SiteMethod):
     def train(self, lab: Lab) -> Outgoing:
         """Train the global model w on its own loss, and the own model v on their mixture's loss.
 
-        The mixture is alpha v + (1 - alpha) w ('apfl.mixing-alpha'). Both models train on the same
-        batches, with two optimisers that have the same settings. In the site's first round v starts
-        from the received weights. w is sent and v is stored. The network ends with the mixture's
-        weights, so the mixture is measured.
+        The mixture is alpha v + (1 - alpha) w ('apfl.mixing-alpha'). If the server asks for
+        metrics, the mixture is measured before and after the training. Both models train on the
+        same batches, with two optimisers that have the same settings. In the site's first round v
+        starts from the received weights. w is sent and v is stored.
         """
         network = cast(TokenClassifier, lab.open())
         lab.measure(network)

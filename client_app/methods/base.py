@@ -108,8 +108,8 @@ class SiteMethod(ABC):
 
         - An evidential network also gets its vacuity (``evidence_of``) and, in the final evaluation
           with enough test samples, its accuracy by confidence and by vacuity.
-        - If the run's partition leaves silos without some labels, a model that stays at the site is
-          also measured on only the labels that the site has (``on_own_labels``).
+        - If 'split.partition' is "unseen", the final evaluation also measures a model that stays at
+          the site on only the labels that the site was trained on (``on_own_labels``).
 
         The caller measures each network before it requests the next one.
         """

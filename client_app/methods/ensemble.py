@@ -27,7 +27,8 @@ class EnsembleSite(LocalSite):
     def train(self, lab: Lab) -> Outgoing:
         """Train the site's own model, and store it for the next round.
 
-        The trained model is also sent, but only if the server asks for arrays.
+        The model is measured first, if the server asks for metrics. The trained model is also sent,
+        but only if the server asks for arrays.
         """
         network = lab.open()
         lab.measure(network)

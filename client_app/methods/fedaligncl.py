@@ -71,7 +71,8 @@ class FedAlignCLSite(SiteMethod):
           epochs, and if no other site's embeddings were received.
         - In round 1 the network is first pretrained, if 'fedaligncl.pretraining-epochs' is above 0.
 
-        The weights leave with noise and, if the server asks for them, embeddings with noise.
+        The weights leave with noise ('fedaligncl.noise-variance'). If the server asks for
+        embeddings, they leave with noise too.
 
         Raises:
             SiteError: received embeddings or discriminators are unusable, or the training diverged.

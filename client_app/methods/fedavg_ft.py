@@ -38,9 +38,9 @@ class FedAvgFTSite(SiteMethod):
 
         - If it expects arrays, the received global model is trained and sent (``train_shared``).
         - If it expects none, the network from ``open`` is trained with
-          'fedavg-ft.finetune-learning-rate', without noise, because it stays here. It begins as the
-          received global model or, if none was sent, as the stored own model. The result is stored
-          as the own model, and no arrays are sent.
+          'fedavg-ft.finetune-learning-rate', without noise, because it stays at the site. It begins
+          as the received global model or, if none was sent, as the stored own model. The result is
+          stored as the own model, and no arrays are sent.
 
         In both cases the network is first measured if the server asks for metrics.
 

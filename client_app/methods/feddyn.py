@@ -24,7 +24,7 @@ class FedDynSite(SiteMethod):
     trains_stacked = True
 
     def admit(self, session: SiteSession) -> None:
-        """Reject an alpha so large that each step cancels the previous ones.
+        """Reject an alpha so large that each training step undoes the steps before it.
 
         ``refuse_forgetful`` tries as many steps as the hospital's 'minimum-steps-per-reply', at
         most 5. A site whose minimum is 0 or 1 passes.

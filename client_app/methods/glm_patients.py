@@ -50,13 +50,13 @@ class Patients:
         return np.isnan(np.column_stack(values))
 
     def in_units(self, centers: Floats, deviations: Floats) -> Floats:
-        """Return outcome and columns in the server's units, (n, k); the outcome comes first.
+        """Return the outcome and then the columns in the server's units, (n, k).
 
         Missing values stay NaN.
 
         Args:
-            centers: subtracted from outcome and columns, (k,).
-            deviations: then divide them, (k,).
+            centers: the numbers to subtract from outcome and columns, (k,).
+            deviations: the numbers by which the differences are divided, (k,).
         """
         return (np.column_stack([self.outcome, self.columns]) - centers) / deviations
 
@@ -66,7 +66,8 @@ class Patients:
         """Return the design matrix (n, k) of the regression, and the outcomes of its n patients.
 
         The columns are in the server's units. Before them comes a column of 1, except in Cox's
-        model. A missing value becomes the server's centre, which is the mean over all sites.
+        model. A missing value becomes the server's centre (0 in these units), which is the mean
+        over all sites. In Cox's model times and events keep their own units.
 
         Args:
             centers: the centres of outcome and columns, (1 + columns,).

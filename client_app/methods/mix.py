@@ -33,6 +33,7 @@ class MixSite(SiteMethod):
 
         Raises:
             SiteError: this site is the trainer, but this is not a simulation.
+            DataError: the data of a site cannot be loaded.
         """
         network = cast(TokenClassifier, lab.open())
         lab.measure(network)

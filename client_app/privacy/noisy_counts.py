@@ -50,7 +50,7 @@ def counts_noise(chosen_noise: float, hospital: Ledger) -> float:
     Args:
         chosen_noise: the hospital's 'counts-noise', which is the result unless it is 0. Then the
             result is the noise with which one report costs a quarter of the hospital's cap on
-            epsilon.
+            epsilon, but at least 0.5 and at most 10,000.
         hospital: the hospital's ledger of all runs, with its cap and delta.
 
     Raises:

@@ -73,8 +73,8 @@ def _add_up(proof: SumProof, common: CommonSettings, samples: int) -> ProvenSum:
     """Add up the masked parts of all sites in a proof, and remove their own masks from the sum.
 
     The masks that pairs of sites share cancel, because no site is missing. The arithmetic is that
-    of the server (``SecureSum.mean``), so that both get the same bits. If all sites have failed,
-    the result has no totals.
+    of the server (``SecureSum.mean``), so that both get the same bits. If the sum counts no
+    training sample, for example because all sites have failed, the result has no totals.
 
     Args:
         proof: the proof, which is already checked.
