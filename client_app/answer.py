@@ -117,7 +117,7 @@ def open_declared(
 def failed_answer(
     session: SiteSession, instruction: Instruction, content: RecordDict
 ) -> RecordDict:
-    """Build the reply of a hospital that could not answer; it looks like a successful reply.
+    """Build a hospital's reply after a failure, in the form of a successful reply.
 
     If the server expects arrays or this is the final evaluation, the reply has masked zeros in
     place of the arrays.

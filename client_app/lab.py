@@ -290,7 +290,7 @@ class Lab:
     def _protect_patients(
         self, training: LocalTraining, aside: tuple[str, ...], stays: bool
     ) -> None:
-        """Set the hospital's minimums, class weights and, in a private run, DP-SGD on a training.
+        """Give a training the hospital's minimums, class weights and, in a private run, DP-SGD.
 
         DP-SGD is charged to the privacy ledger. A model that stays at the site gets no noise and
         costs nothing, because nothing that is made from it leaves. Under the hospital's own cap on

@@ -137,7 +137,7 @@ class MaskedPart:
         self.secure_site().refuse_after_failure(self.received_arrays())
 
     def failed_part(self) -> ArrayRecord:
-        """Build the part of a site that could not answer for a secret sum: masked zeros.
+        """Build the masked zeros that a site adds to a secret sum if it could not answer.
 
         The part also adds 1 to the masked count of failed sites, so the server learns how many
         sites failed, but not which. It has the names and shapes of a successful site's part, so the
@@ -229,13 +229,12 @@ class MaskedPart:
     def answer_phase(self) -> ConfigRecord:
         """Answer a phase of secure aggregation that trains nothing, such as "secure-keys".
 
-        The text of each error begins with site and round.
-
         Returns:
             The record for the reply (``SecureSite.answer``).
 
         Raises:
-            SiteError: the run has no secure aggregation, or the message is malformed.
+            SiteError: the run has no secure aggregation, or the message is malformed. This and any
+                other error names site and round.
             RefusedError: the answer would reveal more than a sum.
             CheckpointError: the site's secrets or records are damaged, or cannot be written.
         """

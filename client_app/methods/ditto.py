@@ -17,7 +17,7 @@ class DittoSite(SiteMethod):
         return lab.classifier(lab.state() or lab.arrays())
 
     def train(self, lab: Lab) -> Outgoing:
-        """Train the global model to send it, and the site's own model near the received weights.
+        """Train the global model to be sent, and the site's own model near the received weights.
 
         A penalty ('ditto.personal-lambda') pulls the own model towards the received weights, not
         towards the global model after its training. Both trainings have the length that the run's

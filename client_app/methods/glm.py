@@ -78,7 +78,7 @@ class GLMSite(SiteMethod):
         follow_path(part, self.settings, sites, before)
 
     def train(self, lab: Lab) -> Outgoing:
-        """Send sums over this site's patients: of each column, or at the received coefficients.
+        """Send sums over this site's patients, from which the server fits one regression.
 
         If the message asks for moments, the sums are those of each column and of its squares, and
         the reported loss is 0. Otherwise they are the gradient and the Hessian at the coefficients

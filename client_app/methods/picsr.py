@@ -108,7 +108,7 @@ class PICSRSite(SiteMethod):
         return Outgoing(network, send=send, keep=expert)
 
     def measured(self, lab: Lab, network: SiteNetwork) -> Iterable[Measured]:
-        """Return the network to measure, as a list of one.
+        """Return the network to measure, as a list with one entry.
 
         In the router stage the network predicts with all sites' experts (classifiers), and a router
         weighs them. The measurement then also has the router's weights:

@@ -427,7 +427,7 @@ class SecureSite:
         return self._record({"signature": sign_text(self.signer.private, secrets.list_words())})
 
     def _unmask(self) -> ConfigRecord:
-        """Return one share per site, so that the server can remove the masks from the sum.
+        """Return one share of each site's secrets, with which the server unmasks the sum.
 
         For a site whose weights arrived, it is the share of that site's own mask. For any other
         site, it is the share of that site's masking key. Never both leave. A site whose sealed

@@ -197,7 +197,7 @@ class KnownKeys:
 
     @property
     def file(self) -> OwnFile[dict[str, KnownKey]]:
-        """The JSON file of the known keys, with its lock.
+        """The JSON file that lists the known keys, with its lock.
 
         Nothing is read or created here.
         """

@@ -66,7 +66,7 @@ class Summand:
     def _samples_behind(
         self, name: str, scaled_metric: float | None, quantisation: Quantisation
     ) -> int:
-        """Return the number of samples behind a metric's value, as the secret sum counts it.
+        """Return the number of samples with which a metric counts in the secret sum.
 
         It is the size of the metric's split, but at most ``quantisation.samples``. It is 0 if the
         metric has no value or the site failed.

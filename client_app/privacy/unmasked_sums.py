@@ -211,7 +211,7 @@ class SummedBefore:
     about: str = ""
 
     def refuse_changed_sum(self, arrays: str, partners: Sequence[str]) -> None:
-        """Check that an earlier sum of the same arrays had the same settings and no other site.
+        """Check that an earlier sum of the same arrays had the same settings, and no missing site.
 
         Arrays that were never summed pass. Under other settings, or over fewer sites, the
         difference between both sums would reveal single sites' parts.
