@@ -48,15 +48,18 @@ _OF_NO_PATIENT = (STEPS, "inverse-steps", "new-codewords")
 
 
 def answer(lab: Lab) -> RecordDict:
-    """Run the requested phase of secure aggregation or of the method, and return the packed reply.
+    """Run the phase that the server asks for, and return the packed reply.
 
-    A reply to a phase of secure aggregation also has the record that the phase made.
+    The phase belongs to the run's method or to secure aggregation. A reply to a phase of secure
+    aggregation also has the record that the phase made. If a training phase ends in a secret sum,
+    everything that could make the sum fail is checked before the training.
 
     Raises:
         SiteError: the method does not have the phase, or the phase does not return ``Outgoing``; an
             operation is not deterministic although 'machine.deterministic' is 'true'; or the server
-            asks for a phase of secure aggregation in a run without secure aggregation.
-        FedsiloError: the method's phase fails, or the reply cannot be packed.
+            asks for a phase of secure aggregation in a run without it.
+        FedsiloError: the secret sum is refused, the method's phase fails, or the reply cannot be
+            packed.
     """
     phase = lab.instruction.phase
     with collect_unrepeatable_operations() as lab.unrepeatable:
@@ -81,11 +84,12 @@ def answer(lab: Lab) -> RecordDict:
 def open_declared(
     session: SiteSession, instruction: Instruction, content: RecordDict, final: bool
 ) -> SiteSession:
-    """Load the data of a hospital that has answered from its declaration of the data so far.
+    """Load the real data of a hospital that so far has only declared its data.
 
-    Before the data are read, the phase and the secret sum are checked, so a refusal cannot depend
-    on the data. An error is also raised if this site failed in an earlier answer to the same
-    received arrays. This function always loads the data: the caller decides whether it is needed.
+    At trust 'sums' a hospital declares rounded counts, and zero samples take the place of its data
+    until they are needed. The phase and the secret sum are checked before the data are read, so
+    that a refusal cannot depend on the data. This function always loads the data: the caller
+    decides whether they are needed.
 
     Args:
         session: the run at this site, with zero samples in place of the data.
@@ -98,8 +102,8 @@ def open_declared(
         A copy of the session with the real data.
 
     Raises:
-        FedsiloError: the method lacks the phase, the secret sum is refused, this site failed on the
-            same arrays before, or the data are unusable.
+        FedsiloError: the method lacks the phase, the secret sum is refused, this site failed in an
+            earlier answer to the same received arrays, or the data are unusable.
     """
     if not final:
         session.phase_function(instruction.phase)
@@ -115,10 +119,12 @@ def failed_answer(
 ) -> RecordDict:
     """Build a hospital's reply after a failure, in the form of a successful reply.
 
-    If arrays were requested or this is the final evaluation, the reply has masked zeros in place of
-    the arrays. In any other phase than the final evaluation, the previous state is stored again
-    under this message's round and step, and the reply says that state was stored. It says so even
-    if the state could not be read or written.
+    If the server expects arrays or this is the final evaluation, the reply has masked zeros in
+    place of the arrays.
+
+    Except in the final evaluation, the site's previous state is stored again under this message's
+    round and step, or an empty state if there is none. The reply says that a state was stored, even
+    if the previous state could not be read or the new one could not be written.
 
     Args:
         session: the run at this site, with zero samples in place of the data.
@@ -145,9 +151,9 @@ def failed_answer(
 def evaluate(lab: Lab) -> RecordDict:
     """Measure the received model on validation and test data, and return the packed reply.
 
-    Empty splits have no metrics. The run is over, so the secrets of secure aggregation are deleted
-    first. At trust 'sums' the secrets are not deleted, because the metrics are summed in secret
-    too.
+    This is the answer to the final evaluation. Empty splits have no metrics. At trust 'sums' the
+    metrics are summed in secret too. At any other trust the last secret sum is over, so the site's
+    secrets of secure aggregation are deleted first.
 
     Raises:
         FedsiloError: the model cannot be opened or measured, or the reply cannot be packed.
@@ -163,24 +169,25 @@ def evaluate(lab: Lab) -> RecordDict:
 def pack(lab: Lab, outgoing: Outgoing) -> RecordDict:
     """Store the arrays that stay at the site, and build the reply from the arrays that leave.
 
-    If the server asks for metrics, the trained network is measured on validation data first. The
-    method's arrays leave only if the server asks for arrays. They are ``outgoing.send`` or, if that
-    is None, the network's exchanged arrays. In secure aggregation they are masked. At trust 'sums'
-    masked counts and metrics also leave in the final evaluation, and with every reply for which the
-    server asks for arrays, even if the method sends none.
+    - If the server asks for metrics, and ``outgoing.network`` is the network that ``fit`` trained,
+      this network is measured on validation data first.
+    - Arrays leave only if the server expects arrays. They are those in ``outgoing.send`` or, if it
+      is None, the network's exchanged arrays.
+    - In a run with secure aggregation, the arrays leave masked. At trust 'sums' a masked part with
+      counts and metrics also leaves if the method sends no arrays, and in the final evaluation.
 
     Args:
         lab: the message's lab, with the metrics that were measured so far.
         outgoing: the network, the arrays to send, and the arrays to store in ``keep``.
 
     Returns:
-        A record of the metrics that may leave, and a record of arrays if arrays leave. The record
-        of metrics also says whether state was stored and, at a site that may tell, which
-        operations were not deterministic.
+        A record of the metrics that may leave, and a record of arrays if arrays leave. The metrics
+        also say whether a state was stored, and may name the operations that were not
+        deterministic.
 
     Raises:
-        FedsiloError: a stored array is not finite, a compressed update is not finite, a file cannot
-            be written, or the mask is refused.
+        FedsiloError: a stored array or a compressed update is not finite, a file cannot be written,
+            noisy metrics would exceed a cap on epsilon, or the mask is refused.
     """
     network, session = outgoing.network, lab.session
     if network is not None and network is lab.trained and lab.instruction.evaluate:
@@ -211,9 +218,10 @@ def pack(lab: Lab, outgoing: Outgoing) -> RecordDict:
 
 
 def _plain_record(lab: Lab, leaving: Arrays) -> ArrayRecord:
-    """Pack unmasked arrays as float32; a compressed run sends compressed updates instead.
+    """Pack unmasked arrays as float32, with compressed updates if the run compresses them.
 
-    An update is the array minus the received array of the same name.
+    An update is a weight minus the received array of the same name. In a compressed run updates
+    leave in place of the weights, and all other arrays leave unchanged.
 
     Raises:
         SiteError: a compressed update is not finite. The error names site, round and array.
@@ -234,10 +242,10 @@ def _plain_record(lab: Lab, leaving: Arrays) -> ArrayRecord:
 def _adds_to_a_sum(lab: Lab) -> bool:
     """Tell whether the reply must have a masked part even if the method sends no arrays.
 
-    The result is True only at trust 'sums', if the server expects arrays or this is the final
-    evaluation. A site that fails then sends masked zeros. If a site that succeeds sent no masked
-    part, the server could tell the two apart. In the phases of secure aggregation the result is
-    False.
+    At trust 'sums' it must, if the server expects arrays or this is the final evaluation. A site
+    that fails sends masked zeros in these cases. Without a part from each successful site, the
+    server could tell who failed. The phases of secure aggregation itself, such as the exchange of
+    keys, need no part.
     """
     phase = lab.instruction.phase
     if lab.common.trust != SUMS or phase in SECURING:
@@ -250,22 +258,25 @@ def _leaving_metrics(lab: Lab) -> dict[str, float]:
 
     The measured metrics come first:
 
-    - At trust 'sums' none of them leave, because they are part of the secret sum.
-    - At any other trust, with the hospital's own cap on epsilon, the only exact metrics that leave
-      depend on no patient (``_OF_NO_PATIENT``).
-    - At any other trust, without such a cap, the metrics of all splits with enough samples
-      ('minimum-measured') leave. At trust 'server' the counts of work (optimiser steps and samples)
-      leave too, unless the run is private.
+    - At trust 'sums' none of them leave here, because they are part of the secret sum.
+    - At any other trust, if the hospital has its own cap on epsilon, only those exact metrics leave
+      that depend on no patient (``_OF_NO_PATIENT``).
+    - At any other trust, without such a cap, metrics leave if they belong to no split, or to a
+      split with at least 'minimum-measured' reported samples. At trust 'server' the numbers of
+      optimiser steps and of used samples leave too, unless the run is private.
 
-    Next, if ``lab.sample_parts`` has the parts of single samples in metrics, which are recorded
-    only under the hospital's own cap, their sums leave with noise. The ledger is charged for them
-    here.
+    Under the hospital's own cap, ``lab.sample_parts`` may have each sample's part in some metrics.
+    Then these metrics are added with noise, and the privacy ledger is charged here.
 
-    Last, some metrics are added that are not measured on data:
+    Last, some figures are added that do not measure the model:
 
     - At trust 'server', the time and the peak memory of this answer.
     - At any trust but 'sums', the reported number of training samples.
     - In a private run, at any trust, the epsilon that the site has spent.
+
+    Raises:
+        EpsilonSpentError: the noisy metrics would exceed a cap on epsilon.
+        CheckpointError: a privacy ledger is damaged, or cannot be written.
     """
     session, common, limits = lab.session, lab.common, lab.session.limits
     sizes = {name: sum(counts) for name, counts in session.reported.items()}
@@ -296,16 +307,20 @@ def _leaving_metrics(lab: Lab) -> dict[str, float]:
 def _store(lab: Lab, keep: Arrays) -> bool:
     """Write the site's private state after this phase; return True if a state was written.
 
-    The state is the arrays that the method keeps, the arrays of the last counted reply, and the
-    optimiser's moments (the earlier moments if this phase trained none). If there is nothing to
-    keep, nothing is written, with one exception. A hospital that declares its data writes a state
-    after each phase of the method, because a failed site does too and the replies must look alike.
-    That state has only the arrays of the last counted reply.
+    A state has the arrays in ``keep`` and ``lab.counted``, and those from which the training
+    continues, such as the optimiser's moments. If this phase trained nothing, the latter stay as
+    they were stored before.
+
+    Nothing is written if ``keep`` is empty and the training left nothing to continue from. A
+    hospital that declares its data is the exception: it then writes a state with ``lab.counted``
+    after each phase of the method. A failed site writes a state too, and the replies must look
+    alike.
 
     Raises:
-        SiteError: an array is not finite, because training diverged. With the hospital's own cap on
-            epsilon, non-finite values are replaced by finite ones instead, because an error would
-            reveal them.
+        SiteError: an array is not finite, because training diverged. Under the hospital's own cap
+            on epsilon no error is raised, because it would reveal the values. They are replaced by
+            finite ones.
+        CheckpointError: the state cannot be written.
     """
     continued = lab.continued
     if keep or continued:

@@ -97,7 +97,7 @@ Guard = Callable[[Answering], AbstractContextManager[None]]
 
 @app.query("hello")
 def hello(message: Message, context: Context) -> Message:
-    """Answer with this site's name, label counts and data fingerprints; no sample leaves."""
+    """Answer with the facts that this site may tell of itself and its data; no sample leaves."""
     return _reply(message, context, _hello)
 
 
@@ -112,7 +112,7 @@ def survey(message: Message, context: Context) -> Message:
 
 @app.train()
 def train(message: Message, context: Context) -> Message:
-    """Answer one phase of a round, which may be any phase of the run's method."""
+    """Answer one phase of a round: any phase of the run's method, or of secure aggregation."""
     return _reply(message, context, _phase)
 
 
@@ -125,9 +125,9 @@ def evaluate(message: Message, context: Context) -> Message:
 def _phase(answering: Answering, final: bool = False) -> RecordDict:
     """Answer a phase of the method or of secure aggregation, or the final evaluation (``final``).
 
-    A hospital that has only declared its data so far opens the real data here. It does not open
-    them for a phase of secure aggregation, such as the exchange of keys or the unmasking of a sum.
-    At any other site the session already has the data.
+    A hospital that has only declared its data so far opens the real data here. For a phase of
+    secure aggregation, such as the exchange of keys, the data stay closed. At any other site the
+    session already has the data.
     """
     # Imported here and below, because only the first message needs PyTorch, not importing the app
     from fedsilo.client_app.answer import answer, evaluate, open_declared
@@ -146,10 +146,11 @@ def _phase(answering: Answering, final: bool = False) -> RecordDict:
 
 
 def _hello(answering: Answering) -> RecordDict:
-    """Answer a hello (the server's first question) with the site's facts.
+    """Answer a hello (the server's question before round 1) with the site's facts.
 
-    The session (the run's settings and data at this site) is always opened anew. The server's
-    version is checked first. The site's name precedes the text of any FedsiloError.
+    The facts are the site's name, its task, the label counts that may leave, and its software. The
+    session is always opened anew. The server's version is checked first. The site's name precedes
+    the text of any FedsiloError.
     """
     from fedsilo.client_app.hello import site_facts
     from fedsilo.client_app.session import session_of
@@ -161,9 +162,10 @@ def _hello(answering: Answering) -> RecordDict:
 
 
 def _summary(answering: Answering) -> RecordDict:
-    """Answer a survey with those counts about the data that the hospital's site file allows.
+    """Answer a survey (a question about the data before a run) with counts that describe the data.
 
-    The server's version is checked first. The site's name precedes the text of any FedsiloError.
+    At a hospital the site file decides which counts may leave. The server's version is checked
+    first. The site's name precedes the text of any FedsiloError.
     """
     from fedsilo.client_app.summary.survey_answer import answer_survey
 
@@ -176,9 +178,9 @@ def _summary(answering: Answering) -> RecordDict:
 def _prefix_site(context: Context) -> Iterator[None]:
     """Put "<name>: " before the text of a FedsiloError that the block raises.
 
-    The name is the best known name of the site (``own_name``), because at the hello or survey the
-    server does not know the site's name yet. The error keeps its type. Other exceptions pass
-    unchanged.
+    At the hello or survey, which come before a run, the server does not know the site's name yet.
+    The name is the node config's 'site' or, in a simulation, the name of the site's silo
+    (``own_name``). The error keeps its type. Other exceptions pass unchanged.
     """
     try:
         yield
@@ -192,11 +194,15 @@ def _prefix_site(context: Context) -> Iterator[None]:
 def _reply(message: Message, context: Context, answer: Answer) -> Message:
     """Answer a message. An exception while it is read, checked or answered becomes an error reply.
 
-    Guards check the message before ``answer`` runs, and check the answer afterwards in reverse
-    order. A site with a site file (the hospital's own rules) first has two guards. One enforces the
-    file, and the other requires the newest privacy ledger. Any real site then has a guard that
-    hides failures in a secret sum, and a guard of limits and quotas. After the checks, a site with
-    a site file writes a line to its audit log. Last, a real site bundles the reply's arrays.
+    Guards are context managers around ``answer``: each checks the message first, and then what
+    leaves, in reverse order. From the outside to the inside they are:
+
+    - At a site with a site file: the file's rules, and a check that the privacy ledger is the
+      newest.
+    - At a real site: the secret sum, which hides failures, and the hospital's limits and quotas.
+
+    Then a site with a site file writes a line to its audit log. Last, a real site bundles the reply
+    (joins the arrays of each record into one).
 
     Args:
         message: the server's message.
@@ -256,10 +262,14 @@ def hide_failure_in_sum(answering: Answering) -> Iterator[None]:
     """Let a site that fails after opening its data add 0 to the secret sum, instead of raising.
 
     Otherwise the server would learn that this site failed, and a malicious server could make the
-    failure depend on a single patient. The real reason is logged here and goes into ``opened.why``.
-    The exception is raised unchanged if the run's trust is not 'sums', if the message is a hello or
-    a survey, or if the data were not opened yet. ``opened.hidden`` is always set: it is True if the
-    server may not see this site's single answers.
+    failure depend on a single patient. The real reason goes to the site's log and into
+    ``opened.why`` (``answering.opened``).
+
+    The exception passes unchanged if the run's trust is not 'sums', if the message is a hello or a
+    survey, or if the data were not opened yet.
+
+    In any case ``opened.hidden`` is set first: it is True if the server may not see this site's
+    single answers.
     """
     message, context, opened = answering.message, answering.context, answering.opened
     opened.hidden = not tells_single_answers(context.node_config, context.run_config)
@@ -286,9 +296,9 @@ def hide_failure_in_sum(answering: Answering) -> Iterator[None]:
 def refuse(message: Message, context: Context, error: RefusedError) -> Message:
     """Build the error reply to a message that is refused without being read.
 
-    If the site has a site file, the refusal is logged. If the log cannot be written, the returned
-    error reply also says so. The log's path is in the site file. If the site file cannot be read,
-    the log is in 'state-dir'.
+    At a site with a site file, the audit log gets a line about the refusal. If the line cannot be
+    written, the error reply also says so. The site file names the log. If the file cannot be read,
+    the log in 'state-dir' is used.
     """
     error = RefusedError(f"site {_own_name(context)}: {error}")
     reply = _failure(message, context, error, Opened())
@@ -306,9 +316,9 @@ def refuse(message: Message, context: Context, error: RefusedError) -> Message:
 def _failure(message: Message, context: Context, error: Exception, opened: Opened) -> Message:
     """Build the error reply to a message: an error code and a one-line reason.
 
-    A real site writes the full reason to its own log. If patients' data were opened and the server
-    may not see this site's single answers, the reply has a constant text instead (an
-    EpsilonSpentError keeps its text), and ``opened.why`` gets the real reason.
+    A real site writes the full reason to its own log. The reply hides the reason if patients' data
+    were opened and the server may not see this site's single answers. Then its code and text are
+    constant, except those of an EpsilonSpentError, and ``opened.why`` gets the real reason.
     """
     reason = _reason(error, context)
     if "site" in context.node_config:  # in a simulation the server's own log line is enough
@@ -346,10 +356,12 @@ def _log(
     """Write the line about a message to the audit log, and return the reply that may leave.
 
     The line says whether the message was answered, refused (``error`` is a RefusedError) or failed.
-    If the line was written, ``reply`` is returned. If it cannot be written, an error reply is
-    returned instead, because nothing may leave unlogged. Its code and text are those of the log's
-    fault. If ``reply`` is an error reply itself, its code and text are kept, and the log's fault is
-    appended to the text, unless the text is that fault already.
+    Once it is written, ``reply`` is returned.
+
+    If the line cannot be written, an error reply leaves instead, because nothing may leave
+    unlogged. It has the code and the text of the log's own error. If ``reply`` is an error reply
+    itself, it keeps its code and text, and the text of the log's error is appended, unless both
+    texts are equal.
 
     Args:
         answering: the message. Its ``opened.why`` is logged even if the reply gives no reason.
@@ -384,10 +396,11 @@ def _log(
 
 
 def _ledger_mark(context: Context) -> "LedgerMark | None":
-    """Return the number of releases in the privacy ledger, and the digest of its file.
+    """Return the number of releases in the hospital's privacy ledger, and the digest of its file.
 
-    Returns None if the ledger is missing or damaged. A damaged ledger does not raise here: it
-    already stops every release that needs it, and the line about that refusal must still be logged.
+    A release is one noisy result that the ledger counts. Returns None if the ledger is missing or
+    damaged. Damage raises no error here: a damaged ledger already stops every release that needs
+    it, and the line about that refusal must still be logged.
     """
     from fedsilo.client_app.privacy.ledger import ledger_mark
 
@@ -400,9 +413,10 @@ def _ledger_mark(context: Context) -> "LedgerMark | None":
 def _reason(error: Exception, context: Context) -> str:
     """Return an error's text for the server, without a real site's paths and file names.
 
-    If the error names files, a real site's text is constant. For an exception from outside fedsilo,
-    the text is only its class and the system's reason, such as "disk full", because its message may
-    quote a patient's value. Its full traceback is logged here.
+    - A FileNamesError, whose text quotes names of found files, gets a constant text at a real site.
+    - Any other FedsiloError keeps its text, except that a real site removes its paths.
+    - An exception from outside fedsilo may quote a patient's value. So the text is only its class
+      and the system's reason, such as "disk full". Its full traceback is logged here.
     """
     if isinstance(error, FileNamesError) and not is_simulated(context):
         return (

@@ -12,8 +12,8 @@ from fedsilo.models.maths.standardisation import sums_of
 def site_facts(session: SiteSession) -> SiteFacts:
     """Build the site's answer to a hello: name, task, label counts, fingerprints and software.
 
-    A hello is the server's question before round 1. Fingerprints of the data and the number of
-    broken samples are included only if the run's trust is 'server', because anyone who guesses the
+    A hello is the server's question before round 1. Fingerprints (digests of the data) and the
+    number of broken samples are included only at trust 'server', because anyone who guesses the
     data could check the guess. At trust 'sums' label counts are left out too, because the server
     may learn only sums over sites. A simulated site reports no software.
 
@@ -56,12 +56,12 @@ def feature_sums(session: SiteSession) -> Sums | None:
     """Compute the count, the sum and the sum of squares of each feature and of a numeric outcome.
 
     The sums are over the training rows, without missing values. The server combines the sums of all
-    sites into one mean and standard deviation. Returns None if the data have neither features nor a
-    numeric outcome, or if 'data.standardise' is not 'pooled'.
+    sites into one mean and standard deviation. Returns None if 'data.standardise' is not 'pooled',
+    or if the data have neither features nor a numeric outcome.
 
     Raises:
-        RefusedError: the site has fewer training rows than 'privacy.sums-min-count', or a feature
-            has at least one known value but fewer than that number.
+        RefusedError: the site has fewer training rows than 'privacy.sums-min-count'; or a column
+            has known values in some rows, but in fewer than that number.
     """
     silo, settings = session.silo, session.settings
     columns = silo.columns()

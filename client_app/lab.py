@@ -138,10 +138,10 @@ class Lab:
     def state(self, prefix: str = "") -> dict[str, Tensor]:
         """Return this site's stored arrays whose names begin with ``prefix``, without the prefix.
 
-        The arrays were stored after this site's last phase. With an empty prefix the result also
-        has the arrays of ``counted_state``, as ``counted/<name>``, if they were stored again. The
-        optimiser's moments are left out, because ``fit`` handles them. The result is empty if
-        nothing was stored.
+        They are the arrays that the site stored in its last phase before this message. Without a
+        prefix, the result also has arrays that ``counted_state`` stored again, as
+        ``counted/<name>``. The optimiser's moments are left out, because ``fit`` handles them
+        itself. The result is empty if nothing was stored, or if no name matches.
         """
         kept = {}
         for name, array in self.stored_state.items():
@@ -153,9 +153,9 @@ class Lab:
         """Return the arrays that were stored with this site's last reply that the server used.
 
         The server's sums do not contain a reply that was lost, refused or late, so the arrays
-        stored with such a reply must not count. The returned arrays also go into ``counted``, and
-        are stored again with this reply in addition to the new arrays. The result is empty if the
-        server has used no reply of this site yet.
+        stored with such a reply must not count. The returned arrays also go into ``counted``. They
+        are stored once more with this reply, beside the new arrays, in case this reply is lost. The
+        result is empty if the server has used no reply of this site yet.
         """
         if self.state_files.is_counted(self.instruction):
             newest = self.state()
@@ -198,9 +198,9 @@ class Lab:
         """Measure the received model on validation and test data; add the results to ``metrics``.
 
         The keys are ``incoming.val.<metric>`` and ``incoming.test.<metric>``. A split without
-        samples adds no metrics. If the server did not ask for metrics, nothing is measured. With
-        the hospital's own cap on epsilon nothing is added either, because ``measure_splits``
-        records the parts of single samples instead.
+        samples adds no metrics. If the server did not ask for metrics, nothing is measured. If the
+        hospital has its own cap on epsilon, ``measure_splits`` records the parts of single samples,
+        and nothing is added to ``metrics``.
 
         Args:
             network: the network of the received model, on the compute device.
@@ -224,11 +224,11 @@ class Lab:
         aside: tuple[str, ...] = (),
         stays: bool = False,
     ) -> None:
-        """Train ``network`` in place, add its training loss to the metrics, and note it as trained.
+        """Train ``network`` in place, and add its training loss to the metrics.
 
-        ``pack`` then measures the trained network again. If epochs or the optimiser's moments span
-        rounds, training continues from the stored state of the last round. In a private run the
-        moments of a model that stays never span rounds.
+        If the method then returns the network in its ``Outgoing``, ``pack`` measures it again. If
+        epochs or the optimiser span rounds, training continues from the stored state of the last
+        round. In a private run the moments of a model that stays never span rounds.
 
         Args:
             network: on the compute device.
@@ -244,9 +244,9 @@ class Lab:
             settings: the length and the optimiser of the training; None for the run's.
             split: the samples; None for the site's training samples.
             steps: the number of optimiser steps; 0 for the number in ``settings``.
-            aside: a key that names the training of another model than the site's own, such as
-                ("head",). Then no loss is reported, no optimiser state is stored, and the model is
-                not measured as the trained one.
+            aside: a key that names a further training in the same phase, such as ("head",). Its
+                loss is not reported, its optimiser is not stored, and ``pack`` does not measure its
+                network. Empty for the main training.
             stays: whether the model, and everything made from it, stays at the site. Then a private
                 run trains it without noise.
 
@@ -292,10 +292,10 @@ class Lab:
     ) -> None:
         """Give a training the hospital's minimums, class weights and, in a private run, DP-SGD.
 
-        DP-SGD is charged to the ledger. A model that stays at the site gets no noise and costs
-        nothing, because nothing that is made from it leaves. Under the hospital's own cap on
-        epsilon it also needs no minimum number of steps. ``aside`` is the key of ``fit``: empty for
-        the site's own model.
+        DP-SGD is charged to the privacy ledger. A model that stays at the site gets no noise and
+        costs nothing, because nothing that is made from it leaves. Under the hospital's own cap on
+        epsilon it also needs no minimum number of steps. ``aside`` is the key of ``fit``, which is
+        empty for the main training.
 
         Raises:
             RefusedError: the private batches are too small, or a cap on epsilon is reached
@@ -327,10 +327,11 @@ class Lab:
     def measure_splits(
         self, network: SiteNetwork, model: str, splits: tuple[str, ...]
     ) -> dict[str, float]:
-        """Measure a model on splits of the site's data, with the networks that the method chooses.
+        """Measure a model on splits of the site's data, and return its metrics.
 
-        A split without samples is left out. If a network is measured on only some labels, a split
-        with fewer than 'privacy.sums-min-count' samples of these labels is left out too.
+        The method's ``measured`` may put other networks in place of ``network``, or add further
+        ones. A split without samples is left out. If a network is measured on only some labels, a
+        split with fewer than 'privacy.sums-min-count' samples of these labels is left out too.
 
         If the hospital has its own cap on epsilon, the result is always empty. Instead, each
         sample's part in the metrics is recorded, and ``pack`` adds noise to the sums of the parts.
@@ -362,11 +363,12 @@ class Lab:
     def _measure_split(self, measured: Measured, model: str, split: str) -> dict[str, float]:
         """Return a network's metrics on one split, by their names in the reply.
 
-        The result is empty if the split has no samples, or if ``measured.within`` limits the labels
-        and fewer than 'privacy.sums-min-count' samples have them. With ``measured.names``, only the
-        metrics named there are returned, under the given names. Without it, the final evaluation's
-        test split also gets outcome counts. ``model`` is "incoming" or "trained"; it only seeds the
-        dropout draws.
+        The result is empty if the split has no samples. If ``measured.within`` limits the labels,
+        it is also empty if fewer than 'privacy.sums-min-count' samples have these labels.
+
+        With ``measured.names``, only the metrics named there are returned, under the given names.
+        Without it, the final evaluation's test split also gets outcome counts. ``model`` is
+        "incoming" or "trained", and only seeds the dropout draws.
         """
         samples: Split = getattr(self.silo, split)
         fewest = 1
@@ -409,17 +411,19 @@ class Lab:
         key: tuple[str, ...],
         metrics: Collection[str] | None = None,
     ) -> None:
-        """Record each sample's part, from 0 to 1, in the metrics; ``pack`` adds noise to the sums.
+        """Record each sample's part in a split's metrics; ``pack`` later adds noise to their sums.
 
-        Nothing is recorded if the metrics of the split may not leave, or if this site's reported
-        count for the split is 0. The reported count decides, because the true count must stay
-        hidden, even if it is 0.
+        A part is a sample's contribution to a metric, scaled to 0 to 1. It goes into
+        ``sample_parts``. Nothing is recorded if the metrics of the split may not leave, or if this
+        site's reported count for the split is 0. The reported count decides, because the true count
+        must stay hidden, even if it is 0.
 
         Args:
             network: the received network.
             split: "val" or "test".
             key: keys of the dropout seed in addition to round and site.
-            metrics: some of the metrics that the task always has; None for all of them.
+            metrics: the names of the metrics to record; None for all metrics that can get noise in
+                the run's task.
         """
         reported = sum(self.session.reported.get(split, ()))
         if not reported or split not in self.session.measured_splits():

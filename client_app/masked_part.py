@@ -51,7 +51,7 @@ class MaskedPart:
         """Build this site's part of a secret sum: its update, sample counts and metrics, masked.
 
         Args:
-            leaving: the arrays that leave, by name.
+            leaving: the arrays that leave, by name. They must be those that the server asks to sum.
             received: the arrays that the site received, by name. The update that is summed is
                 ``leaving`` minus ``received``, clipped to norm 'secure.clip-norm'.
             metrics: the measured metrics. Only those that the server asks for are summed.
@@ -70,12 +70,13 @@ class MaskedPart:
             return to_record(self._mask(update, metrics))
 
     def refuse_before_data(self) -> None:
-        """Check everything that can make the secret sum fail, before the patients' data are opened.
+        """Check everything that can make the secret sum fail, before the training.
 
-        These are the record, the bounds of the metrics, the requested arrays, and the rules of
-        ``SecureSite.prepare_masking``. If the method proves its sums, the question must also be the
-        one that the method computes itself. Afterwards nothing may be refused, because a refusal
-        could depend on a patient.
+        At a hospital that declares its data, the check comes before the data are opened. Afterwards
+        nothing may be refused, because a refusal could depend on a patient. Checked are the
+        message's record, the bounds of the metrics, the requested arrays, and the rules of
+        ``SecureSite.prepare_masking``. If the server must prove the sums of the method, the message
+        must also ask what the method itself computes from the last sum.
 
         Raises:
             FedsiloError: the sum is impossible or reveals too much. The error names site and round.
@@ -94,8 +95,9 @@ class MaskedPart:
     def _follow(self, secure: SecureSite, partners: list[str]) -> None:
         """Check that the message asks the question that follows from the sum of the round before.
 
-        This is for methods that prove their sums. The site verifies the proof of that sum, and the
-        method computes the next question from the sum. In round 1 there is no sum before.
+        This is for methods whose sums the server proves. A question is what the server asks a sum
+        for, such as the coefficients of a fit. The site checks the proof of the last sum, and the
+        method computes the next question from that sum. In round 1 there is no sum before.
 
         Args:
             secure: the site's side of secure aggregation.
@@ -122,13 +124,13 @@ class MaskedPart:
         """Check that this site did not fail in an earlier answer to the same received arrays.
 
         Failed sites add 0 to a sum. If this site answered now, the difference between the two sums
-        would reveal its own part. Without a 'state-dir', failures are not recorded and nothing is
-        checked.
+        would reveal its own part. A simulated site keeps no record of failures, so nothing is
+        checked there.
 
         Raises:
             SiteError: the site failed on these arrays before, or the message has no record of
                 secure aggregation.
-            RefusedError: the hospital's signing key is unusable.
+            RefusedError: the hospital has no usable signing key, or no 'state-dir'.
             CheckpointError: the record of earlier sums is damaged, or the lock file of the signing
                 key cannot be written. All errors name site and round.
         """
@@ -153,8 +155,8 @@ class MaskedPart:
         """Clip this site's update, quantise it together with its metrics, and add the masks.
 
         The result has the names and shapes that the server expects, whether or not the site could
-        answer. At a site that declares its data, non-finite values are replaced by finite ones
-        first.
+        answer. At a site that declares its data, non-finite values of the update are replaced by
+        finite ones first.
 
         Args:
             update: the arrays minus the received arrays, by name; None if the site could not
@@ -164,8 +166,8 @@ class MaskedPart:
                 samples.
 
         Raises:
-            FedsiloError: the update's names or shapes differ from what the server asks for, a
-                metric has no bounds, or the mask is refused (``SecureSite.mask``).
+            SiteError: the update's names or shapes differ from what the server asks for.
+            FedsiloError: a metric has no bounds, or the mask is refused (``SecureSite.mask``).
         """
         received = self.received_arrays()
         zeros = self._zero_update(received)
@@ -193,7 +195,7 @@ class MaskedPart:
     def received_arrays(self) -> dict[str, NDArray]:
         """Return the arrays of all records in the message, named ``<record>/<array>``.
 
-        Compressed arrays stay in their wire format.
+        Arrays that were compressed for the transfer stay compressed.
         """
         received = {}
         for record, arrays in self.content.array_records.items():
@@ -251,7 +253,7 @@ class MaskedPart:
 
         Raises:
             SiteError: the message has no record of secure aggregation.
-            RefusedError: the hospital's signing key is unusable.
+            RefusedError: the hospital has no usable signing key, or no 'state-dir'.
             CheckpointError: the lock file of the signing key cannot be written.
         """
         session, instruction = self.session, self.instruction
@@ -299,14 +301,16 @@ class MaskedPart:
         return record
 
     def _sum_record(self, samples: int) -> SummedBefore | None:
-        """Open this hospital's record of the secret sums in all its runs.
+        """Open this hospital's record of the secret sums in all its runs, with two digests.
 
         With this record the hospital refuses to contribute twice, in different ways, to sums over
-        the same received arrays, because the difference would reveal its own part. The record gets
-        two digests. One covers the settings that scale a part: the settings of the run,
-        'secure.clip-norm' and ``samples``. If the method proves its sums, the other covers the data
-        set and the method's settings, because such a method may ask different questions with the
-        same arrays. For any other method it is empty. No file is read here.
+        the same received arrays. The difference between the two sums would reveal its own part. No
+        file is read here.
+
+        The first digest is over everything that scales a part: the run's settings,
+        'secure.clip-norm' and ``samples``. The second is over the data set and the method's
+        settings, for methods whose sums the server proves. They may ask different questions with
+        the same arrays. For any other method it is an empty text.
 
         Args:
             samples: 'secure-samples', the number of samples by which each site's part is scaled.

@@ -87,7 +87,7 @@ class OpenedSite:
 
         Raises:
             DataError: the data cannot be read.
-            SiteError: a class has fewer samples than declared, or the task, the input shape, the
+            SiteError: a class has fewer samples than declared; or the task, the input shape, the
                 features, the classes or the schema changed.
             RefusedError: there are fewer training samples than the hospital's own minimum.
         """
@@ -134,19 +134,19 @@ def open_site(context: Context, with_data: bool = True) -> OpenedSite:
 
     Args:
         context: Flower's context of the message.
-        with_data: False if a hospital at trust 'sums' should get zero samples, in the counts that
-            it declared, instead of its data.
+        with_data: True for the real data. If False, a hospital at trust 'sums' gets zero samples in
+            their place, in the numbers that it has declared. Any other site gets its data all the
+            same.
 
     Raises:
         RefusedError: the run's folds or sampling choose among a real hospital's samples, which
-            could reveal one sample by comparison; a required 'state-dir' is missing; the hospital
-            has a cap on epsilon, but the run is not private; consent to send folder names is
-            missing; the hospital has declared its data in too many ways; or it has too few training
-            samples (``read_declared``).
-        SettingError: settings of differential privacy contradict each other, or the labels are for
-            another task than the run.
-        SiteError: the node config names no site, or the data do not fit their declaration
-            (``read_declared``).
+            could reveal one sample by comparison. Also raised if a required 'state-dir' is missing,
+            if the hospital has a cap on epsilon but the run is not private, if consent to send
+            folder names is missing, if too many declarations are stored, or if a hospital that
+            declares its data has fewer samples than its own minimum.
+        SettingError: a setting is invalid, settings of privacy contradict each other, or the labels
+            are for another task than the run.
+        SiteError: the node config names no site, or the data no longer match their declaration.
         DataError: the data cannot be read.
         CheckpointError: the stored declaration of the data is damaged, or cannot be written.
     """
@@ -270,8 +270,9 @@ def _load(name: str, settings: CommonSettings, context: Context) -> Silo:
     If 'data-dir' is empty or unreadable, the error says so too.
 
     Raises:
-        DataError: the files are unusable. The error names only files that the data set itself
-            names, because other file names may identify a patient.
+        DataError: the files are unusable. If its text names files that were found, it is a
+            FileNamesError, which a real site never sends, because file names may identify a
+            patient.
         OSError: a simulated site's files cannot be opened.
     """
     note_opening()

@@ -29,17 +29,19 @@ class PatientPrivacy:
     def training(self, settings: CommonSettings, aside: tuple[str, ...] = ()) -> PrivateTraining:
         """Charge the ledger for a DP-SGD training, and return the training's mechanism.
 
-        The number of steps and the sampling rate follow from the reported sample count.
+        The ledger counts the epsilon that the site has spent. The number of steps and the sampling
+        rate follow from the reported sample count.
 
         Args:
             settings: the settings of the training.
-            aside: a key that names the training of another model than the site's own; otherwise
-                empty.
+            aside: a key that names a further training in the same phase; empty for the main
+                training.
 
         Raises:
             EpsilonSpentError: the training would exceed a cap on epsilon.
-            RefusedError: the mean batch is smaller than 4 times the hospital's 'minimum-batch'.
-                This is not checked at a site with its own cap on epsilon.
+            RefusedError: batches are drawn at random, and 'train.batch-size' is smaller than 4
+                times the hospital's 'minimum-batch'. This is not checked at a site with its own cap
+                on epsilon.
             CheckpointError: a ledger is damaged, or cannot be written.
         """
         key: tuple[int | str, ...] = (self.round, self.session.silo.name, *aside)
@@ -68,14 +70,11 @@ class PatientPrivacy:
         return steps_of(samples, settings, floor)
 
     def means(self) -> PrivateMeans | None:
-        """Charge the ledger for one set of class means, and return what adds their noise.
+        """Charge the ledger for one set of class means, and return the object that adds noise.
 
-        The mechanism adds noise to the means. The rows that are averaged are clipped to
-        'privacy.statistics-clip-norm', and 'privacy.statistics-noise' decides the noise.
-
-        Returns:
-            The mechanism. None if the run is not private. Then nothing is charged, and exact means
-            may leave.
+        The rows that are averaged are clipped to 'privacy.statistics-clip-norm', and
+        'privacy.statistics-noise' decides the noise. If the run is not private, nothing is charged,
+        the result is None, and exact means may leave.
 
         Raises:
             EpsilonSpentError: the means would exceed a cap on epsilon. Nothing is charged then.
@@ -114,9 +113,9 @@ class PatientPrivacy:
     ) -> Release:
         """Charge the ledgers for noisy results, and return the ``Release`` that adds their noise.
 
-        The returned object works for ``releases`` results and raises an error at any further one.
-        ``noise`` and ``rate`` decide the charge: the run's ledger, and the hospital's own ledger if
-        it has a cap, record ``releases`` results of this noise multiplier and sampling rate.
+        The charge is entered in the run's ledger and, if the hospital has its own cap, in the
+        hospital's ledger. It is for ``releases`` results with this noise multiplier and sampling
+        rate. The returned object works for as many results, and raises an error at any further one.
 
         Args:
             bound: C, the maximum norm of a patient's part.
@@ -135,8 +134,9 @@ class PatientPrivacy:
     def _refuse_small_batches(self, settings: CommonSettings, rate: float) -> None:
         """Check that a randomly drawn batch is practically never smaller than the site's minimum.
 
-        A mean size of 4 times the minimum makes this less probable than one in a million. The check
-        also passes if the minimum is 1, or if every batch has all samples.
+        If the mean size ('train.batch-size') is at least 4 times the minimum, the probability is
+        below one in a million. The check also passes if the minimum is 1, or if every batch has all
+        samples.
 
         Args:
             settings: the settings of the training.

@@ -109,8 +109,8 @@ class Aligner:
     def _train_discriminator(self, own: Tensor) -> None:
         """Take one step of the discriminator against each other site, sorted by name (eq. 2).
 
-        For each step up to ``batch`` embeddings of the other site are drawn at random without
-        replacement, or all of them if there are fewer.
+        For each step, as many embeddings of the other site as ``own`` has are drawn at random
+        without replacement, or all of them if there are fewer.
 
         Args:
             own: this batch's embeddings (batch, c).
@@ -129,8 +129,10 @@ class Aligner:
     def _add_alignment_gradients(self, own: Tensor, share: float) -> None:
         """Add the gradients of the weighted alignment loss to the network's gradients (eq. 3).
 
-        The loss uses the site's own discriminator D and those of the other sites. If the other
-        sites' discriminators were not received, 1 - D takes their place.
+        The loss is -E log D plus the mean of -E log D' over the other sites. D is this site's
+        discriminator, and D' is that of another site. So the network learns embeddings that every
+        discriminator takes for its own site's. If no D' was received, 1 - D takes its place. A
+        received D' sees the embeddings with the noise that they have when they leave.
 
         Args:
             own: the embeddings (n, c) of this part of the batch.
@@ -151,14 +153,16 @@ class Aligner:
 def open_aligner(
     lab: Lab, network: TokenClassifier, settings: FedAlignCLSettings
 ) -> Aligner | None:
-    """Build the aligner for this message from the received embeddings and the stored discriminator.
+    """Build the aligner, which makes this site's embeddings like the other sites', for one message.
 
-    With 'fedaligncl.align-target' "others", the other sites' received discriminators are loaded
-    too. Returns None if this epoch does not align, or if no other site's embeddings were received.
+    It uses the other sites' received embeddings and this site's stored discriminator, a small
+    network that tells this site's embeddings from others. With 'fedaligncl.align-target' "others",
+    the other sites' received discriminators are loaded too. Returns None if this epoch does not
+    align, or if no other site's embeddings were received.
 
     Raises:
-        SiteError: received embeddings have another width or are not finite, or this site's own
-            embeddings came back.
+        SiteError: received embeddings have another width or are not finite, this site's own
+            embeddings came back, or a received discriminator is unusable.
     """
     round_, width = lab.instruction.round, network.channels
     if not settings.aligns(epoch_of(round_, lab.common)):
@@ -196,8 +200,9 @@ def open_aligner(
 def open_discriminator(lab: Lab, width: int) -> Discriminator:
     """Build the site's discriminator, on the compute device, for embeddings of shape (n, width).
 
-    The discriminator has the stored weights. If none are stored, its weights are drawn from the
-    run's seed and the site's name.
+    A discriminator is a small network that tells this site's embeddings from the other sites'. It
+    has the stored weights. If none are stored, its weights are drawn from the run's seed and the
+    site's name.
     """
     with seed_generators(lab.common.seed, "discriminator", lab.site):
         discriminator = Discriminator(width)

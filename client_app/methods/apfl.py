@@ -25,11 +25,12 @@ class APFLSite(SiteMethod):
         return lab.classifier(mixture(lab.state() or w, w, self.settings.mixing_alpha))
 
     def train(self, lab: Lab) -> Outgoing:
-        """Train the global model w on its own loss and the site's model v on the mixture's loss.
+        """Train the global model w on its own loss, and the own model v on their mixture's loss.
 
-        If the server asks for metrics, the mixture of w and v is measured before and after the
-        training. Both models train on the same batches, with two optimisers of the same settings.
-        In the site's first round v starts from the received weights. w is sent and v is stored.
+        The mixture is alpha v + (1 - alpha) w ('apfl.mixing-alpha'). If the server asks for
+        metrics, the mixture is measured before and after the training. Both models train on the
+        same batches, with two optimisers that have the same settings. In the site's first round v
+        starts from the received weights. w is sent and v is stored.
         """
         network = cast(TokenClassifier, lab.open())
         lab.measure(network)
@@ -46,9 +47,9 @@ class APFLSite(SiteMethod):
     def _joint_loss(self, batch: Batch, w: TokenClassifier, v: TokenClassifier) -> Tensor:
         """Compute the global model w's loss plus the loss of a mixture of w and the own model v.
 
-        The mixture is alpha v + (1 - alpha) w, where alpha is 'apfl.mixing-alpha', and contains w
-        as a constant. So w is trained only by its own loss, and v only by the loss of the mixture.
-        Both losses use w's criterion.
+        The mixture is alpha v + (1 - alpha) w, where alpha is 'apfl.mixing-alpha'. w is a constant
+        in it. So w is trained only by its own loss, and v only by the loss of the mixture. Both
+        losses use w's criterion.
 
         Args:
             batch: the inputs and labels, and the losses to use.

@@ -86,10 +86,10 @@ class SiteMethod(ABC):
         """Train at this site, and return the arrays that leave and those that stay."""
 
     def follow(self, part: MaskedPart, sites: int, before: ProvenSum | None) -> None:
-        """Check that the message asks what this site computes itself from the sums before.
+        """Check that the message asks what this site itself computes from the sum before it.
 
-        It is called at trust 'sums' before the data are opened, if the method's settings have
-        ``proves_sums``; such a method overrides it.
+        It is called at trust 'sums' before the training, if the method's settings have
+        ``proves_sums`` (the server proves each sum to the sites). Such a method overrides it.
 
         Args:
             part: the message, with its instruction and the received arrays.
@@ -97,18 +97,21 @@ class SiteMethod(ABC):
             before: the sum of the round before, which this site has added up; None in round 1.
 
         Raises:
-            RefusedError: the message asks for something else. By default it always does.
+            RefusedError: the message asks for something else. By default it is always raised.
         """
         raise RefusedError(f"class '{type(self).__name__}' does not follow its sums ('follow')")
 
     def measured(self, lab: Lab, network: SiteNetwork) -> Iterable[Measured]:
         """Return the networks to measure in place of ``network``, each with its further metrics.
 
-        By default the only network is ``network`` itself. An evidential network also gets its
-        vacuity and, in the final evaluation with enough test samples, its accuracy by confidence
-        and by vacuity. If 'split.partition' is "unseen", the final evaluation also measures a model
-        that stays at the site on only the labels that the site was trained on. Measure each network
-        before requesting the next one.
+        By default the only network is ``network`` itself. There are two additions:
+
+        - An evidential network also gets its vacuity (``evidence_of``) and, in the final evaluation
+          with enough test samples, its accuracy by confidence and by vacuity.
+        - If 'split.partition' is "unseen", the final evaluation also measures a model that stays at
+          the site on only the labels that the site was trained on (``on_own_labels``).
+
+        The caller measures each network before it requests the next one.
         """
         plain = Measured(network)
         if evidences(network):
@@ -121,10 +124,10 @@ class SiteMethod(ABC):
 def on_own_labels(lab: Lab, network: SiteNetwork) -> Iterator[Measured]:
     """Yield ``network`` for a measurement on only the labels that the site has training samples of.
 
-    Yields nothing outside the final evaluation. Also yields nothing if every test sample has such a
-    label, because the metrics would equal the usual ones. Two metrics are measured: the loss and
-    the task's main metric (``headline``), such as the accuracy. Their names begin with
-    ``own-labels-``.
+    It is yielded once, in the final evaluation, if some test samples have other labels. In any
+    other case nothing is yielded, because the metrics would equal the usual ones or are not needed
+    yet. The metrics are the task's headline metric and the loss, named ``own-labels-<metric>``,
+    such as ``own-labels-accuracy``.
     """
     known = torch.unique(lab.task.strata(lab.silo.train.labels))
     ends = lab.instruction.phase == EVALUATE
@@ -134,11 +137,12 @@ def on_own_labels(lab: Lab, network: SiteNetwork) -> Iterator[Measured]:
 
 
 def evidence_of(lab: Lab, network: SiteNetwork) -> Any:
-    """Return a function that builds an evidence probe of ``network`` for a split, by its name.
+    """Return a function that maps a split's name to a new evidence probe of ``network``.
 
-    The probe measures an evidential network's vacuity. In the final evaluation, if the test split
-    has at least 'privacy.sums-min-count' samples, the probe of this split also counts right
-    predictions in bins of confidence and vacuity.
+    A probe sees a measurement's tokens, and adds metrics. This probe adds the mean vacuity, which
+    is high if the evidential network has little evidence. In the final evaluation, if the test
+    split has at least 'privacy.sums-min-count' samples, its probe also counts right predictions in
+    bins of confidence and of vacuity.
     """
 
     def probe(split: str) -> EvidenceProbe:

@@ -31,12 +31,14 @@ class CDLSite(DecentralisedSite):
     def train(self, lab: Lab) -> Outgoing:
         """Train the main model and the support model together; send the main model and store both.
 
-        If the server asks for metrics, the received consensus model or, without it, the silo's own
-        model is measured first. The main model starts from the silo's own model mixed with its
-        neighbours' models. Both models are trained on the same batches with the loss of
-        ``_divergence_loss``, by two optimisers of the same settings. In the silo's first round
-        there is no stored support model. Then only the main model is trained, with the usual loss,
-        and a copy of it is stored as the support model.
+        The support model is a second model that never leaves the silo. If the server asks for
+        metrics, the received consensus model or, without it, the silo's own model is measured
+        first. The main model starts from the silo's own model mixed with its neighbours' models.
+        Both models are trained on the same batches with the loss of ``_divergence_loss``, by two
+        optimisers with the same settings.
+
+        In the silo's first round there is no stored support model. Then only the main model is
+        trained, with the usual loss, and a copy of it is stored as the support model.
         """
         network = cast(TokenClassifier, lab.open())
         lab.measure(network)

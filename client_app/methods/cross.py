@@ -25,10 +25,13 @@ class CrossSite(EnsembleSite):
 
         The own model is measured with all its metrics. A received model is measured only with the
         metrics of ``crossed_metrics``, under the names ``<metric>-from-<site>``. All models are
-        measured on the same samples with the same dropout draws, and an evidential model with this
-        site's prior. The received models include this site's own. Its metrics differ from those of
-        the first yield only if noise was added before the model left. ``network`` is loaded with
-        one model after another, so measure each before requesting the next.
+        measured on the same samples with the same dropout draws. An evidential model always has
+        this site's prior.
+
+        The received models come in the order of their sites' names, and this site's own model is
+        among them. Its metrics differ from those of the first yield only if noise was added before
+        the model left. ``network`` is loaded with one model after another, so measure each before
+        requesting the next.
 
         Raises:
             SettingError: a received model does not fit the network.

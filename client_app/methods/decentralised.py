@@ -77,12 +77,15 @@ class DecentralisedSite(SiteMethod):
     def measured(self, lab: Lab, network: SiteNetwork) -> Iterator[Measured]:
         """Yield the network once for each model to measure: the mean model, then the silo's own.
 
-        The first yield is ``network`` with the received mean of the silos' models. In the final
-        evaluation, if the silo has stored its own model, ``network`` is loaded with that model and
-        yielded again. Four of its metrics are reported, as ``own-accuracy``,
-        ``own-balanced-accuracy``, ``own-auc`` and ``own-loss``. If some test samples have labels
-        that the silo never trained on, the own model is yielded once more, to be measured only on
-        the labels that it was trained on. Measure each before requesting the next.
+        First ``network`` is yielded as it is, with the mean of the silos' models. More is yielded
+        only in the final evaluation, if the silo has stored its own model:
+
+        - ``network`` is loaded with the own model and yielded again. Those of its accuracy,
+          balanced accuracy, AUC and loss that the task has are reported as ``own-<metric>``.
+        - If some test samples have labels that the silo never trained on, the own model is yielded
+          once more, to be measured only on the labels that it was trained on.
+
+        Measure each model before requesting the next.
         """
         yield from super().measured(lab, network)
         if lab.instruction.phase == EVALUATE and (own := lab.state(OWN)):
@@ -92,10 +95,10 @@ class DecentralisedSite(SiteMethod):
 
 
 def send_and_keep(network: SiteNetwork, keep: dict[str, Tensor] | None = None) -> Outgoing:
-    """Return the silo's own model for the server, and for storage as ``own/<array>``.
+    """Return the silo's own model to be sent, and to be stored as ``own/<array>``.
 
     Args:
-        network: the trained network.
+        network: the trained network, which is the own model.
         keep: more arrays to store, by name; None for no more.
     """
     own = with_prefix(OWN, exchanged_arrays(network))

@@ -30,8 +30,10 @@ class DisTransSite(SiteMethod):
     def open(self, lab: Lab) -> SiteNetwork:
         """Build the two-channel network, on the compute device, with the received weights.
 
-        The offset is this site's own. If offsets stay at the sites, it is the stored one, or in the
-        first round one drawn from the site's own seed. Otherwise it is the received one.
+        The network sees each image twice: once moved towards an offset and once away from it. The
+        offset, an array of the image's size, is this site's own. If offsets stay at the sites, it
+        is the stored one or, in the first round, one drawn from the site's own seed. Otherwise it
+        is the received one.
 
         Raises:
             SettingError: the network's head cannot be doubled, or the arrays do not fit the
@@ -46,12 +48,15 @@ class DisTransSite(SiteMethod):
         return lab.compute.place(network)
 
     def train(self, lab: Lab) -> Outgoing:
-        """Train the network and the offset together, and send the network.
+        """Train the network and the offset of its input images together, and send the network.
 
-        Each backward pass serves two optimisers, as in the authors' code: the run's for the
-        network, and SGD with 'distrans.offset-learning-rate' for the offset. The received model is
-        measured first, if the server asks for it. If 'distrans.offset-aggregation' is "none", the
-        offset is stored at the site. Otherwise it is sent with the network.
+        In each step the run's optimiser changes the network, and SGD with
+        'distrans.offset-learning-rate' changes the offset. Both use the gradients of the same
+        backward pass, as in the authors' code. The received model is measured first, if the server
+        asks for metrics.
+
+        If 'distrans.offset-aggregation' is "none", the offset is stored at the site. Otherwise it
+        is sent with the network.
         """
         network = cast(DoubleChannelClassifier, lab.open())
         lab.measure(network)
@@ -68,9 +73,10 @@ class DisTransSite(SiteMethod):
     def _weights(self, lab: Lab, network: DoubleChannelClassifier) -> dict[str, Tensor]:
         """Return the received arrays with this site's offset, and without the other sites' offsets.
 
-        If offsets stay at the sites, this site's stored offset is used, or in the first round the
-        network's initial offset. Otherwise the received offset is used; a finished run's model has
-        one offset per site, named by site.
+        An offset shifts a site's input images. If offsets stay at the sites, this site's stored
+        offset is used or, in the first round, the network's initial one. Otherwise the received
+        offset is used. The model of a finished run has one offset per site, and the one under this
+        site's name is taken.
         """
         arrays = lab.arrays()
         if self._stays():

@@ -20,9 +20,9 @@ class DittoSite(SiteMethod):
         """Train the global model to be sent, and the site's own model near the received weights.
 
         A penalty ('ditto.personal-lambda') pulls the own model towards the received weights, not
-        towards the global model after its training. Both models take the same number of steps. The
-        own model is measured, trained without noise even in a private run, and stored. Only the
-        global model is sent.
+        towards the global model after its training. Both trainings have the length that the run's
+        settings ask for. The own model is trained without noise even in a private run. It is
+        measured and stored. Only the global model is sent.
         """
         own, shared = lab.open(), lab.classifier(lab.arrays())
         lab.measure(own)

@@ -47,11 +47,13 @@ class FedAlignCLSite(SiteMethod):
     settings: FedAlignCLSettings
 
     def admit(self, session: SiteSession) -> None:
-        """Require a real hospital's consent if the run aligns embeddings, which leave the site.
+        """Require a real hospital's consent if the run sends embeddings of images to other sites.
+
+        It does so if 'fedaligncl.align' is true. Simulated sites pass.
 
         Raises:
             RefusedError: the run aligns embeddings, but the node config does not set
-                'allow-embeddings=true'. Simulated sites pass.
+                'allow-embeddings=true'.
         """
         if self.settings.align:
             session.require_consent(
@@ -63,10 +65,14 @@ class FedAlignCLSite(SiteMethod):
     def train(self, lab: Lab) -> Outgoing:
         """Train on the samples in the curriculum's order, and align embeddings after each step.
 
-        Embeddings are aligned only if other sites' embeddings were received, and the order is
-        random in an epoch without a curriculum. In round 1 the network is first pretrained, if
-        'fedaligncl.pretraining-epochs' is above 0. The weights leave with noise
-        ('fedaligncl.noise-variance'). If the server asks for embeddings, they leave with noise too.
+        - In the curriculum's order, samples that the averaged model has forgotten tend to come
+          early. In an epoch without a curriculum the order is random.
+        - Alignment makes this site's embeddings like those of other sites. It is left out in early
+          epochs, and if no other site's embeddings were received.
+        - In round 1 the network is first pretrained, if 'fedaligncl.pretraining-epochs' is above 0.
+
+        The weights leave with noise ('fedaligncl.noise-variance'). If the server asks for
+        embeddings, they leave with noise too.
 
         Raises:
             SiteError: received embeddings or discriminators are unusable, or the training diverged.
@@ -99,13 +105,15 @@ class FedAlignCLSite(SiteMethod):
         lab.fit(network, plan=plan, aside=("pretraining",))
 
     def _order_by_curriculum(self, lab: Lab, network: SiteNetwork, epoch: int) -> Tensor | None:
-        """Return the order (n,) in which the epoch uses its samples (eq. 4).
+        """Draw the order (n,) in which the epoch uses its samples, forgotten ones early (eq. 4).
 
-        Also reports the share of "forgotten" samples as a metric. A sample is forgotten if the
-        local model predicted it correctly at the end of the last epoch, but the global model now
-        does not. The result is None, which means a random order, if this epoch has no curriculum,
-        or if the site has not stored its right predictions at the end of the last epoch. Without
-        these predictions nothing is reported.
+        A sample is forgotten if the local model predicted it correctly at the end of the last
+        epoch, but the network, as it is now, does not. The share of forgotten samples is also
+        reported as a metric.
+
+        The right predictions of the last epoch's end are not stored if this epoch has no
+        curriculum, or if the site missed that end. Then the result is None, which means a random
+        order, and nothing is reported.
 
         Raises:
             SiteError: the site has more or fewer training samples than at the end of the last
@@ -131,10 +139,11 @@ class FedAlignCLSite(SiteMethod):
     ) -> dict[str, Tensor]:
         """Return the arrays that leave: the weights and, if the server asks for them, embeddings.
 
-        If embeddings leave and 'align-target' is "others", this site's discriminator leaves too,
-        because the other sites align to it. Without alignment in this round the stored
-        discriminator leaves, or a new one drawn from the seed. Weights, embeddings and
-        discriminator get Gaussian noise ('noise-variance'), but batch norm's statistics do not.
+        If embeddings leave and 'align-target' is "others", this site's discriminator (which tells
+        its embeddings from other sites') leaves too, because the other sites align to it. If this
+        round did not align, the discriminator is the stored one, or one drawn from the seed.
+        Weights, embeddings and discriminator get Gaussian noise ('noise-variance'), but batch
+        norm's statistics do not.
         """
         arrays = exchanged_arrays(network)
         # Only parameters get noise, not batch norm's statistics: a noisy variance could be negative
@@ -160,9 +169,10 @@ class FedAlignCLSite(SiteMethod):
     ) -> dict[str, Tensor]:
         """Return the arrays to store: the discriminator and, at an epoch's end, right predictions.
 
-        Without alignment in this round the stored discriminator is kept. The right predictions,
-        (n,) uint8, are 1 for each sample that the trained local model predicts correctly. Right
-        predictions are stored only if the next epoch has a curriculum.
+        The discriminator tells this site's embeddings from other sites'. If this round did not
+        align, the stored one is kept. Right predictions, (n,) uint8, are 1 for each sample that the
+        trained local model predicts correctly. They are stored, with the number of the epoch, only
+        if the next epoch has a curriculum.
         """
         kept = kept_discriminator(lab)
         if aligner is not None:
@@ -177,8 +187,8 @@ class FedAlignCLSite(SiteMethod):
     def _embedding_count(self, lab: Lab) -> int:
         """Return the number of embeddings to send: as requested, at most 'shared-embeddings'.
 
-        The number is 0 if the next round does not align. A negative request counts as 0. Whether
-        the site has that many samples is not checked here.
+        The number is 0 if the next round does not align embeddings, and so does not need them. A
+        negative request counts as 0. Whether the site has that many samples is not checked here.
         """
         used = epoch_of(lab.instruction.round + 1, lab.common)
         if not self.settings.aligns(used):

@@ -11,9 +11,9 @@ class FedBABUSite(FedAvgFTSite):
     trains_stacked = True
 
     def train_shared(self, lab: Lab, network: SiteNetwork) -> Outgoing:
-        """Train and send the body (all layers but the last); the last layer is frozen and stays.
+        """Train and send the body, which is all layers but the last.
 
-        The last layer remains frozen after the training.
+        The last layer is frozen, is not sent, and remains frozen after the training.
         """
         head = set(last_layers(network, 1))
         for name, parameter in network.named_parameters():

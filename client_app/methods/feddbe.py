@@ -46,10 +46,13 @@ class FedDBESite(SiteMethod):
     def train(self, lab: Lab) -> Outgoing:
         """Train the network together with the site's bias, near the mean feature of all sites.
 
-        Until the server knows the mean feature, the message has only zeros in its place. Then only
-        the network is trained, and the site sends its own mean feature. Later the site sends the
-        received mean feature back unchanged. The network is sent, and the bias is stored at the
-        site.
+        The bias is a learned array that this site adds to its tokens.
+
+        - Until the server knows the mean feature, the message has zeros in its place. Only the
+          network is trained, and the site sends the mean feature of its own samples.
+        - Later both are trained, and the site sends the received mean feature back unchanged.
+
+        In both cases the network is sent, and the bias is stored at the site.
         """
         network, mean = cast(BiasedNetwork, lab.open()), lab.arrays()[MEAN]
         lab.measure(network)
@@ -67,9 +70,9 @@ class FedDBESite(SiteMethod):
 def mean_feature(lab: Lab, network: BiasedNetwork) -> Tensor:
     """Compute the mean of the network's tokens over all training samples, (l, c), on the CPU.
 
-    The tokens do not have the site's bias. The network is put into eval mode and stays in it. The
-    mean is exact, because no noise is added. There must be at least one training sample, which is
-    not checked here.
+    The tokens are taken before the site's bias is added. The network is put into eval mode and
+    stays in it. The mean is exact, because no noise is added. There must be at least one training
+    sample, which is not checked here.
     """
 
     def rows(inputs: Tensor) -> Tensor:

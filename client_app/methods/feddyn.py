@@ -26,22 +26,22 @@ class FedDynSite(SiteMethod):
     def admit(self, session: SiteSession) -> None:
         """Reject an alpha so large that each training step undoes the steps before it.
 
-        ``refuse_forgetful`` tries at most 5 steps. A hospital without a minimum of steps passes.
+        ``refuse_forgetful`` tries as many steps as the hospital's 'minimum-steps-per-reply', at
+        most 5. A site whose minimum is 0 or 1 passes.
 
         Raises:
-            RefusedError: fewer steps than the hospital's 'minimum-steps-per-reply' would affect the
-                result.
+            RefusedError: some of these steps have too little effect on the result.
         """
         least, alpha = session.limits.minimum_steps_per_reply, self.settings.regularisation_alpha
         refuse_forgetful(session.settings, least, alpha)
 
     def train(self, lab: Lab) -> Outgoing:
-        """Train with two terms added to the loss, send the network, then update the local gradient.
+        """Train with two terms added to the loss, send the network, and store the local gradient.
 
         The terms are minus the local gradient times the weights, and a penalty towards the received
-        weights. The update subtracts alpha times (trained minus received weights) from the local
-        gradient, which is then stored. The gradient is 0 in the first round. If the server did not
-        use the last reply, the gradient continues from the last reply that the server used.
+        weights. After the training, alpha times (trained minus received weights) is subtracted from
+        the local gradient. The gradient is 0 in the first round. If the server did not use this
+        site's last reply, the gradient continues from the last reply that the server used.
         """
         network, alpha = lab.open(), self.settings.regularisation_alpha
         lab.measure(network)

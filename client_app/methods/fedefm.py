@@ -40,10 +40,10 @@ class FedEFMSite(DecentralisedSite):
         return Outgoing(send=returned)
 
     def _train_models(self, lab: Lab, prefix: str) -> dict[str, dict[str, Tensor]]:
-        """Train each model received under ``prefix`` here, and return the arrays by owner.
+        """Train each model received under ``prefix`` here; return owner -> array name -> array.
 
-        Each training takes 'fedefm.overseas-steps' steps and reports no loss. The mapping is empty
-        if no models were received.
+        The owner is the site that the model came from. Each training takes 'fedefm.overseas-steps'
+        steps and reports no loss. The mapping is empty if no models were received.
         """
         trained = {}
         for owner, arrays in by_site(lab.arrays(prefix)).items():
@@ -55,8 +55,9 @@ class FedEFMSite(DecentralisedSite):
     def distil(self, lab: Lab) -> Outgoing:
         """Train the silo's own model by distillation from copies of it that neighbours trained.
 
-        The received mean is measured first, if the server asks for it. Without received copies, as
-        in round 1, the network's usual loss is used. The trained model is sent and stored.
+        The received mean of the silos' models is measured first, if the server asks for metrics.
+        The own model then starts from the weights of ``_start``. Without received copies, as in
+        round 1, the network's usual loss is used. The trained model is sent and stored.
         """
         network = cast(TokenClassifier, lab.open())
         lab.measure(network)
@@ -74,7 +75,7 @@ class FedEFMSite(DecentralisedSite):
         first. The start is then half the home model plus half the mean of the trained models.
 
         Raises:
-            SiteError: the silo has neither the model to start from nor a received one.
+            SiteError: the message or the silo has no home model to start from (``_home_model``).
         """
         if visitors := self._train_models(lab, NEIGHBOUR):
             # k visitors share one half, and the home model has the other
@@ -104,9 +105,9 @@ class FedEFMSite(DecentralisedSite):
         """Build the loss that distils the copies that neighbours trained into this silo's network.
 
         Such a copy is called an expert. A batch's loss is ``multishot_loss``, which weights each
-        expert by the closeness of its feature maps to the network's. Each call also updates one
-        metric per expert: its mean weight over the batches so far. If no experts were received, the
-        result is None.
+        expert by the closeness of its feature maps to the network's. Each time the loss is
+        computed, it also updates one metric per expert: the expert's mean weight over the batches
+        so far. If no experts were received, the result is None.
         """
         returned = by_site(lab.arrays(EXPERT))
         if not returned:

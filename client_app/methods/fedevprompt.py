@@ -125,8 +125,8 @@ class FedEvPromptSite(SiteMethod):
     def _moments(self, lab: Lab, vit: PromptedViT) -> BufferMoments | None:
         """Compute the moments of the received attention maps by class, for the distillation loss.
 
-        Each received array has the maps that one other site made for one class. The maps are scaled
-        by 'fedevprompt.map-scale' and concatenated per class.
+        Each received array has the maps that one other site made for one class. All maps of a class
+        are scaled by 'fedevprompt.map-scale' and put together.
 
         Returns:
             The number, mean and spread of the scaled maps of each class, on the compute device;
@@ -154,8 +154,9 @@ class FedEvPromptSite(SiteMethod):
         """Return attention maps of this site's training samples, named ``maps/<class>``.
 
         Each array is (m, cells) with m up to 'fedevprompt.buffer-maps'. With
-        'fedevprompt.buffer-selection' "uncertainty", the class's samples with the lowest vacuity
-        are chosen; otherwise random samples. A class without samples has no array.
+        'fedevprompt.buffer-selection' "uncertainty", the maps are of the class's samples with the
+        lowest vacuity (the most evidence). Otherwise they are of random samples. A class without
+        samples has no array.
         """
         train, count = lab.silo.train, self.settings.buffer_maps
 
@@ -183,12 +184,12 @@ class FedEvPromptSite(SiteMethod):
 
 
 def _entry_fault(lab: Lab, site: str, label: str, maps: Tensor, cells: int) -> str | None:
-    """Explain why the received maps of a site and class are invalid; None if they are valid.
+    """Explain why received attention maps of a site and class are invalid; None if they are valid.
 
     Args:
         lab: the lab of the message.
         site: the site that made the maps; it must not be this site.
-        label: the class, as text.
+        label: the class, as text; it must be the number of one of the task's classes.
         maps: the maps, which must have shape (any, cells) and pass ``map_fault``.
         cells: the number of cells of a map.
     """

@@ -15,8 +15,8 @@ class FedNovaSite(SiteMethod):
         """Train the global model; send the received weights plus the mean update per step.
 
         The site sends received + (trained - received) / steps for each weight, and the number of
-        optimiser steps as the metric ``STEPS``. Batch-norm statistics are sent as trained. Nothing
-        is stored.
+        optimiser steps as the metric ``STEPS``. Batch-norm statistics are sent as trained. The
+        method stores no arrays at the site.
         """
         network, received = lab.open(), lab.arrays()
         lab.measure(network)

@@ -35,9 +35,10 @@ class FedPACSite(FedRepSite):
     def train(self, lab: Lab) -> Outgoing:
         """Train, and send the network and the class means before and after training.
 
-        ``received/<class>`` (d + 1,) holds the mean embedding by the received network, and its mean
-        squared length. ``prototype/<class>`` (d,) holds the mean embedding by the trained network.
-        Classes with too few training samples have neither. Nothing is stored.
+        ``received/<class>`` (d + 1,) holds the mean embedding by the received network, and the mean
+        of the embeddings' squared lengths. ``prototype/<class>`` (d,) holds the mean embedding by
+        the trained network. Classes with too few training samples have neither. The method stores
+        no arrays at the site.
         """
         network = cast(TokenClassifier, lab.open())
         lab.measure(network)
@@ -57,7 +58,7 @@ class FedPACSite(FedRepSite):
         return prototype_loss(lab, classifier, prototypes, self.settings.alignment_weight)
 
     def _class_means(self, lab: Lab, network: TokenClassifier) -> dict[str, Tensor]:
-        """Return each class's mean embedding (d,) followed by the mean squared length, (d + 1,).
+        """Return each class's mean embedding (d,), followed by the mean of their squared lengths.
 
         Classes with fewer training samples than 'class-min-count' or 'privacy.sums-min-count' are
         left out.

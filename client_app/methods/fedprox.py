@@ -21,11 +21,11 @@ class FedProxSite(SiteMethod):
     def admit(self, session: SiteSession) -> None:
         """Reject a mu so large that each training step undoes the steps before it.
 
-        ``refuse_forgetful`` tries at most 5 steps. A hospital without a minimum of steps passes.
+        ``refuse_forgetful`` tries as many steps as the hospital's 'minimum-steps-per-reply', at
+        most 5. A site whose minimum is 0 or 1 passes.
 
         Raises:
-            RefusedError: fewer steps than the hospital's 'minimum-steps-per-reply' would affect the
-                result.
+            RefusedError: some of these steps have too little effect on the result.
         """
         least, mu = session.limits.minimum_steps_per_reply, self.settings.proximal_mu
         refuse_forgetful(session.settings, least, mu)

@@ -67,7 +67,8 @@ class GLMSite(SiteMethod):
         Raises:
             SettingError: the settings name a column that the table lacks, or name one twice.
             SiteError: an outcome or a time cannot be used.
-            RefusedError: there are too few patients or events, or too few share a value.
+            RefusedError: there are too few patients or events, too few patients lack the same
+                values, or one of two categories has too few patients.
         """
         if session.stand_in is None:
             read_patients(session, self.settings)
@@ -79,14 +80,21 @@ class GLMSite(SiteMethod):
     def train(self, lab: Lab) -> Outgoing:
         """Send sums over this site's patients, from which the server fits one regression.
 
-        If the message asks for moments, the sums are those of each column, and the reported loss is
-        0. Otherwise they are the gradient and the Hessian at the coefficients that the server sent,
-        and the loss is minus the log-likelihood (``GLMSums.objective``) per patient.
+        If the message asks for moments, the sums are those of each column and of its squares, and
+        the reported loss is 0. Otherwise they are the gradient and the Hessian at the coefficients
+        that the server sent, and the loss is minus the log-likelihood (``GLMSums.objective``) per
+        patient.
+
+        The sums are divided by the message's scale, and by the number of training samples (in a
+        secret sum, at most 'secure-samples'), by which the server weighs replies. Then they are
+        split into three arrays (``split_numbers``), and leave with a constant that shows whether
+        numbers were clipped.
 
         Raises:
-            RefusedError: the sums would rest on too few patients, now or earlier in this run.
-            SiteError: the message's scale or grid is not above 0, or the units or columns cannot be
-                used.
+            RefusedError: the sums would rest on too few patients, now or earlier in this run, or
+                the patients break a rule on counts (``read_patients``).
+            SiteError: the message has an impossible scale, or the units, an outcome or a time
+                cannot be used.
             SettingError: the settings name a column that the table lacks, or name one twice.
         """
         notes, arrays = ScaleNotes.from_values(lab.instruction.notes), lab.arrays()
@@ -117,14 +125,14 @@ class GLMSite(SiteMethod):
     def own_fit(self, lab: Lab) -> Outgoing:
         """Fit the model to this site's patients alone, and send coefficients and variances.
 
-        A third array, ``USABLE``, is 1. If these patients determine no coefficients, or if the fit
-        would rest on too few of them, all three arrays are zeros, and the reason is written to the
+        A third array, ``USABLE``, is 1. All three arrays are zeros if these patients determine no
+        coefficients, or if the fit would rest on too few of them. Then the reason goes to the
         site's log.
 
         Raises:
             SettingError: the settings name a column that the table lacks, or name one twice.
             SiteError: the units in the message, an outcome or a time cannot be used.
-            RefusedError: there are too few patients or events, or too few share a value.
+            RefusedError: the patients break a rule on counts (``read_patients``).
         """
         x, y = self._design(lab)
         usable = 1.0
@@ -151,8 +159,8 @@ class GLMSite(SiteMethod):
         spread over the patients.
 
         Raises:
-            SiteError: a deviation is not above 0, a value is not finite, or the model is not linear
-                but the outcome's centre is not 0 or its deviation is not 1.
+            SiteError: a deviation is not above 0, a centre is not finite, or the model is not
+                linear but the outcome's centre is not 0 or its deviation is not 1.
         """
         arrays = lab.arrays()
         centers = arrays[CENTERS].double().numpy()
@@ -169,21 +177,24 @@ class GLMSite(SiteMethod):
         return centers, deviations
 
     def _design(self, lab: Lab) -> tuple[Floats, Outcomes]:
-        """Return the design (n, k) of this site's patients, and their outcomes.
+        """Return the design matrix (n, k) of this site's patients, and their outcomes.
+
+        Columns are in the server's units (``_units``).
 
         Raises:
             SettingError: the settings name a column that the table lacks, or name one twice.
             SiteError: the units in the message, an outcome or a time cannot be used.
-            RefusedError: there are too few patients or events, or too few share a value.
+            RefusedError: the patients break a rule on counts (``read_patients``).
         """
         patients = read_patients(lab.session, self.settings)
         return patients.design(*self._units(lab), self.settings)
 
     def _refuse_concentrated_run(self, lab: Lab, x: Floats, y: Outcomes, beta: Floats) -> None:
-        """Check the spread of the sums, and that no earlier message of this run failed the check.
+        """Check that the sums do not rest on only a few patients, and never did in this run.
 
-        At trust 'sums' the server learns how many sites failed. If a site went on, a server could
-        bisect coefficients until they are where that number changes, which depends on patients.
+        A failed check is noted in the run's folder, and all later messages of the run are refused.
+        At trust 'sums' the server learns how many sites failed. Without this rule it could search
+        for the coefficients at which that number changes. These coefficients depend on patients.
 
         Raises:
             RefusedError: the sums rest on too few patients, now or earlier in this run.
@@ -202,10 +213,11 @@ class GLMSite(SiteMethod):
             raise
 
     def _refuse_concentrated(self, lab: Lab, x: Floats, y: Outcomes, beta: Floats) -> None:
-        """Check that the patients' Hessian weights, and their residuals, are spread over enough.
+        """Check that the sums at these coefficients do not rest on only a few patients.
 
-        The effective number of patients is (sum |v|)^2 / sum v^2 of the values v, one value per
-        patient. A linear model passes unchecked, because its Hessian is the same at all
+        Each patient has a weight in the Hessian and a residual in the gradient. The effective
+        number of patients is (sum |v|)^2 / sum v^2 of the values v, once for the weights and once
+        for the residuals. A linear model passes unchecked, because its Hessian is the same at all
         coefficients. Any model passes if 'privacy.sums-min-count' is at most 1.
 
         Raises:

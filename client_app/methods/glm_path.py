@@ -65,9 +65,10 @@ def follow_path(
 ) -> None:
     """Check that a message asks the next question of the fit, and note the question on the disk.
 
-    A question is what the server asks sums for: the columns' units, the coefficients and the scale.
-    This hospital computes the next question itself, from the question before and the proven sum
-    that answers it, and compares.
+    A question is what the server asks sums for: the columns' units, the coefficients and the scale
+    by which sums are divided. This hospital computes the next question itself, from the question
+    before and the proven sum that answers it, and compares. Only the newest 3 questions stay
+    stored.
 
     Args:
         part: the message.
@@ -77,7 +78,9 @@ def follow_path(
 
     Raises:
         RefusedError: the message is not the next question: its phase, round, settings, columns'
-            units, coefficients, scale or arrays differ, or the fit has ended.
+            units, coefficients, scale or arrays differ, a hospital could not answer the question
+            before, or the fit has ended.
+        SettingError: the settings name a column that the table lacks, or name one twice.
         SiteError: the message's notes cannot be read.
         CheckpointError: this hospital's copy of the path is damaged, or cannot be written.
     """
@@ -111,7 +114,8 @@ def follow_path(
 def _total_of(answered: FitProgress, before: ProvenSum, common: CommonSettings) -> Floats | None:
     """Compute the total that answers a question from the proven sum, as the server computes it.
 
-    The result is None if a hospital had to clip its numbers, because the total is then wrong.
+    The sites divided their numbers by the question's scale, so the total is multiplied by it. The
+    result is None if a hospital had to clip its numbers, because the total is then wrong.
 
     Raises:
         RefusedError: a hospital could not answer, so the fit must end.
@@ -131,7 +135,8 @@ def _step_after(model: FittedModel, answered: FitProgress, vector: Floats | None
     Args:
         model: the regression's family and columns.
         answered: the question before.
-        vector: the total that answers it; None if a hospital had to clip its numbers.
+        vector: the total that answers it; None if a hospital had to clip its numbers. Then the same
+            question follows with a larger scale.
 
     Raises:
         RefusedError: no question follows, because the fit has converged or has no solution.
@@ -151,8 +156,8 @@ def _read_question(
     """Read the question in a message, after checking the form of its arrays.
 
     A question has the columns' units, the coefficients (none if the message asks for moments) and
-    the scale. The arrays that return must be sent as zeros. All other values of the result are
-    those of ``expected``.
+    the scale. Everything else in the result is copied from ``expected``. The server must also send
+    zeros in the shape of each array that the site will return.
 
     Args:
         expected: the question that this hospital has computed itself.

@@ -63,11 +63,11 @@ class Patients:
     def design(
         self, centers: Floats, deviations: Floats, settings: GLMSettings
     ) -> tuple[Floats, Outcomes]:
-        """Return the design (n, k) of the regression, and the outcomes of its n patients.
+        """Return the design matrix (n, k) of the regression, and the outcomes of its n patients.
 
-        The design has a first column of 1, except in Cox's model. A missing value becomes 0 in
-        the server's units, which stands for the server's centre, the mean of all sites. In Cox's
-        model times and events keep their own units.
+        The columns are in the server's units. Before them comes a column of 1, except in Cox's
+        model. A missing value becomes the server's centre (0 in these units), which is the mean
+        over all sites. In Cox's model times and events keep their own units.
 
         Args:
             centers: the centres of outcome and columns, (1 + columns,).
@@ -85,7 +85,8 @@ def read_patients(session: SiteSession, settings: GLMSettings) -> Patients:
     """Read the columns and outcomes of all the site's patients, and check them.
 
     Patients without an outcome or a time are left out. If 'glm.missing' is 'drop', patients with
-    any other missing value are left out too. The number of patients left out is logged here.
+    any other missing value are left out too. If patients are left out, the site's log says how
+    many.
 
     Raises:
         SettingError: the settings name a column that the table lacks, or name one twice.
@@ -131,9 +132,12 @@ def _all_rows(silo: Silo) -> tuple[Floats, Floats]:
 def _take_columns(rows: Floats, labels: Floats, chosen: ChosenColumns) -> Patients:
     """Select the columns, outcomes and times that a regression uses from all rows of a table.
 
-    The outcome is the label unless a column is chosen for it. A time is the first part of a label
-    (n, 2), whose second part is the event, or a chosen column. If only the outcome is chosen, there
-    is no time. NaN marks missing values.
+    - The outcome is the chosen outcome column or, without one, the label. A label (n, 2) has the
+      time first, and then the event, which is the outcome.
+    - The time is the chosen time column. Without one it is the label's time, but only if no outcome
+      column is chosen. In any other case there is no time.
+
+    NaN marks missing values.
 
     Args:
         rows: the features, (n, features).
@@ -197,18 +201,19 @@ def _refuse_few_incomplete(
 ) -> None:
     """Check that patients with missing values cannot be singled out.
 
-    Two regressions that differ in one column differ in the patients who lack only that column. If
-    a missing value becomes the mean instead, a server that moves the mean moves only their part of
-    the sums. So each pattern of missing columns must have no patient, or enough.
+    Two regressions that differ in one column differ in the patients who lack only that column. If a
+    missing value becomes the mean instead, a server that moves the mean moves only these patients'
+    part of the sums. So each pattern of missing values must be that of no patient, or of at least
+    ``floor`` patients. Patients who lack nothing are not counted.
 
     Args:
         site: the site's name, for the error.
-        lacking: whether a patient lacks a column, (n, columns).
+        lacking: whether each of a patient's values is missing, (n, values).
         missing: the setting 'glm.missing', for the error.
-        floor: the fewest patients with one pattern.
+        floor: 'privacy.sums-min-count', the fewest patients with one pattern.
 
     Raises:
-        RefusedError: some pattern has fewer patients than 'privacy.sums-min-count'.
+        RefusedError: some pattern is that of at least one patient, but of fewer than ``floor``.
     """
     patterns = Counter(map(bytes, lacking.astype(np.uint8)))
     patterns.pop(bytes(lacking.shape[1]), None)
@@ -253,9 +258,9 @@ def _count_faults(
 
 
 def _event_faults(events: Floats, needed: int) -> Iterator[str]:
-    """Yield sentences that say why a hospital has too few events for Cox's model, if it has.
+    """Yield a sentence for each reason why a hospital has too few events for Cox's model.
 
-    Without any event there are two sentences. With at least ``needed`` events there is none.
+    With enough events nothing is yielded. Without any event there are two sentences.
 
     Args:
         events: 1 for each patient with an event, otherwise 0, (n,).
@@ -271,7 +276,7 @@ def _event_faults(events: Floats, needed: int) -> Iterator[str]:
 
 
 def _category_faults(categories: Mapping[str, Floats], floor: int) -> Iterator[str]:
-    """Yield a sentence for each column of which one category has too few patients.
+    """Yield a sentence for each column in which one of two categories has too few patients.
 
     Only columns with exactly two values have categories. Missing values are not counted.
 

@@ -42,7 +42,7 @@ def send_class_means(
     """Build the reply with the mean of ``rows`` for each class; ``network`` is stored at the site.
 
     A class with too few training samples is left out. In a private run the means get noise and are
-    charged to the ledger.
+    charged to the ledger, and the reported counts decide which classes have too few.
 
     Args:
         lab: the lab of the message.

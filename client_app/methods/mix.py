@@ -23,10 +23,13 @@ class MixSite(SiteMethod):
         """Train on the pooled data if this site is the trainer; otherwise only measure.
 
         The server chooses the trainer by asking one site for arrays. Every site first measures the
-        received model. The trainer then trains on the samples of all sites, with
-        'train.local-steps' times the number of sites as its steps, and sends the network. Any other
-        site measures the received model's loss on its own training samples, as
-        ``trained.train.loss``, and sends no arrays.
+        received model, if the server asks for metrics.
+
+        - The trainer trains on the samples of all sites, and sends the network. It takes
+          'train.local-steps' times the number of sites as its steps or, if that setting is 0,
+          'train.local-epochs' epochs.
+        - Any other site measures the received model's loss on its own training samples, as
+          ``trained.train.loss``, and sends no arrays.
 
         Raises:
             SiteError: this site is the trainer, but this is not a simulation.
@@ -52,9 +55,10 @@ class MixSite(SiteMethod):
 
 
 def pooled_training_data(lab: Lab) -> Split:
-    """Load the training samples of all sites in the run, and join them in the order of the message.
+    """Load the training samples of all sites in the run, and join them into one split.
 
-    Tables are standardised site by site, as each site would standardise its own.
+    The server's message lists the sites, and their samples follow each other in that order. Tables
+    are standardised site by site, as each site would standardise its own.
 
     Raises:
         SiteError: this is not a simulation.

@@ -44,10 +44,11 @@ class MoonSite(SiteMethod):
         return lab.compute.place(network)
 
     def train(self, lab: Lab) -> Outgoing:
-        """Train with representations near the global model's, far from the last own model's.
+        """Train towards the global model's representations, and away from the last own model's.
 
-        In the site's first round there is no previous model, and the network's own loss is used.
-        The trained network and its projection head are sent, and stored as the next previous model.
+        In the site's first round there is no last own model, and the network's own loss is used.
+        The trained network and its projection head are sent, and are stored as the last own model
+        for the next round.
         """
         network = cast(TokenClassifier, lab.open())
         lab.measure(network)
@@ -62,8 +63,9 @@ class MoonSite(SiteMethod):
     ) -> StackableLoss | None:
         """Build the loss: the network's own loss plus mu times the model-contrastive loss (eq. 4).
 
-        The contrastive loss compares the representations of the trained network with those of two
-        fixed networks, the global and the previous model. mu is 'moon.contrast-mu'.
+        The contrastive loss pulls the network's representations towards those of the global model,
+        and pushes them away from those of the site's previous model. Both are fixed networks. mu is
+        'moon.contrast-mu'.
 
         Args:
             network: the network to train. A frozen copy of its present state is the global model.
@@ -86,7 +88,14 @@ class MoonSite(SiteMethod):
         incoming: TokenClassifier,
         previous: TokenClassifier,
     ) -> Tensor:
-        """Compute a batch's loss (eq. 4) with the trained network and the two fixed networks."""
+        """Compute a batch's loss (eq. 4): the network's own plus the weighted contrastive loss.
+
+        Args:
+            batch: the inputs and labels, and the losses to use.
+            network: the network in training.
+            incoming: the fixed global model, which attracts the representations.
+            previous: the site's fixed previous model, which repels them.
+        """
         tokens = network.encode(batch.inputs)
         task = batch.criterion(network.classify(network.features(tokens)), batch.labels)
         # Both anchors are fixed networks, so only the trained one needs gradients

@@ -62,11 +62,13 @@ class PICSRSite(SiteMethod):
     def open(self, lab: Lab) -> SiteNetwork:
         """Build the network of the stage: all experts with the router, or a single classifier.
 
-        In the router stage experts, prototypes and router are all received. In the warm-up and
-        expert stages the classifier takes all its weights from the first of these sources that has
-        arrays: the run's initial arrays in the message, all received arrays, the stored arrays. If
-        none of them has arrays, the weights are drawn from the seed. From any source, arrays with a
-        '/' in their names are ignored.
+        An expert is a site's own classifier, and the router weighs the experts for each sample. In
+        the router stage experts, prototypes and router are all received.
+
+        In the warm-up and expert stages the classifier takes all its weights from the first of
+        these sources that has arrays: the run's initial arrays in the message, all received arrays,
+        the stored arrays. If none of them has arrays, the weights are drawn from the seed. From any
+        source, arrays with a '/' in their names are ignored.
 
         Raises:
             SettingError: the arrays do not fit the network.
@@ -83,10 +85,11 @@ class PICSRSite(SiteMethod):
         """Train the network of this round's stage, and choose which arrays leave.
 
         - "warmup": the shared network is trained and sent.
-        - "experts": this site's expert is trained and stored. It is sent, together with the site's
-          prototype, only if the server asks for arrays.
-        - "router": only the router is trained, with 'picsr.router-learning-rate' and without weight
-          decay, and sent.
+        - "experts": this site's own classifier, its expert, is trained and stored. It is sent,
+          together with the site's prototype (the mean of its inputs), only if the server asks for
+          arrays.
+        - "router": only the router, which weighs the sites' experts, is trained and sent. Its
+          training has 'picsr.router-learning-rate' and no weight decay.
         """
         network, stage = lab.open(), _stage(lab)
         lab.measure(network)
@@ -107,10 +110,12 @@ class PICSRSite(SiteMethod):
     def measured(self, lab: Lab, network: SiteNetwork) -> Iterable[Measured]:
         """Return the network to measure, as a list with one entry.
 
-        In the router stage two kinds of weights are added. If a split has at least
-        'picsr.prototype-min-count' samples and at least the hospital's 'sums-min-count', its
-        metrics include the router's weights for each expert. Each single prediction also gets the
-        weight of each expert, as ``weight.<site>``.
+        In the router stage the network predicts with all sites' experts (classifiers), and a router
+        weighs them. The measurement then also has the router's weights:
+
+        - Each single prediction gets the weight of each expert, as ``weight.<site>``.
+        - A split's metrics get a summary of these weights, if the split has at least
+          'picsr.prototype-min-count' samples, and at least the hospital's 'sums-min-count'.
         """
         if _stage(lab) != ROUTING_STAGE:
             return [Measured(network)]

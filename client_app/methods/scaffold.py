@@ -16,12 +16,17 @@ class SCAFFOLDSite(SiteMethod):
     def train(self, lab: Lab) -> Outgoing:
         """Train with corrected gradients, and send the mean step and the new control variate.
 
-        With c the server's control variate and c_i this site's, each step follows the gradient plus
-        (c - c_i) / learning rate. The new c_i is the learning rate times the mean gradient of these
-        steps, without the correction. The reply has the received weights plus the mean update per
-        step (batch norm's statistics as trained), c plus the change of c_i, and 1 / steps as a
-        metric. c_i is stored at the site, and is 0 before the first round. If the server did not
-        use the last reply, c_i is that of the last reply that it used.
+        Let c be the server's control variate and c_i this site's. c_i is stored at the site, and is
+        0 before the first round. If the server did not use the last reply, c_i is that of the last
+        reply that it used.
+
+        Each step follows the gradient plus (c - c_i) / learning rate. The new c_i is the learning
+        rate times the mean gradient of these steps, without the correction. The reply has:
+
+        - the received weights plus the mean update per step, and batch norm's statistics as
+          trained,
+        - c plus the change of c_i,
+        - 1 / steps as a metric.
         """
         network, rate, received = lab.open(), lab.common.learning_rate, lab.arrays()
         lab.measure(network)

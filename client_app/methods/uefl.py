@@ -38,7 +38,7 @@ class UEFLSite(SiteMethod):
     phases = ("train", "uncertainty", "centroids")
 
     def admit(self, session: SiteSession) -> None:
-        """Check that a private run needs no centroids, because centroids have no noise.
+        """Reject a private run that would send centroids, because centroids have no noise.
 
         A run that is not private always passes.
 
@@ -69,8 +69,8 @@ class UEFLSite(SiteMethod):
     def uncertainty(self, lab: Lab) -> Outgoing:
         """Report the mean entropy of the received model on validation data (eq. 8) as a metric.
 
-        There must be validation samples. If the hospital has its own cap on epsilon, the metric
-        gets noise. No array leaves, and no other metric is measured.
+        If the hospital has its own cap on epsilon, the metric gets noise. Without such a cap there
+        must be validation samples. No array leaves, and no other metric is measured.
         """
         if lab.session.cap:
             lab.measure_privately(lab.open(), "val", ("uncertainty",), ("entropy",))
@@ -83,11 +83,14 @@ class UEFLSite(SiteMethod):
     def centroids(self, lab: Lab) -> Outgoing:
         """Cluster the features of this site's training samples, and send the centroids.
 
-        K-means (section 3.2) starts from samples that the site's own seed chooses. Small clusters
-        are left out. The centroids are sent with the numbers of their features. The number of
-        centroids is reported as a metric. If the message asks for codewords of a new book and
-        'uefl.codeword-start' is "gaussian", nothing is clustered, and only 'uefl.codes' is reported
-        as that number.
+        K-means (section 3.2) starts from samples that the site's own seed chooses. A centroid is
+        left out if it rests on fewer features than 'uefl.centroid-min-count', or on fewer samples
+        than the hospital's 'sums-min-count'. The centroids are sent with the numbers of their
+        features, and the number of centroids is reported as a metric.
+
+        If the message asks for codewords of a new book and 'uefl.codeword-start' is "gaussian",
+        nothing is clustered or sent, because the server draws them. Only 'uefl.codes' is reported
+        as the number.
 
         Raises:
             RefusedError: centroids are needed but the run is private, and centroids have no noise.

@@ -67,7 +67,8 @@ class DeclaredData:
         """Build the declaration for a silo, with its label counts rounded down.
 
         Counts keep three binary digits and become multiples of 4: 199 becomes 192, and 3 becomes 0.
-        The samples themselves are not stored. ``samples``, the digest of the settings, is empty.
+        The samples themselves are not stored. The field ``samples``, a digest of settings, is left
+        empty.
         """
         at_least = {}
         for split, counts in silo.label_counts().items():
@@ -124,12 +125,13 @@ def round_down(count: int) -> int:
 
 
 def declared_data(folder: Path, settings: CommonSettings, load: Callable[[], Silo]) -> DeclaredData:
-    """Return the stored declaration of a data set, or read the data and store a new declaration.
+    """Return the stored declaration of a data set; if there is none, read the data and store one.
 
-    If the same samples, with the same number of classes, are read in another way, such as at
-    another image size, the counts of the first declaration are used again. Otherwise a server
-    could invent such settings whenever it wants the samples counted again. For the same reason no
-    declaration is dropped to make room for another.
+    There is one declaration for each data set and way to read it. If the same samples, with the
+    same number of classes, are read in another way, such as at another image size, the new
+    declaration gets the counts of the earlier one. Otherwise a server could invent such settings
+    whenever it wants the samples counted again. For the same reason no declaration is dropped to
+    make room for another.
 
     Args:
         folder: the folder that the hospital keeps over all runs.
@@ -176,8 +178,9 @@ def declared_data(folder: Path, settings: CommonSettings, load: Callable[[], Sil
 def _decisive(settings: CommonSettings) -> dict[str, Value]:
     """Return the settings that decide which samples a site has and how they are read, by key.
 
-    These are the data set, the partition with its settings, and the settings of the data set. The
-    number of a test or validation fold is left out if there are no such folds.
+    They are the name of the data set, the settings that it reads, and the partition with its
+    settings. The number of the test or validation fold is left out if there are no such folds,
+    because it then decides nothing.
     """
     read = {"dataset", "split.partition", *data_set(settings.dataset).settings}
     values = as_mapping(settings)

@@ -50,8 +50,8 @@ class Ledger:
     def spend(self, releases: Releases) -> None:
         """Add releases to this ledger and to the hospital's ledger, if any, before they are made.
 
-        A release is one noisy result, such as one DP-SGD step. If two messages are answered at the
-        same time, one waits until the other's releases are added.
+        A release is one noisy result, such as one DP-SGD step. The ledgers are locked meanwhile, so
+        messages that are answered at the same time wait for each other.
 
         Args:
             releases: (noise multiplier, sampling rate) -> number of releases.
@@ -131,10 +131,11 @@ class Ledger:
 
 
 def ledger_mark(context: Context) -> LedgerMark | None:
-    """Return the number of releases in the hospital's ledger of all runs, and the file's SHA-256.
+    """Return the state of the hospital's privacy ledger of all runs, for its audit log.
 
-    The keys are "releases" and "sha256" (hexadecimal). Returns None if the site has no 'state-dir'
-    or no ledger yet.
+    The state is a mapping: "releases" -> the number of noisy results so far, and "sha256" -> the
+    SHA-256 of the ledger's file, in hexadecimal. Returns None if the site has no 'state-dir' or no
+    ledger yet.
 
     Raises:
         CheckpointError: the ledger is damaged.
@@ -151,7 +152,8 @@ def ledger_mark(context: Context) -> LedgerMark | None:
 def require_newest_ledger(answering: Answering) -> Iterator[None]:
     """Run the block, which answers a message, only if the ledger is not older than the audit log.
 
-    The check is made once, before the block.
+    Each line of the log has the ledger's state. The check is made once, before the block
+    (``refuse_older_ledger``).
 
     Raises:
         RefusedError: the ledger is older than the audit log's last line, or differs from it.
@@ -166,7 +168,8 @@ def require_newest_ledger(answering: Answering) -> Iterator[None]:
 def refuse_older_ledger(log: Path, context: Context) -> None:
     """Check that the privacy ledger is not older than the last line of the audit log.
 
-    A log whose last line has no ledger state passes. A missing ledger counts as 0 releases.
+    Each line of the log has the state of the hospital's ledger of all runs. A log whose last line
+    has none passes. A missing ledger counts as 0 releases (noisy results).
 
     Args:
         log: the audit log's path.

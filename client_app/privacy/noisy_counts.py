@@ -48,8 +48,9 @@ def counts_noise(chosen_noise: float, hospital: Ledger) -> float:
     """Return the standard deviation of the noise on label counts, in patients.
 
     Args:
-        chosen_noise: the hospital's 'counts-noise'. If it is 0, the result is the noise with which
-            one report costs a quarter of the hospital's cap, but at least 0.5 and at most 10,000.
+        chosen_noise: the hospital's 'counts-noise', which is the result unless it is 0. Then the
+            result is the noise with which one report costs a quarter of the hospital's cap on
+            epsilon, but at least 0.5 and at most 10,000.
         hospital: the hospital's ledger of all runs, with its cap and delta.
 
     Raises:
@@ -66,21 +67,22 @@ def noisy_counts(
 ) -> Counts:
     """Return the label counts that a site reports, by split and class, with stored noise.
 
-    For data that were never reported before, the ledger is charged, and then the noise is drawn and
-    stored. For data that were reported before, the stored counts are returned unchanged. If the
-    hospital has paid for a new draw (see ``draw_again``), that draw is made first, without a
-    further charge.
+    - For data that were never reported before, the ledger is charged, and then the noise is drawn
+      and stored.
+    - For data that were reported before, the stored counts are returned. Only if the hospital has
+      paid for a new draw (``draw_again``), new noise is drawn and stored first, without a further
+      charge.
 
     Args:
         exact: the true number of samples of each class, by split.
         data: values that identify the state of the data, such as fingerprints.
-        chosen_noise: the hospital's 'counts-noise', used for a first report.
+        chosen_noise: the hospital's 'counts-noise', used for a first report (``counts_noise``).
         hospital: the hospital's ledger of all runs.
 
     Raises:
         EpsilonSpentError: a first report would exceed the cap on epsilon.
-        SettingError: no noise is enough (see ``counts_noise``).
-        CheckpointError: the stored counts are damaged, or cannot be written.
+        SettingError: a first report needs noise, but ``counts_noise`` finds none for this cap.
+        CheckpointError: the stored counts or the ledger are damaged, or cannot be written.
     """
     file, key = _file(hospital), json_digest(sorted(data.items()))
     with file.lock():
@@ -109,21 +111,20 @@ def kept_counts(hospital: Ledger) -> dict[str, NoisyCounts]:
 def draw_again(chosen_noise: float, hospital: Ledger) -> float:
     """Charge the ledger for a new draw of all stored counts; the next run makes the draw.
 
-    If the new draw of some counts is already paid for, they cost nothing more, and their draw keeps
-    the noise that was paid for. If no counts are stored, nothing is charged.
+    Counts whose new draw is already paid for cost nothing more, and keep the noise of that payment.
+    If no counts are stored, nothing is charged.
 
     Args:
-        chosen_noise: the hospital's 'counts-noise'.
+        chosen_noise: the hospital's 'counts-noise' (``counts_noise``).
         hospital: the hospital's ledger of all runs.
 
     Returns:
-        The standard deviation of the noise that ``chosen_noise`` gives, in patients. It applies to
-        the draws that are paid for here.
+        The standard deviation of the noise of the draws that are charged now, in patients.
 
     Raises:
         EpsilonSpentError: the draws would exceed the cap on epsilon. The counts then do not change.
-        SettingError: no noise is enough (see ``counts_noise``).
-        CheckpointError: the stored counts are damaged, or cannot be written.
+        SettingError: ``chosen_noise`` is 0, and ``counts_noise`` finds no noise for this cap.
+        CheckpointError: the stored counts or the ledger are damaged, or cannot be written.
     """
     file, noise = _file(hospital), counts_noise(chosen_noise, hospital)
     with file.lock():

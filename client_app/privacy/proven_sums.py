@@ -37,10 +37,11 @@ class ProvenSum:
 def prove_sum(
     record: Mapping[str, Any], seals: Mapping[str, str], common: CommonSettings, samples: int
 ) -> ProvenSum:
-    """Check the server's proof of a sum, and add up the sum itself from the proof.
+    """Check the server's proof of a secret sum, and add up the sum itself from the proof.
 
-    The proof has the masked parts of all sites, and the seeds of their own masks. A seal is the
-    hash of such a part, which all sites have signed. The proof is right if each part fits its seal.
+    The proof has the masked parts of all sites, and the seed of each site's own mask (the mask that
+    it shares with no other site). A seal is the hash of a part and of its own mask's seed. All
+    sites have signed all seals. The proof is right if each part fits its seal.
 
     Args:
         record: the message's record of secure aggregation, with the proof.
@@ -71,9 +72,9 @@ def prove_sum(
 def _add_up(proof: SumProof, common: CommonSettings, samples: int) -> ProvenSum:
     """Add up the masked parts of all sites in a proof, and remove their own masks from the sum.
 
-    The masks that two sites share cancel, because no site is missing. The arithmetic is that of the
-    server (``SecureSum.mean``), so that both get the same bits. If the sum counts no training
-    sample, for example because all sites have failed, the result has no totals.
+    The masks that pairs of sites share cancel, because no site is missing. The arithmetic is that
+    of the server (``SecureSum.mean``), so that both get the same bits. If the sum counts no
+    training sample, for example because all sites have failed, the result has no totals.
 
     Args:
         proof: the proof, which is already checked.
@@ -101,6 +102,10 @@ def _add_up(proof: SumProof, common: CommonSettings, samples: int) -> ProvenSum:
 def refuse_missing(sites: Iterable[str], expected: Iterable[str]) -> None:
     """Check that all sites that have keys take part, because a proven sum needs every part.
 
+    Args:
+        sites: the sites that take part.
+        expected: the sites that must.
+
     Raises:
         RefusedError: a site is missing. The error names the missing sites.
     """
@@ -116,7 +121,7 @@ def refuse_other_seal(seals: Mapping[str, str], site: str, own: str) -> None:
     """Check that the server lists this site's part as the site has sent it.
 
     Args:
-        seals: the seal (a hash) of each site's part, by site, from the server.
+        seals: the seal (a hash) of each site's masked part, by site, from the server.
         site: this site.
         own: the seal of the part that this site has sent.
 

@@ -75,12 +75,12 @@ class RoundSecrets:
         """Return the keys of the masks that ``site`` adds to its numbers, and that it subtracts.
 
         Each pair of sites has a common mask. The site whose name sorts first adds the mask and the
-        other site subtracts it, so the mask cancels in the sum. The first added mask is the site's
-        own mask.
+        other site subtracts it, so the mask cancels in the sum. The first key to add is that of the
+        site's own mask, which no other site shares.
 
         Args:
             site: this site.
-            bound: binds the masks to the received model and the names of the masked arrays.
+            bound: binds the common masks to the received model and the names of the masked arrays.
         """
         added, subtracted = [self.own_mask], []
         for other in self.partners:
@@ -96,8 +96,9 @@ class RoundSecrets:
     def seal_shares(self, site: str) -> dict[str, bytes]:
         """Split this site's two secrets into shares, and seal a pair of shares for each other site.
 
-        The secrets are the seed of this site's own mask and its masking key. This site's shares of
-        them are put into ``own_shares``; the caller writes the file.
+        The secrets are the seed of this site's own mask and its masking key. Any ``threshold``
+        shares of a secret reconstruct it, and fewer reveal nothing. This site's shares of its own
+        secrets are put into ``own_shares``; the caller writes the file.
 
         Returns:
             The sealed pairs, by the site that can open them.
@@ -121,14 +122,16 @@ class RoundSecrets:
     def open_shares(self, site: str, received: Mapping[str, bytes]) -> dict[str, Shares]:
         """Open the shares that the other sites in the sum have sealed for ``site``.
 
+        A share that is missing or cannot be opened is left out of the result, so the server learns
+        which site's shares are unusable.
+
         Args:
             site: this site.
             received: the sealed shares, by the site that sealed them.
 
         Returns:
-            The shares by the site whose secrets they belong to, including this site's own. A share
-            that is missing or cannot be opened is left out, so the server learns which site's
-            shares are unusable.
+            The shares by the site whose secrets they belong to, including this site's shares of its
+            own.
         """
         sites, place = self.sites, self.sites.index(site)
         shares = {site: Shares(*self.own_shares)}

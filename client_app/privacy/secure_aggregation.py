@@ -106,8 +106,9 @@ class SecureSite:
         of sites. Any other phase unmasks the sum.
 
         Raises:
-            SiteError: the message is malformed, or belongs to another round.
+            SiteError: the message is malformed, or the site has no keys for this round.
             RefusedError: the answer would reveal more than a sum.
+            SettingError: no threshold is possible for the number of sites.
             CheckpointError: the site's secrets or records are damaged, or cannot be written.
         """
         with lock_secrets(self.folder):
@@ -127,8 +128,8 @@ class SecureSite:
     ) -> dict[str, Words]:
         """Quantise, weight and mask this site's updates and metrics; return uint32 arrays by name.
 
-        A digest of the numbers is stored before they are masked, so that no key masks twice, even
-        after a restart.
+        The checks of ``prepare_masking`` are made again. A digest of the masked numbers is stored
+        before anything leaves, so that even after a restart no key masks twice.
 
         Args:
             updates: the trained minus the received arrays, clipped, by name.
@@ -138,11 +139,10 @@ class SecureSite:
 
         Raises:
             SiteError: the site has no keys for this round, or the list of sites is malformed.
-            RefusedError: ``prepare_masking`` refuses; this round's sum was already unmasked with a
-                different contribution from this site; or the site cannot answer, but has answered
-                for the same received arrays before.
+            RefusedError: ``prepare_masking`` refuses, or this round's sum was already unmasked with
+                a different contribution from this site.
             SettingError: the samples of all sites together do not fit into 32 bits.
-            CheckpointError: the site's secrets are damaged, or cannot be written.
+            CheckpointError: the site's secrets or records are damaged, or cannot be written.
         """
         with lock_secrets(self.folder):
             # Checked again under the lock, because another message may have used the keys since
@@ -175,19 +175,20 @@ class SecureSite:
     ) -> tuple[RoundSecrets, list[str]]:
         """Check that this site may mask; return the round's secrets and the sites to mask with.
 
-        This is also called before training. Nothing here depends on the site's data, so every
-        refusal comes before the data are opened.
+        This is also called before the training. Nothing here depends on the site's data, so a
+        hospital that declares its data can refuse before they are opened.
 
         Args:
             received: all received NumPy arrays, named ``<record>/<array>``.
             metrics: the names of the metrics that the server asks to sum.
 
         Raises:
-            SiteError: the site has no keys for this round.
+            SiteError: the site has no keys for this round, or the list of sites is malformed.
             RefusedError: the settings changed after the keys were signed; the keys were used
-                before; too few sites take part; the same sum was unmasked before with other sites,
-                settings or requests; or a metric belongs to a split that not all sites measure.
-            CheckpointError: the site's secrets are damaged.
+                before; too few sites take part, or one is missing although the method proves its
+                sums; the same sum was unmasked before with other sites, settings or requests; or a
+                metric belongs to a split that not all sites measure.
+            CheckpointError: the site's secrets or its records of sums are damaged.
         """
         secrets = read_secrets(self.folder, self.round)
         # A site with its own 'secure-samples' would get a larger weight
@@ -221,8 +222,8 @@ class SecureSite:
     def refuse_after_failure(self, received: Mapping[str, Any]) -> None:
         """Check that this site did not fail in an earlier answer to the same received arrays.
 
-        A second answer would reveal the site's own part by subtraction. Without a record of earlier
-        sums (no 'state-dir'), nothing is checked.
+        A failed site adds 0, so a second answer would reveal the site's own part by subtraction.
+        Without a record of earlier sums, as in a simulation, nothing is checked.
 
         Raises:
             SiteError: the site failed on these arrays before. Only the site's own log gets this
@@ -242,7 +243,7 @@ class SecureSite:
         Raises:
             SiteError: the message has no proof, or a malformed one.
             RefusedError: the proof is not of the parts that all sites signed in that round, or this
-                site has no record of signed parts.
+                site has stored no signed sum of that round.
             CheckpointError: the record of the sums is damaged.
         """
         seals = UnmaskedSums(self.folder, self.round - 1).seals()
@@ -300,11 +301,17 @@ class SecureSite:
     def _share_secrets(self) -> ConfigRecord:
         """Check all sites' keys; return sealed shares of this site's secrets for the other sites.
 
+        The record also has a hash of the seed of this site's own mask. By this hash the server can
+        later verify the seed that it reconstructs.
+
         Raises:
-            SiteError: the server's lists of keys are malformed.
-            RefusedError: keys were shared in this round before, a signature is wrong, or the
-                threshold differs from the settings or protects too little.
-            CheckpointError: the site's secrets are damaged, or cannot be written.
+            SiteError: the server's lists of keys are malformed, or the site has no keys for this
+                round.
+            RefusedError: keys were shared in this round before, the keys or signatures are refused
+                (``_store_keys``), or the threshold is refused (``_refuse_threshold``).
+            SettingError: no threshold is possible for the number of sites.
+            CheckpointError: the site's secrets or its list of keys are damaged, or cannot be
+                written.
         """
         secrets = read_secrets(self.folder, self.round)
         # A second list of keys would bind the same secrets to other sites
@@ -330,10 +337,11 @@ class SecureSite:
         The keys come from the server's record. The splits that all sites measure are put there too.
 
         Raises:
-            SiteError: the server's lists differ in length, or the sites are not sorted or lack this
-                site.
+            SiteError: the server's lists differ in length, the sites are not sorted or lack this
+                site, or a signing key is malformed.
             RefusedError: two sites have the same key, this site's keys were replaced, a signature
                 does not match, or a signing key is not trusted here.
+            CheckpointError: the hospital's list of compared keys is damaged, or cannot be written.
         """
         sites, splits = read_texts(self.asked, "sites"), read_texts(self.asked, "splits")
         refuse_list(self.site, sites, sites, "make keys")
@@ -392,14 +400,15 @@ class SecureSite:
         """Sign and store the server's list of sites whose weights arrived.
 
         Only one list is signed under the keys of a round, because two lists would give two sums.
-        The same list may be signed again.
+        The same list may be signed again. If the method proves its sums, all sites must be in the
+        list, and the hashes of their parts (seals) are signed too.
 
         Raises:
             RefusedError: another list was signed, the list names a site that did not mask, or the
-                list is too short or differs from an earlier sum. If the method proves its sums,
-                also: a site is missing, or this site's part is listed with another hash.
+                list is too short or differs from an earlier sum. With proven sums also: a site is
+                missing, or this site's seal is another.
             SiteError: the list is malformed, or the site has no keys for this round.
-            CheckpointError: the site's secrets are damaged, or cannot be written.
+            CheckpointError: the site's secrets or records are damaged, or cannot be written.
         """
         secrets = read_secrets(self.folder, self.round)
         answered = read_texts(self.asked, "answered")
@@ -427,7 +436,7 @@ class SecureSite:
         For a site whose weights arrived, it is the share of that site's own mask. For any other
         site, it is the share of that site's masking key. Never both leave. A site whose sealed
         share is missing or cannot be opened is left out. Before the record is made, the sum is
-        noted in this site's records of sums, and the round's secrets are deleted.
+        noted in this site's records, and the round's secrets are deleted.
 
         Returns:
             A record with the sites' names in ``of`` and their shares in ``shares``, in the same
@@ -436,8 +445,8 @@ class SecureSite:
         Raises:
             SiteError: the lists in the message are malformed, or the site has no keys for this
                 round.
-            RefusedError: this site has signed no list of sites yet, or fewer sites than the
-                threshold have validly signed the list that this site signed.
+            RefusedError: this site has signed no list of sites yet, or too few sites have validly
+                signed the same list (``_refuse_disagreement``).
             CheckpointError: the site's secrets or records are damaged, or cannot be written.
         """
         secrets = read_secrets(self.folder, self.round)

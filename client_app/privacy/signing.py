@@ -77,7 +77,7 @@ class Signer:
 
         Raises:
             RefusedError: a signature does not match, or a signing key is not trusted here. The
-                error names the sites.
+                error says whose.
             SiteError: a public signing key is malformed.
             CheckpointError: the hospital's list of compared keys is damaged, or cannot be written.
         """

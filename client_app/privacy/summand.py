@@ -68,14 +68,14 @@ class Summand:
     ) -> int:
         """Return the number of samples with which a metric counts in the secret sum.
 
-        The number is at most ``quantisation.samples``. It is 0 if the metric has no value or the
-        site failed.
+        It is the size of the metric's split, but at most ``quantisation.samples``. It is 0 if the
+        metric has no value or the site failed.
 
         Args:
             name: the metric's key, which names its split. Without a split, training samples are
                 counted.
             scaled_metric: the metric, scaled to 0 to 1; None if it has no value.
-            quantisation: has the most samples that a site can count as.
+            quantisation: its ``samples`` is the largest count of a site.
         """
         if scaled_metric is None:
             return 0

@@ -35,8 +35,8 @@ class RoundSum:
     Attributes:
         sites: the sites of the sum, sorted; empty if no sum of the round is unmasked.
         weighed: a digest of the numbers that this site masked.
-        question: a digest of the server's request; empty in a simulation, or if an older version
-            has not stored it.
+        question: a digest of the server's request; empty at a site that does not declare its data,
+            or if an older version has not stored it.
         seals: the seals of all sites' parts, in the order of ``sites``, if the method proves its
             sums (``strategies.wire.sum_proofs``).
     """
@@ -81,17 +81,18 @@ class UnmaskedSums:
         """Check that a request is the same as before, if this round's sum is already unmasked.
 
         The check comes before the data are opened. Otherwise a server could choose a second request
-        whose answer differs from the first one's only if one particular patient is there. By
-        refusing that answer, ``refuse_other`` would reveal the patient. If a later round's sum is
-        unmasked, a first request for this round is refused too, because the later sum was made from
-        the state that this round left here.
+        whose answer differs from the first one's only if one particular patient is there. A refusal
+        after the answer (``refuse_other``) would then reveal the patient.
+
+        If this round's sum is not unmasked but a later round's is, the request is refused too. The
+        later sum was made from the state that this round left here.
 
         Args:
             question: the digest of the request. It is empty at a site that does not declare its
                 data, and then nothing is checked.
 
         Raises:
-            RefusedError: another request of this round was answered, or a later round's sum is
+            RefusedError: another request of this round was answered, or only a later round's sum is
                 unmasked. Neither depends on a patient.
             CheckpointError: the record of the sums is damaged.
         """
@@ -141,9 +142,13 @@ class UnmaskedSums:
         return dict(zip(opened.sites, opened.seals, strict=False))
 
     def note(self, opened: RoundSum) -> None:
-        """Record that this round's sum may now be unmasked, and replace the round's old record.
+        """Record that this round's sum may now be unmasked; it replaces the round's earlier record.
 
-        Only the newest 3 rounds are kept, because a server may go back by two.
+        Only the 3 highest rounds are kept, because a server may go back by two.
+
+        Args:
+            opened: the sum's sites, and digests of the request and of the numbers that this site
+                masked.
 
         Raises:
             CheckpointError: the record of the sums is damaged, or cannot be written.
@@ -255,7 +260,7 @@ class SummedBefore:
     def has_failed(self, arrays: str) -> bool:
         """Tell whether this site has added 0 to a sum of these received arrays, because it failed.
 
-        If it has, it must add 0 again, because the difference between the two sums would be its own
+        If so, it must add 0 again, because the difference between the two sums would be its own
         part. ``arrays`` is the digest of the received arrays.
 
         Raises:
@@ -313,7 +318,7 @@ class SummedBefore:
             self.note(arrays, [], failed=True)
 
     def note(self, arrays: str, answered: Sequence[str], failed: bool) -> None:
-        """Record a sum of the same received arrays in the hospital's own file.
+        """Record in the hospital's own file that this site contributed to a sum of received arrays.
 
         An earlier record for these arrays is replaced. Only the newest 10,000 records are kept.
 
