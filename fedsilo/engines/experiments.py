@@ -204,9 +204,11 @@ class SimulationFile:
         return not (isinstance(content, dict) and "matrix" in content)
 
     def entry(self, name: str) -> Entry:
-        """Return the entry of the file that has exactly this name, with its placeholders unfilled.
+        """Return the entry of the file with this name, with its placeholders unfilled.
 
-        An entry is checked when it is first asked for, and the result is kept for later calls.
+        An entry makes one experiment, or several by a matrix. ``name`` is the entry's name as the
+        file has it, not that of an experiment of a matrix. An entry is checked when it is first
+        asked for, and the result is kept for later calls.
 
         Raises:
             SettingError: the entry, or its name, is malformed.

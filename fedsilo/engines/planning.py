@@ -51,10 +51,12 @@ def plan_run(
         engine: the engine that will run it, or empty if it is unknown.
 
     Returns:
-        The settings, and the resources as ``check_resources`` returns them.
+        The settings, and the resources: the number of sites and their shares of cores and GPUs, as
+        ``check_resources`` returns them.
 
     Raises:
         SettingError: a source cannot be read, or a setting or resource is wrong.
+        DataError: the data set's silos cannot be listed, for example because its folder is missing.
     """
     declared = declared_experiment(experiment, sources)
     settings = _settings_over(declared, sources, overrides)
