@@ -89,8 +89,11 @@ def renew(
 ) -> MadeKit | str:
     """Replace a hospital's key and kit, or the certificate of the server.
 
+    A kit is a zip with what a hospital on another machine needs to connect.
+
     Returns:
-        The new kit of a hospital on another machine; otherwise a sentence about what was done.
+        The new kit of a hospital on another machine. For a site of this machine or the server, it
+        is a sentence that says what to do next.
 
     Raises:
         FedsiloError: ``member`` is not in the deployment, or the server does not answer.
