@@ -46,7 +46,8 @@ def up(
 ) -> Deployment:
     """Start the server and all sites of this machine that do not run.
 
-    A folder that does not exist is created as a new deployment of ``experiment``.
+    If the deployment's folder does not exist, a new deployment is made there from ``experiment``
+    and the options. The call returns when all members are online.
 
     Raises:
         FedsiloError: the options contradict each other or the existing deployment, the silos of

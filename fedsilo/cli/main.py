@@ -388,8 +388,8 @@ def _typer_parameter(parameter: inspect.Parameter, option: Option) -> inspect.Pa
 
     Args:
         parameter: the parameter of the function.
-        option: its help. A default in it replaces the parameter's default, and if it is required,
-            there is no default.
+        option: the help of the parameter. If it has a default, this replaces the parameter's
+            default. If it is marked as required, there is no default.
 
     Returns:
         The keyword-only parameter that typer reads.
@@ -430,9 +430,9 @@ def _typer_parameter(parameter: inspect.Parameter, option: Option) -> inspect.Pa
 def _command_type(hint: Any) -> Any:
     """Convert the type of a parameter to a type that the command line can parse.
 
-    A mapping becomes a list of strings ``key=value``, and a sequence becomes a list, whether they
-    are optional or not. Other optional types stay optional. A union becomes ``Path`` if that is a
-    member. Otherwise it becomes ``str`` if that is a member, and else its first member.
+    A mapping becomes a list of strings ``key=value``, and a sequence becomes a list, even if they
+    may be None. Other optional types stay optional. A union becomes ``Path`` if ``Path`` is a
+    member, else ``str`` if ``str`` is a member, and else its first member.
     """
     members = [member for member in members_of(hint) if member is not type(None)]
     # Settings are a mapping or texts; a command line has only texts. A sequence comes

@@ -160,7 +160,7 @@ class InlineGrid(Grid):
     def _go_on_alone(self, error: Exception, batch: list[tuple[Message, Context]]) -> None:
         """Train sites one after another from now on, because a batch exceeded the memory.
 
-        A line of output says so. The batch's stored samples are released.
+        A line of output says so. The samples that were kept on the device for batches are released.
 
         Args:
             error: the error that the training of the batch raised.

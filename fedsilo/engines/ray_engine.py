@@ -275,8 +275,8 @@ def _error_in(line: str) -> str:
 def ray_variables(address: str, variables: Mapping[str, str]) -> dict[str, str]:
     """Build the environment variables by which Ray finds its cluster.
 
-    For a running cluster, they also tell Ray which of fedsilo's and Flower's variables the workers
-    on other machines need.
+    For a running cluster, they also list those of fedsilo's and Flower's variables that the workers
+    on other machines need, with their values.
 
     Args:
         address: the address of a running cluster. If it is empty, Ray starts a cluster for the run,

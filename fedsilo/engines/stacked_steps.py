@@ -142,7 +142,7 @@ class StackedSteps:
         return losses.cpu()
 
     def _take(self, step: int) -> Tensor:
-        """Take step number ``step`` of all sites that still train, with one backward pass for all.
+        """Take step number ``step`` of all sites that still have steps, with one backward pass.
 
         Returns:
             Each site's mean loss with its penalty, before the step, (sites,) on the device.

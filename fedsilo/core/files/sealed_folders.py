@@ -77,7 +77,8 @@ def open_sealed(target: Path, fill: Callable[[Path], None], read: Callable[[Path
 def _inode_of(folder: Path) -> int | None:
     """Return a folder's inode, or None if the folder is missing or cannot be examined.
 
-    A folder that is made again under the same name usually gets another inode.
+    Callers compare inodes to notice that a folder was replaced, because a folder that is made again
+    under the same name usually gets another inode.
     """
     with suppress(OSError):
         return folder.stat().st_ino
