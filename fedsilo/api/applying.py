@@ -298,9 +298,9 @@ def monitor(
 ) -> Monitored:
     """Check whether new cases still resemble the training data of a run.
 
-    The feature distributions of the new cases are compared with the site's training data. If
-    enough cases have labels, accuracy, calibration and coverage are checked too, or for a number
-    the mean absolute error. For other tasks, labels are not compared.
+    The feature distributions of the new cases are compared with the site's training data. If enough
+    cases have labels, further checks are made. For classes, these are accuracy, calibration and
+    coverage. For a number, it is the mean absolute error. For other tasks, labels are not compared.
 
     Returns:
         The checks. ``alarms`` lists the checks beyond their limit; ``missing`` lists the checks

@@ -98,7 +98,7 @@ def site(
 def _setups_of_deployment(
     folder: Path, sites: Sequence[str], settings: RunSettings | None
 ) -> list[SiteSetup]:
-    """Build the setups of a deployment's sites, which tell the checks how a node is started.
+    """Build the setup of each site of a deployment: the arguments of its node, for the checks.
 
     Args:
         folder: the deployment's folder.

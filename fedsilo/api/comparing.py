@@ -244,8 +244,8 @@ def crossvalidate(
         the budgets.
 
     Raises:
-        FedsiloError: an experiment is unknown; its data cannot be cut; the budgets differ and
-            ``unequal`` is False; or a run failed.
+        FedsiloError: an experiment is unknown, its data cannot be cut, ``folds`` is below 2,
+            ``repeats`` is below 1, the budgets differ and ``unequal`` is False, or a run failed.
     """
     from fedsilo.comparison import budgets as compared
     from fedsilo.comparison import crossvalidate as study

@@ -46,7 +46,8 @@ def up(
 ) -> Deployment:
     """Start the server and all sites of this machine that do not run.
 
-    A folder that does not exist is created as a new deployment of ``experiment``.
+    If the deployment's folder does not exist, a new deployment is made there from ``experiment``
+    and the options. The call returns when all members are online.
 
     Raises:
         FedsiloError: the options contradict each other or the existing deployment, the silos of
@@ -89,8 +90,11 @@ def renew(
 ) -> MadeKit | str:
     """Replace a hospital's key and kit, or the certificate of the server.
 
+    A kit is a zip with what a hospital on another machine needs to connect.
+
     Returns:
-        The new kit of a hospital on another machine; otherwise a sentence about what was done.
+        The new kit of a hospital on another machine. For a site of this machine or the server, it
+        is a sentence that says what to do next.
 
     Raises:
         FedsiloError: ``member`` is not in the deployment, or the server does not answer.

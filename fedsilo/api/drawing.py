@@ -42,9 +42,10 @@ if TYPE_CHECKING:
 def plot(run_dir: options.RunDir) -> Iterator[Path]:
     """Draw the learning curves of a finished run again.
 
-    The learning curves and the method's own pictures are replaced in the run directory.
+    The learning curves, the survival curves and the method's own pictures are replaced in the run
+    directory.
 
-    Returns:
+    Yields:
         The path of each picture.
 
     Raises:
@@ -74,8 +75,9 @@ def explain(
     """Explain a prediction for one patient of the site, or for a new one.
 
     The patient is row ``row`` of the site's ``split``, row ``row`` of the file ``table``, or the
-    image file ``image``. A PICSR model is explained by its router, any other model of a table by
-    the Shapley values of the columns, and a model of images by a map over the image.
+    image file ``image``. The model decides the form of the explanation. A PICSR model is explained
+    by its router, any other model of a table by the Shapley values of the columns, and a model of
+    images by a map over the image.
 
     Returns:
         The explanation; ``lines()`` has its text, ``document()`` its JSON and ``figure()`` its

@@ -178,8 +178,8 @@ def _group_by_method(file: SimulationFile) -> dict[str, dict[str, dict[str, Expe
 def _describe_entry(file: SimulationFile, experiments: Mapping[str, Experiment]) -> dict[str, str]:
     """Build the lines of the list for the experiments that one entry of the file makes.
 
-    All ``experiments`` have the same method. If they are all combinations of the values that they
-    have, they share one line, under a name such as ``a-{x,y}``. Otherwise each experiment has a
+    All ``experiments`` have the same method. If they are all combinations of their values of the
+    matrix, they share one line, under a name such as ``a-{x,y}``. Otherwise each experiment has a
     line of its own. If the experiments of a shared line have different descriptions, the line shows
     the description of the entry.
 
@@ -268,8 +268,8 @@ def _find_facts(experiment: Experiment) -> _Facts:
 def _format_count(numbers: Set[int], noun: str) -> str:
     """Format the different numbers of a noun, such as "3 or 9 silos" or "10 to 600 rounds".
 
-    Up to three numbers are listed; more are written as a range from the lowest to the highest. The
-    number 0 is written "own", because it depends on the user's own data.
+    Up to three numbers are listed. More than three are written as a range from the lowest to the
+    highest. The number 0 is written "own", because the number then depends on the user's own data.
     """
     different = sorted(numbers)
     if len(different) == 1 and different[0]:

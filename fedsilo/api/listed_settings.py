@@ -74,7 +74,8 @@ class ListedGroup:
 def list_settings(word: str = "") -> Iterator[str]:
     """Yield the list of settings as lines for the terminal, with an empty line between groups.
 
-    Lines are as wide as the terminal, but at most 100 characters.
+    Help texts are wrapped to the width of the terminal, or to 100 characters if it is wider. A line
+    with a key and its default is not wrapped.
 
     Args:
         word: the name of a group, or a text to find in the keys and help of settings, in upper or
@@ -93,11 +94,13 @@ def list_settings(word: str = "") -> Iterator[str]:
 
 
 def find_settings(word: str) -> list[ListedGroup]:
-    """Find the settings for ``word``, which may also be the old name of a renamed setting.
+    """Find the settings that a user searches for by a word.
 
-    If ``word`` is exactly the name of a group, only that group is returned, whole. Otherwise each
-    group is returned with only its settings that have the word in their key or help; groups without
-    such settings are left out.
+    If ``word`` is exactly the name of a group ('experiment' for the settings without a group), only
+    that group is returned, whole. Otherwise each group is returned with only its settings that have
+    the word in their key or help, in upper or lower case. Groups without such settings are left
+    out. If nothing has the word, but it is the old name of a renamed setting, today's key is
+    searched for instead. An empty word finds all settings.
 
     Raises:
         SettingError: no setting has the word. The message suggests the most similar key or group,
@@ -179,10 +182,11 @@ def _read_setting(line: str, group: str) -> ListedSetting:
 
 
 def project_lines() -> Iterator[str]:
-    """Yield the lines of the section of pyproject.toml, built from the classes of settings.
+    """Yield the lines of the section of pyproject.toml with the defaults of all settings.
 
-    Each setting is a line with its key and default, and a comment with its help and allowed values.
-    Each group is a TOML table, below a comment that describes the group.
+    Flower reads this section. It is built here from the classes of settings. Each setting is a line
+    with its key and default, and a comment with its help and allowed values. Each group is a TOML
+    table, below a comment that describes the group.
     """
     known, rules, sentences = _collect_settings()
     tables = group_settings(known)

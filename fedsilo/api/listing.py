@@ -81,12 +81,13 @@ def manifest(
 ) -> Iterator[str]:
     """Write the manifests of images that are sorted into folders.
 
-    The images are in ``<folder>/SITE/CLASS/``. A manifest is written to each site's folder, and
-    ``images.yaml``, which the data set 'images' reads, to ``folder``.
+    The images are in ``<folder>/SITE/CLASS/``. A manifest (a table of a site's images and their
+    classes) is written to each site's folder. ``images.yaml``, which the data set 'images' reads,
+    is written to ``folder``. ``recipe`` is the way the images are sorted, and only 'folder' exists.
 
     Yields:
         For each manifest, a line with its path and number of images, then a line for each class
-        with its number of images; last, a line with the setting that uses the data.
+        with its number of images. The last line has the setting that uses the data.
 
     Raises:
         FedsiloError: the recipe is unknown, a file to write already exists, or an image or a name

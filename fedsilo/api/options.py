@@ -157,9 +157,9 @@ class Sources(Changes, total=False):
 def run_sources(given: Changes) -> RunSources:
     """Collect the places that a command's settings come from as ``RunSources``.
 
-    ``given`` has the options of the command by name; missing options count as not given. Plugins
-    become a change ``plugin=...``, which comes before the ``settings``, so a setting 'plugin'
-    overrides it.
+    ``given`` has the options of the command by name, and a missing option counts as not given.
+    Plugins become a change ``plugin=...``, which comes first. So if ``settings`` also have the
+    setting 'plugin', their value counts.
     """
     entries = plugin_texts(given.get("plugin"))
     plugins = [f"plugin={', '.join(entries)}"] if entries else []
@@ -220,9 +220,9 @@ def _collect(results: Iterable[Any]) -> list[Any]:
 def parameters_of(function: Callable[..., Any], skip: int = 0) -> dict[str, inspect.Parameter]:
     """Return a function's parameters by name, each with its ``Annotated`` type resolved.
 
-    The first ``skip`` parameters are left out. ``**sources``, a typed dictionary, is replaced by
-    its keys, each a keyword-only parameter with default None. The return type is not resolved,
-    because its module is imported only when the command runs.
+    The first ``skip`` parameters are left out. If the function has ``**sources``, whose type is a
+    ``TypedDict``, its keys take its place. Each becomes a keyword-only parameter with default None.
+    The return type is not resolved, because its module is imported only when the command runs.
     """
     function = inspect.unwrap(function)
     found: dict[str, inspect.Parameter] = {}
@@ -283,10 +283,11 @@ _WORDS = {int: "a whole number", float: "a number", bool: "True or False", str: 
 
 
 def check_arguments(function: Callable[..., Any], given: Mapping[str, Any]) -> None:
-    """Check the arguments of a call against the types in the function's signature.
+    """Check the arguments of a call against the function's signature, before the call.
 
-    Only names, None, choices, numbers, booleans and texts are checked. A parameter that also
-    accepts another type, such as a path, a run or a sequence, accepts any value here.
+    The name of each argument is checked, and its value if the parameter's type is made of None,
+    choices, numbers, booleans and texts only. A parameter that also accepts another type, such as a
+    path, a run or a sequence, accepts any value here.
 
     Args:
         function: the function that is called.

@@ -307,8 +307,8 @@ def fit(
         The regression: ``document`` has all numbers, ``coefficients`` a row per coefficient.
 
     Raises:
-        FedsiloError: a setting or the data cannot be used; the patients determine no regression
-            (FitError); or the run failed.
+        FedsiloError: a setting or the data cannot be used, or the run failed. A FitError says that
+            the data do not determine the coefficients, for example because a column is constant.
     """
     from fedsilo.engines.regressions import RegressionModel, regression_changes, run_regression
     from fedsilo.reports.regression import Regression

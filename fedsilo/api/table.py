@@ -192,9 +192,9 @@ RENAMED = {"datasets": "list_datasets", "runs": "list_runs"}
 
 
 def public_names() -> dict[str, str]:
-    """Return all names that ``import fedsilo`` offers, mapped to ``module:name``.
+    """Map each name that ``import fedsilo`` offers to its place, ``module:name``.
 
-    The value names the function or value that the name stands for. A command has a name with
+    The place has the function or value that the name stands for. A command has a name with
     underscores in place of spaces: ``deploy up`` is ``deploy_up``. Only the commands in ``RENAMED``
     have other names.
     """

@@ -60,9 +60,10 @@ def run() -> None:
 
     If standard output could not be written, an exit code of 0 becomes 1.
 
-    The garbage collector runs less often, and not at the end, because it took a third of the time
-    of PyTorch's import and found nothing. If Triton was imported (by timm), it also runs at the
-    end; otherwise Triton's bindings print 30 lines of "leaks" for objects that remain.
+    Python's garbage collector takes a third of the time of PyTorch's import, and finds nothing. So
+    it runs less often here, and not at the end of the process. If Triton was imported (by timm), it
+    runs at the end all the same. Otherwise Triton's bindings would print 30 lines of "leaks" for
+    objects that remain.
     """
     gc.set_threshold(20_000)
     output = None

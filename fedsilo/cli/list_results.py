@@ -33,8 +33,8 @@ def settings(
 ) -> None:
     """Print the list of settings, as text or as JSON.
 
-    As text, ``lines`` are printed. As JSON, each setting is a record with its group, key, default
-    and help.
+    As text, ``lines`` are printed. For JSON, the settings are read again, and each is a record with
+    its group, key, default and help.
 
     Args:
         lines: the lines of the list. They are ignored for JSON.
@@ -44,7 +44,8 @@ def settings(
         as_json: whether to print JSON.
 
     Raises:
-        SettingError: ``pyproject`` and ``as_json`` are both set, or no setting has the word.
+        SettingError: ``pyproject`` and ``as_json`` are both set, or, for JSON, no setting has the
+            word.
     """
     if not as_json:
         print_result(lines)

@@ -221,10 +221,13 @@ class _ClickCommand(typer.core.TyperCommand):
 
 
 def _make_command(texts: Mapping[str, str], **words: Any) -> _ClickCommand:
-    """Build a command of typer with the help of its arguments, which Typer 0.20 does not pass on.
+    """Build a command of typer, and set the help texts of its arguments and options.
 
-    ``texts`` maps the name of an argument or option to its help. ``words`` are passed to typer's
-    command.
+    They are set here because Typer 0.20 does not pass on the help of arguments.
+
+    Args:
+        texts: name of an argument or option -> its help.
+        words: passed on to typer's command.
     """
     made = _ClickCommand(**words)
     for parameter in made.params:
@@ -293,10 +296,12 @@ def _add_command(app: typer.Typer, name: str, command: Command, panel: str) -> N
     """Add a command to an app, which calls its function and shows the result.
 
     On the command line, the options of the function come first, then those of the function that
-    shows the result, then --quiet and, if the command has a plan, --dry-run. If both functions have
-    an option, it appears once. With --dry-run, only the plan is printed. With --quiet or --json,
-    the function's own lines are discarded, and if the result has a path, as a run has, only this
-    path is printed.
+    shows the result. An option of both appears once. Then come --quiet and, if the command has a
+    plan, --dry-run.
+
+    With --dry-run, only the plan is printed. With --quiet or --json, the lines that the function
+    itself prints are discarded. If the result then has a path, as a run has, only this path is
+    printed.
 
     Args:
         app: the app, or the group of a command of two words.
@@ -383,8 +388,8 @@ def _typer_parameter(parameter: inspect.Parameter, option: Option) -> inspect.Pa
 
     Args:
         parameter: the parameter of the function.
-        option: its help. A default in it replaces the parameter's default, and if it is required,
-            there is no default.
+        option: the help of the parameter. If it has a default, this replaces the parameter's
+            default. If it is marked as required, there is no default.
 
     Returns:
         The keyword-only parameter that typer reads.
@@ -425,9 +430,9 @@ def _typer_parameter(parameter: inspect.Parameter, option: Option) -> inspect.Pa
 def _command_type(hint: Any) -> Any:
     """Convert the type of a parameter to a type that the command line can parse.
 
-    A mapping becomes a list of strings ``key=value``, and a sequence becomes a list, whether they
-    are optional or not. Other optional types stay optional. A union becomes ``Path`` if that is a
-    member. Otherwise it becomes ``str`` if that is a member, and else its first member.
+    A mapping becomes a list of strings ``key=value``, and a sequence becomes a list, even if they
+    may be None. Other optional types stay optional. A union becomes ``Path`` if ``Path`` is a
+    member, else ``str`` if ``str`` is a member, and else its first member.
     """
     members = [member for member in members_of(hint) if member is not type(None)]
     # Settings are a mapping or texts; a command line has only texts. A sequence comes

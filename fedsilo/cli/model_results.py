@@ -40,14 +40,14 @@ def predict(
     html: AnyPath | None = None,
     as_json: AsJson = False,
 ) -> None:
-    """Print a summary of the predictions, and the paths of the written files; or JSON.
+    """Print a summary of the predictions and the paths of the written files, or only JSON.
 
     JSON has a record for each input, with the columns of the CSV file. The CSV file and the page
     have been written before. For masks, the summary itself ends with their folder.
 
     Raises:
         typer.Exit: some input has no prediction or mask. The exit code is 3. Everything is printed
-        first.
+            first.
     """
     if as_json:
         print_json(result.frame().to_dict("records"))

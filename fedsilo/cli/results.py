@@ -204,9 +204,10 @@ def crossvalidate(
 
 
 def deploy_up(deployment: Deployment) -> None:
-    """Print the sites of this machine that are online, and how hospitals join.
+    """Print the sites of this machine that are online, then the way for hospitals to join.
 
-    The second line is printed only if the server has an address that other machines can reach.
+    The first line is left out if the deployment has no sites on this machine. The second line is
+    left out if the server has no address that other machines can reach.
     """
     if deployment.sites:
         line(f"{format_count(len(deployment.sites), 'site')} online: {', '.join(deployment.sites)}")
@@ -246,7 +247,11 @@ def deploy_backup(made: MadeBackup) -> None:
 
 
 def deploy_restore(restored: Restored, *, deployment: AnyPath) -> None:
-    """Print what was restored, what the operator must know, and the next command."""
+    """Print the result of restoring a backup.
+
+    The first line has the folder, the number of files and the time of the backup. Then come the
+    notes for the operator, and the command that starts the deployment.
+    """
     files = format_count(len(restored.manifest.files), "file")
     line(f"{restored.deployment.folder}: {files} of the backup of {restored.manifest.made}")
     for note in restored.notes:
@@ -257,10 +262,10 @@ def deploy_restore(restored: Restored, *, deployment: AnyPath) -> None:
 def deploy_status(
     members: list[MemberStatus], *, deployment: AnyPath, as_json: AsJson = False
 ) -> None:
-    """Print the members of a deployment as a table, then a line about its newest run; or JSON.
+    """Print the members of a deployment as a table, then a line about its newest run.
 
     The table has each member's process, when the server last saw it, and its log file. A missing
-    value is "-". JSON has only the members.
+    value is "-". With ``as_json``, only a JSON list of the members is printed.
     """
     if as_json:
         line(json.dumps([asdict(member) for member in members], indent=2, default=str))
@@ -324,14 +329,15 @@ def audit(
     csv: Annotated[MaybePath, "also write the chosen messages as CSV"] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Print what left a hospital by its audit log, as text or as JSON.
+    """Print a hospital's audit of the messages that left it, as text or as JSON.
 
     The text has the chosen messages and the state of the chain, the check values that link the
-    lines of the log. If ``csv`` is given, the chosen messages are also written to that file.
+    lines of the log. If ``csv`` is given, the chosen messages are also written to that file, and
+    its path is printed.
 
     Raises:
         typer.Exit: the chain is broken, so lines were altered, removed or inserted. The exit code
-        is 1. Everything is printed and written first.
+            is 1. Everything is printed and written first.
     """
     if as_json:
         print_json(found.document())
@@ -349,8 +355,8 @@ def audit(
 def datasets(rows: list[dict[str, str]], *, as_json: AsJson = False) -> None:
     """Print the data sets as a table or as JSON.
 
-    Each row has the keys "name", "kind", "tasks", "licence", "terms", "size" and "here", which are
-    the columns of the table.
+    The columns of the table are the keys "name", "kind", "tasks", "licence", "terms", "size" and
+    "here" of each row. JSON has all keys of the rows.
     """
     if as_json:
         print_json(rows)

@@ -24,14 +24,15 @@ def runs(
     yes: Annotated[bool, "delete without a question"] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Print a table of runs, or JSON, and delete the runs if asked.
+    """Print a table of runs, or JSON, and delete the runs if ``delete`` is set.
 
-    If there are no runs, a line says so. Below the table, runs with a note get a line. With
-    ``delete``, a question is asked unless ``yes`` is set, and each deleted run gets a line.
+    If there are no runs, a line says so. Below the table, each run with a note gets a line. Before
+    runs are deleted, the user must confirm it, unless ``yes`` is set. Each deleted run gets a line,
+    but not with ``as_json``.
 
     Raises:
-        SettingError: the question cannot be asked, because there is no terminal.
-        RunDirectoryError: a run cannot be deleted; the runs before it are deleted.
+        SettingError: the question cannot be asked, because standard input is not a terminal.
+        RunDirectoryError: a run cannot be deleted. The runs before it have been deleted.
     """
     if as_json:
         line(json.dumps([run.document() for run in found], indent=2))
@@ -47,12 +48,12 @@ def runs(
 
 
 def _delete_runs(found: list[ListedRun], yes: bool, quietly: bool) -> None:
-    """Delete runs, after the user has confirmed it.
+    """Delete runs, after the user has confirmed it. If the user refuses, nothing is deleted.
 
     Args:
         found: the runs to delete, in this order.
-        yes: delete without a question.
-        quietly: do not print a line for each deleted run.
+        yes: whether to delete without a question.
+        quietly: whether to leave out the line for each deleted run.
 
     Raises:
         SettingError: the question cannot be asked, because standard input is not a terminal.

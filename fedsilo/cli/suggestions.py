@@ -14,18 +14,18 @@ _LONGEST = 60  # characters of a user's word in a suggestion
 
 
 def suggest(error: click.ClickException, words: Sequence[str]) -> str:
-    """Suggest what a user meant by an option or a command that does not exist.
+    """Suggest the words that a user meant by an option or a command that does not exist.
 
-    An option that is named like a setting becomes ``--set``, as in ``--set rounds=3``. A word that
-    is nearly the name of a method, in the place of a command, becomes ``fedsilo simulate`` with the
-    method.
+    An option that is named like a setting becomes ``--set``, as in ``--set rounds=3``. A word in
+    the place of a command that is nearly the name of a method becomes ``fedsilo simulate`` with
+    this method.
 
     Args:
         error: click's error about the command line.
         words: the words of the command line.
 
     Returns:
-        The text to type instead; empty for any other error, which click explains itself.
+        The text to type instead. It is empty for any other error, which click explains itself.
     """
     if isinstance(error, click.NoSuchOption):
         return _suggest_setting(error, words)
@@ -42,8 +42,9 @@ def suggest(error: click.ClickException, words: Sequence[str]) -> str:
 def _suggest_setting(error: click.NoSuchOption, words: Sequence[str]) -> str:
     """Suggest ``--set KEY=VALUE`` for an option that is named like a setting.
 
-    If several settings fit, they are joined by "or". The result is empty if no setting fits, if the
-    command has no ``--set``, or if the option is more likely a slip for another one of the command.
+    If several settings fit, their suggestions are joined by "or". The result is empty if no setting
+    fits, if the command has no ``--set``, or if the option is more likely a misspelling of another
+    option of the command.
     """
     if error.ctx is None or not _has_option(error.ctx, "--set"):
         return ""

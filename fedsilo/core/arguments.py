@@ -164,7 +164,12 @@ def silent(line: str) -> None:
 
 
 def refuse_below(minimum: int, option: str, value: int | None) -> None:
-    """Check that the value of the option ``--option`` is at least ``minimum``. None is accepted.
+    """Check that the value of the command-line option ``--option`` is at least ``minimum``.
+
+    Args:
+        minimum: the smallest allowed value.
+        option: the option's name without the dashes, for the error.
+        value: the value to check. None, for an option that is not given, is accepted.
 
     Raises:
         SettingError: the value is below ``minimum``.

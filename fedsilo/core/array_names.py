@@ -36,9 +36,9 @@ def with_prefix(prefix: str, arrays: Mapping[str, A]) -> dict[str, A]:
 def by_site(arrays: Mapping[str, A]) -> dict[str, dict[str, A]]:
     """Group arrays by the site in their names, which have the form ``<site>/<array>``.
 
-    In a message, such a name may follow a kind, as in ``expert/<site>/<array>``. The kind must have
-    been removed before. A name without a '/' is the name of a site, and its array gets an empty
-    name. The arrays of a site keep their given order.
+    A name in a message begins with a kind, as in ``expert/<site>/<array>``. Callers remove the kind
+    first, for example by ``arrays_below``. If a name has no '/', the whole name is the site, and
+    its array gets the empty name. The arrays of a site keep their given order.
 
     Returns:
         Site -> name of the array -> array, sorted by site.

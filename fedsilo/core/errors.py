@@ -263,7 +263,9 @@ def describe_system_error(error: OSError) -> str:
 
 
 def missing_extra(what: str, extra: str, otherwise: str = "") -> str:
-    """Build the sentence that a feature needs an extra of fedsilo, with the command to install it.
+    """Build a sentence that says which extra of fedsilo a feature needs, and how to install it.
+
+    An extra is a group of optional packages. The sentence has no full stop.
 
     Args:
         what: the feature, as the subject of the sentence.

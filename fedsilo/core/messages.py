@@ -120,8 +120,9 @@ class Instruction:
                 ``config``.
 
         Raises:
-            SiteError: the run's name is not allowed, or a key is missing, which means that server
-                and site run different versions.
+            SiteError: the run's name is not allowed, or a key is missing, because server and site
+                run different versions.
+            ValueError: the round, the step or 'expects-state' is not a whole number.
         """
         notes = {}
         for key, value in config.items():

@@ -227,11 +227,12 @@ def title_of(name: str) -> str:
 def about(name: str) -> str:
     """Return one sentence that describes a method.
 
-    The sentence of a built-in method is in the table ``OURS``. For a plugin's method, the plugin is
-    imported, and the sentence is the first line of its module's docstring; empty if it has none.
+    The sentence of a built-in method is in the table ``OURS``. A method of a plugin is imported,
+    and the sentence is the first line of its module's docstring. It is empty if the module has
+    none.
 
     Raises:
-        SettingError: no method has that name.
+        SettingError: no method has that name, or its plugin cannot be imported.
     """
     if name in OURS:
         return OURS[name].description
@@ -242,10 +243,13 @@ def about(name: str) -> str:
 def why_not_private(name: str) -> str | None:
     """Return the reason why a method cannot be private per patient; None if it can.
 
-    The reason is a predicate for the method's name, such as "sends ...". A built-in method states
-    it in its settings class. A plugin without its own site class has the reason of the built-in
-    method that it extends. A plugin with its own site class gives None only if that class sets
-    ``bounded_per_patient``. Otherwise the reason says that the class does not set it.
+    The reason is a predicate for the method's name, such as "sends ...". It comes from one of three
+    places:
+
+    - A built-in method states it in its settings class.
+    - A plugin without its own site class has the reason of the built-in method that it extends.
+    - A plugin with its own site class has none if that class sets ``bounded_per_patient`` to True.
+      Otherwise the reason says that the class does not set it.
 
     Raises:
         SettingError: no method has that name, or its plugin cannot be imported.
@@ -267,8 +271,12 @@ def why_not_private(name: str) -> str | None:
 def needs_sums_only(name: str) -> bool:
     """Return whether a method's server needs only sums over sites, so secure aggregation suits it.
 
-    A plugin whose settings class (or a parent class of it) does not set ``sums_suffice`` has the
-    value of the method that it extends.
+    A built-in method states this as ``sums_suffice`` in its settings class. If neither a plugin's
+    settings class nor its parent classes set it, the value is that of the built-in method that the
+    plugin extends.
+
+    Raises:
+        SettingError: no method has that name, or its plugin cannot be imported.
     """
     settings = settings_class(name)
     if name in OURS:
@@ -396,15 +404,15 @@ def load_plugin_files(named: str, pins: Mapping[str, str] = {}) -> None:
     A file that was executed before and has not changed is not executed again.
 
     Args:
-        named: the value of the setting, with entries separated by commas. Entries are files FILE.py
-            and names of modules; the names are ignored.
+        named: the value of the setting: files FILE.py and names of installed modules, separated by
+            commas. Only the files are executed.
         pins: module -> the SHA-256 that its file must have. Files of other modules are not
             compared.
 
     Raises:
-        SettingError: a file cannot be read or executed, or its digest differs from its pin. The
-            error is also raised if the file's name is that of a built-in method or of another
-            module, or is not a Python identifier.
+        SettingError: a file cannot be read or executed, its digest differs from its pin, or its
+            name without '.py' cannot be used. It must be a Python identifier, and not the name of a
+            built-in method or of another module.
     """
     load_plugins(named, {name.replace("-", "_") for name in OURS}, pins)
 
@@ -412,8 +420,9 @@ def load_plugin_files(named: str, pins: Mapping[str, str] = {}) -> None:
 def _parent_method(server: type) -> str:
     """Return the name of the built-in method on which a plugin is based.
 
-    This is the method whose server class the plugin's server class extends. Of several, it is the
-    first in Python's method resolution order. If there is none, the result is 'fedavg'.
+    This is the built-in method whose server class the plugin's server class extends. If there are
+    several, the first one in Python's method resolution order counts. If there is none, the result
+    is 'fedavg'.
     """
     # The classes are in the order Python looks up functions, so the nearest parent decides
     names = {class_name(name): name for name in OURS}

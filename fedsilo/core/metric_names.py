@@ -274,8 +274,10 @@ class BinCounts:
 def read_bins(values: Mapping[str, float], family: str) -> dict[int, BinCounts]:
     """Collect the bins of one family of metrics, such as the bins of a calibration curve.
 
-    A bin has samples whose certainty is in one of ten ranges. A bin that lacks its count, right or
-    mean is left out, so the result may be empty.
+    A family has ten bins, and each bin counts the samples whose certainty is in its tenth of the
+    range. A bin has three metrics: the number of samples (count), the number of right predictions
+    (right), and the mean certainty (mean). A bin that lacks one of them is left out, so the result
+    may be empty.
 
     Args:
         values: metric -> value, for one site and split, with keys such as ``<family>.0.count``.

@@ -114,9 +114,10 @@ def join_names(names: Iterable[object], most: int = 30) -> str:
 def format_measure(value: float) -> str:
     """Format a measured number with at least three significant digits, such as "24.0" or "1,523".
 
-    Trailing zeros are kept, so that numbers below each other have the same precision. A number
-    below 0.001 or from 10 million on is different: it has at most three digits, without trailing
-    zeros, and an exponent from 10 million on and below 0.0001. Zero becomes "0".
+    Trailing zeros are kept, so that numbers below each other have the same precision. Very small
+    and very large numbers, whose absolute value is below 0.001 or at least 10 million, have at most
+    three digits, without trailing zeros. They have an exponent below 0.0001 and from 10 million on.
+    Zero becomes "0", and a number that is not finite "inf", "-inf" or "nan".
     """
     if value == 0:
         return "0"

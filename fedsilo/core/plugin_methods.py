@@ -27,7 +27,7 @@ _BASES = {
 
 
 def plugin_server(name: str, ours: Collection[str]) -> type:
-    """Import the server class of a plugin method; this subclass of ``Method`` is its main part.
+    """Import the server class of a plugin method, which is the main one of the plugin's classes.
 
     The name ``module:Class`` names the class itself. A name without a class stands for a module,
     which must declare exactly one subclass of ``Method``.
@@ -75,10 +75,12 @@ def plugin_part(server: type, room: str, suffix: str) -> Any:
         The class; None if the module has no class of that name.
 
     Raises:
-        SettingError: the class does not extend ``OwnSettings`` or ``SiteMethod``, or leaves an
-            abstract function undefined. Or a settings class is not a dataclass, or has a field that
-            ``setting`` did not declare. Or the class is missing, but the module has another one of
-            this kind that belongs to no server class.
+        SettingError: one of these faults was found:
+            - The class does not extend ``OwnSettings`` or ``SiteMethod``, or leaves an abstract
+              function undefined.
+            - A settings class is not a dataclass, or has a field that ``setting`` did not declare.
+            - The class is missing, but the module has another class of this kind whose name fits no
+              server class.
     """
     module = import_module(server.__module__)
     part: Any = getattr(module, server.__name__ + suffix, None)

@@ -159,11 +159,11 @@ def find_plugins(key: str, ours: Collection[str] = ()) -> dict[str, str]:
 
     Args:
         key: the setting, such as 'method'.
-        ours: fedsilo's own names, which no package may use.
+        ours: fedsilo's own names for this setting, which no plugin may have.
 
     Returns:
-        Name of the plugin -> ``module:object``; for a method, only the module. The mapping is empty
-        if no package offers a plugin. No plugin is imported.
+        Name of the plugin -> ``module:object``; for a method, it may be only the module. The
+        mapping is empty if no package offers a plugin. No plugin is imported.
 
     Raises:
         SettingError: a package offers a name in ``ours``, or two packages offer different plugins
@@ -320,9 +320,9 @@ def wrong_plugin(key: str, name: str, found: Any, wanted: str) -> SettingError:
 def with_plugin_settings(values: Mapping[str, Value], common: Collection[str]) -> dict[str, Value]:
     """Return a copy of a run config with the settings in 'plugin-settings' as separate keys.
 
-    Flower accepts only keys that pyproject.toml lists. Therefore the own settings of a plugin
-    method are sent as one JSON object, ``{"group.key": value}``, in 'plugin-settings'. This key is
-    removed, and the settings override those of the same key in ``values``. A common setting is
+    Flower accepts only keys that pyproject.toml lists. Therefore a plugin method's settings travel
+    as one JSON object, ``{"group.key": value}``, in 'plugin-settings'. The result has them in place
+    of this key, and they override settings of the same key in ``values``. A common setting is
     refused, because it would replace a value that a site has already checked.
 
     Args:
@@ -330,7 +330,8 @@ def with_plugin_settings(values: Mapping[str, Value], common: Collection[str]) -
         common: the keys of the common settings, which 'plugin-settings' may not have.
 
     Raises:
-        SettingError: the value is not a JSON object, or has settings other than a method's own.
+        SettingError: the value is not a JSON object of single values, or has a key in ``common`` or
+            without a group.
     """
     carried = _parse_carried(str(values[_CARRIER]))
     for key in carried:
@@ -410,9 +411,9 @@ def digest_plugins(plugs: Iterable[PluginPlace]) -> dict[str, str]:
     """Compute a digest of the code of plugins, by which a run notices that a plugin has changed.
 
     Each plugin's top-level module is imported first, which runs its code. The digest of a module
-    covers its file. The digest of a package covers its Python, TOML, Markdown, YAML and JSON files.
-    A file of 'plugin' is not imported again, and its digest is that of the bytes that were
-    executed.
+    covers its file. The digest of a package covers its Python, TOML, Markdown, YAML, JSON and JSON
+    Lines files. A file of 'plugin' is not imported again, and its digest is that of the bytes that
+    were executed.
 
     Returns:
         Top-level module -> SHA-256, sorted by module.
@@ -427,8 +428,8 @@ def digest_plugins(plugs: Iterable[PluginPlace]) -> dict[str, str]:
 def file_digests(entries: Iterable[str]) -> dict[str, str]:
     """Map the module of each plugin file in the setting 'plugin' to the SHA-256 of the file.
 
-    The digest is that of the bytes that were executed, so ``load_plugins`` must have loaded the
-    files before. Entries that are not files FILE.py are ignored.
+    The digest is that of the bytes that were executed, so callers run ``load_plugins`` before.
+    Entries that are not files FILE.py are ignored.
 
     Args:
         entries: the entries of 'plugin', which are files and names of modules.
@@ -499,9 +500,9 @@ def module_digest(module: str) -> str:
     For a file of 'plugin', it is the digest of the bytes that were executed.
 
     Returns:
-        The digest of the module's file, or of the Python, TOML, Markdown, YAML and JSON files of
-        its package. If the module does not exist or was not made from a file, the digest is an
-        empty string.
+        The digest of the module's file. For a package, it is the digest of its Python, TOML,
+        Markdown, YAML, JSON and JSON Lines files. If the module does not exist or was not made from
+        a file, it is an empty string.
     """
     known = getattr(sys.modules.get(module), _DIGEST, "")
     if known:
@@ -521,11 +522,11 @@ def module_digest(module: str) -> str:
 
 
 def _package_digest(folders: Iterable[str]) -> str:
-    """Compute one SHA-256 over the Python, TOML, Markdown, YAML and JSON files of a package.
+    """Compute one SHA-256 over the text files of a package that decide how it works.
 
-    The digest covers the relative path and the content of each file whose suffix is in
-    ``_COMPARED``, including files in subfolders. The order of ``folders`` matters; within a folder,
-    the files are sorted by path.
+    These are its Python, TOML, Markdown, YAML, JSON and JSON Lines files (``_COMPARED``), including
+    those in subfolders. The digest covers the relative path and the content of each file. The order
+    of ``folders`` matters, but within a folder the files are sorted by path.
     """
     total = hashlib.sha256()
     for folder in folders:

@@ -191,7 +191,8 @@ def groups_of(cls: type) -> dict[str, type]:
     """Map each group of a settings class to the class that declares the settings in the group.
 
     That class is ``cls`` or one of its bases. Settings without a group are under the key "". If
-    several classes declare settings of one group, the class of the first such field is returned.
+    several classes declare settings of one group, the class that declares the group's first setting
+    is returned.
     """
     found: dict[str, type] = {}
     for field in dataclasses.fields(cls):
@@ -410,10 +411,10 @@ def build_from_file(
 
 
 def _prepare_value(key: str, value: Value, rule: SettingRule) -> Value:
-    """Check a setting's value as far as pydantic does not, and return it in pydantic's form.
+    """Check the properties of a setting's value that pydantic does not check, and return the value.
 
-    The returned value is the given one, except that a bool becomes the string 'true' or 'false' if
-    the setting's choices have that string. Ranges and patterns are left to pydantic.
+    The returned value is the given one, with one exception. A bool becomes the string 'true' or
+    'false' if the setting's choices have that string. Ranges and patterns are left to pydantic.
 
     Raises:
         SettingError: a whole number does not fit into 64 bits, the value of a string setting is not

@@ -181,10 +181,14 @@ def _validate_facts(cls: type, text: str) -> SiteFacts:
 def _find_split_fault(facts: SiteFacts) -> str:
     """Describe the first fault in a site's task, label counts or measured splits.
 
-    The task must be known. The label counts of each split must have one count per stratum of the
-    task, such as a class, and no count may be negative. If there are label counts, those of the
-    split train must be among them, but may be 0. The measured splits must be among ``SPLITS``. The
-    description is a clause, and is empty if there is no fault.
+    The description is a clause, and is empty if there is no fault. These rules are checked in this
+    order:
+
+    - The task must be one of ``TASKS``.
+    - The label counts of each split must have one count per stratum of the task (a group of
+      samples, such as a class), and no count may be negative.
+    - If there are label counts, the split train must be among them. Its counts may be 0.
+    - The measured splits must be among ``SPLITS``.
     """
     if facts.task not in TASKS:
         return f"'task' is '{one_line(facts.task, 40)}', which is none of {', '.join(TASKS)}"

@@ -154,8 +154,8 @@ class Survey(Part):
     def _check_parts(self) -> Survey:
         """Check that the answer's parts match the classes and features that ``about`` declares.
 
-        For example, labels must have one count per class, and a histogram the declared number of
-        cells (see ``_find_problems``). pydantic calls this function once it has built the answer.
+        For example, labels must have one count per class (see ``_find_problems``). pydantic calls
+        this function once it has built the answer.
 
         Returns:
             The answer, unchanged.
@@ -172,9 +172,10 @@ class Survey(Part):
         """Yield a sentence for each part whose classes or features do not match ``about``.
 
         Labels need one count per class. A histogram must belong to a declared feature, and have as
-        many cells as that feature declares. Means and percentiles may have only declared features,
-        but need not have all of them. ``samples`` and ``left_out`` are not checked. A part that the
-        site withholds (None) is skipped.
+        many cells as that feature declares. The same holds for ``files`` and the declared features
+        of files. Means and percentiles may have only declared features, but need not have all of
+        them. ``samples`` and ``left_out`` are not checked. A part that the site withholds (None) is
+        skipped.
         """
         about = self.about
         for cells in (self.labels or {}).values():
@@ -196,7 +197,7 @@ class Survey(Part):
                 yield "it has a statistic of a feature that 'about' does not name"
 
     def to_config(self) -> dict[str, str]:
-        """Convert the answer to the entries of a ConfigRecord: name of a part -> JSON string.
+        """Convert a site's answer to the entries of a ConfigRecord: name of a part -> JSON string.
 
         In the names '-' replaces '_'. A part that the site withholds (None) is left out. Suppressed
         counts within a part become null.
@@ -237,10 +238,11 @@ def _find_cell_problems(
     """Yield a sentence for each feature whose histogram does not have the declared number of cells.
 
     A feature that was not declared gives such a sentence too. If two declared features have the
-    same name, the first sentence says so.
+    same name, there is a sentence about this before all others.
 
     Args:
-        part: the name of the part of the answer, for the sentences.
+        part: the name of the checked part of a survey's answer, "histograms" or "files", for the
+            sentences.
         by_name: feature -> counts of the cells.
         measured: the declared features.
     """

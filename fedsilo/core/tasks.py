@@ -64,9 +64,8 @@ def tasks_except(name: str) -> tuple[str, ...]:
 def numeric_columns(task: str, features: Sequence[str], names: Sequence[str]) -> tuple[str, ...]:
     """Return the names of the columns that all sites standardise together.
 
-    Sites send sums over these columns, in this order, from which the common means and deviations
-    follow. The columns are a table's features and, if the labels of the task are numbers, the
-    outcome.
+    These are a table's features and, if the labels of the task are numbers, the outcome. Sites send
+    sums over these columns, in this order. The common means and deviations follow from the sums.
 
     Args:
         task: a name in ``TASKS``.

@@ -20,13 +20,14 @@ _WEIGHT = 4  # bytes of a float32
 def describe_run(
     settings: RunSettings, resources: Mapping[str, Value], engine: str
 ) -> Iterator[str]:
-    """Check a planned run as its start would, and yield lines on its plan, cost and folder.
+    """Check a planned run as its start would, and yield its plan, its cost and its folder as lines.
 
     Nothing is run or written.
 
     Args:
         settings: the settings of the run.
-        resources: as ``check_resources`` returns them.
+        resources: the number of simulated sites and their shares of cores and GPUs, as
+            ``check_resources`` returns them.
         engine: the engine that would run it, or ``auto``.
 
     Raises:
@@ -45,9 +46,9 @@ def describe_run(
 def _cost(settings: RunSettings) -> str:
     """Estimate the cost of a run in one phrase.
 
-    The phrase has the optimiser steps of all sites in all rounds, the number of values in the
-    network, and the bytes of a message that holds the whole network. The data of the first site is
-    loaded to get its size and shape.
+    The phrase has three numbers: the optimiser steps of all sites in all rounds, the values in the
+    network, and the bytes of a message that holds the whole network. The data of the first site are
+    loaded to get their number and shape.
     """
     common = settings.common
     steps = format_count(estimate_steps(common), "optimiser step")

@@ -32,13 +32,14 @@ _MOST_BASES = 50
 
 
 def _flat_settings(content: Any) -> Any:
-    """Flatten nested settings to one mapping with dotted keys, for validation by pydantic.
+    """Flatten nested settings to one mapping with keys ``group.key``, for validation by pydantic.
 
-    None and other empty values become an empty mapping. A value that is not a mapping is returned
-    unchanged, because pydantic then rejects it with a better message.
+    None and other empty values become an empty mapping. Any other value that is not a mapping is
+    returned unchanged, because pydantic then rejects it with a better message.
 
     Raises:
-        PydanticCustomError: the nesting is invalid.
+        PydanticCustomError: ``flat_values`` refuses the settings, for example because a setting is
+            given twice.
     """
     if not isinstance(content, dict):
         return content or {}
@@ -194,8 +195,8 @@ class SimulationFile:
     def _is_one_entry(self, name: str) -> bool:
         """Tell whether ``name`` is an entry that makes just one experiment, of the same name.
 
-        Such an entry has no placeholders in its name, and no matrix. A name that is not in the file
-        gives False.
+        Such an entry has no placeholders in its name, and no matrix. If the file has no entry of
+        this name, the result is False.
         """
         entries = self._raw_entries()
         if name not in entries or has_placeholder(name):
@@ -204,9 +205,11 @@ class SimulationFile:
         return not (isinstance(content, dict) and "matrix" in content)
 
     def entry(self, name: str) -> Entry:
-        """Return the entry of the file that has exactly this name, with its placeholders unfilled.
+        """Return the entry of the file with this name, with its placeholders unfilled.
 
-        An entry is checked when it is first asked for, and the result is kept for later calls.
+        An entry makes one experiment, or several by a matrix. ``name`` is the entry's name as the
+        file has it, not that of an experiment of a matrix. An entry is checked when it is first
+        asked for, and the result is kept for later calls.
 
         Raises:
             SettingError: the entry, or its name, is malformed.
@@ -374,7 +377,7 @@ def declared_experiment(name: str, sources: RunSources) -> Experiment:
 
 
 def _override(under: Experiment, own: Experiment) -> Experiment:
-    """Return a copy of the experiment ``under`` with everything that ``own`` states in its place.
+    """Return a copy of the experiment ``under``, in which the fields that ``own`` states override.
 
     Settings, grid and resources are merged key by key, and the values of ``own`` override. Any
     other field is replaced as a whole, but only if ``own`` states it. The matrix of ``own`` is

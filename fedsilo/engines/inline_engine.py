@@ -104,8 +104,8 @@ class InlineGrid(Grid):
         """Compute and return one reply: to the oldest waiting message among ``message_ids``.
 
         The result is a list with one reply, or an empty list if none of these messages is waiting.
-        If several sites are trained as one batch, and the message's site has not been trained yet,
-        the next sites are first trained together.
+        If the grid trains several sites as one batch, and this message was not in the last batch, a
+        batch is trained first. It has the sites of the oldest waiting training messages.
         """
         wanted = set(message_ids)
         # One reply per call, so that the caller can show progress between two sites
@@ -119,11 +119,13 @@ class InlineGrid(Grid):
     def _train_next(self) -> None:
         """Train the sites of the oldest training messages as one batch, before they answer.
 
-        The batch has up to ``_together`` sites, and the ids of their messages are noted in
-        ``_trained``. Each site uses its result when it answers its message. If the batch needs more
-        memory than there is, and the number of sites was chosen automatically, a line says so, and
-        sites train one after another from then on. A line also says so the first time that a method
-        has training steps that several sites cannot take as one.
+        The batch has up to ``_together`` sites, and the ids of their messages are stored in
+        ``_trained``. Each site uses its result when it answers its message. A line is printed in
+        two cases:
+
+        - The batch needs more memory than there is, and the number of sites was chosen
+          automatically. From then on, sites train one after another.
+        - For the first time, a method has training steps that several sites cannot take as one.
 
         Raises:
             MemoryShortageError: the GPU or the machine lacks memory for the number of sites that
@@ -158,7 +160,7 @@ class InlineGrid(Grid):
     def _go_on_alone(self, error: Exception, batch: list[tuple[Message, Context]]) -> None:
         """Train sites one after another from now on, because a batch exceeded the memory.
 
-        A line of output says so. The batch's stored samples are released.
+        A line of output says so. The samples that were kept on the device for batches are released.
 
         Args:
             error: the error that the training of the batch raised.
@@ -234,10 +236,10 @@ def flower_identity() -> Iterator[None]:
 def choose_together(common: CommonSettings, sites: int) -> int:
     """Choose how many simulated sites are trained as one batch, at least 1.
 
-    If 'machine.vectorised' is above 0, it is the number. Otherwise the number is ``sites`` if there
-    is a GPU, the device is not "cpu", and the method and the settings let sites train as one batch.
-    In all other cases it is 1. If there is a GPU to use and at least two sites, the automatic
-    choice is printed, with the reason if it is 1.
+    If 'machine.vectorised' is above 0, that number is returned. Otherwise the result is ``sites``
+    if there is a GPU, the device is not "cpu", and the method and the settings let sites train as
+    one batch. In all other cases it is 1. If there is a GPU to use and at least two sites, the
+    automatic choice is printed, with the reason if it is 1.
 
     Args:
         common: the run's common settings.
@@ -259,6 +261,8 @@ def choose_together(common: CommonSettings, sites: int) -> int:
 @contextmanager
 def inline_grid(settings: RunSettings, nodes: int, together: int = 1) -> Iterator[InlineGrid]:
     """Yield a Flower grid whose simulated sites run in this process, while the block runs.
+
+    A grid is Flower's interface by which a server sends messages to sites and gets their replies.
 
     Args:
         settings: the settings of the run.

@@ -86,7 +86,7 @@ def read_values(content: Any, check: Callable[[Any], Any]) -> dict[Value, Any]:
 def list_cells(entry: str, matrix: Mapping[str, Mapping[Value, Any]]) -> list[Cell]:
     """List the combinations of a matrix's values as cells, each of which makes one experiment.
 
-    The last placeholder's value changes from cell to cell, and the first one's changes least often.
+    The value of the last placeholder changes fastest, and that of the first one slowest.
 
     Args:
         entry: the entry's name, with a placeholder in braces for each key of the matrix.

@@ -51,10 +51,12 @@ def plan_run(
         engine: the engine that will run it, or empty if it is unknown.
 
     Returns:
-        The settings, and the resources as ``check_resources`` returns them.
+        The settings, and the resources: the number of sites and their shares of cores and GPUs, as
+        ``check_resources`` returns them.
 
     Raises:
         SettingError: a source cannot be read, or a setting or resource is wrong.
+        DataError: the data set's silos cannot be listed, for example because its folder is missing.
     """
     declared = declared_experiment(experiment, sources)
     settings = _settings_over(declared, sources, overrides)
@@ -277,9 +279,13 @@ def engine_for(
 def _why_inline(common: CommonSettings, resources: Mapping[str, Value], workers: int) -> str:
     """Explain why a run should train all sites in this process, as the end of a sentence.
 
-    The result is an empty string if worker processes should be used. The reasons are checked in
-    this order: only one worker process fits; the data are a table and the run has few steps; or
-    this machine has a GPU that this process can use, but worker processes have no share of it.
+    The first of these reasons that applies is returned:
+
+    - Only one worker process fits.
+    - The data are a table, and the run has few steps.
+    - This process can use a GPU of this machine, but worker processes have no share of it.
+
+    If none applies, the result is an empty string, and worker processes should be used.
 
     Args:
         common: the run's common settings.

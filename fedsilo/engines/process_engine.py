@@ -158,9 +158,9 @@ class ProcessGrid(InlineGrid):
     def _dispatch(self) -> None:
         """Give a waiting message to each idle worker, until no worker is idle or no message waits.
 
-        A worker has the data of the sites that it has run in memory. So it gets the oldest message
-        for a site that it was the last worker to run, or that no worker has run yet. If there is no
-        such message, it gets the oldest message of all.
+        A worker keeps the data of each site that it has run, so it should run the same sites again.
+        It gets the oldest message for a site whose last worker it was, or that no worker has run
+        yet. If there is no such message, it gets the oldest message of all.
         """
         while self._idle and self._waiting:
             worker = self._idle.pop()
@@ -178,8 +178,8 @@ class ProcessGrid(InlineGrid):
     def _store_reply(self, future: Future[Parcel]) -> None:
         """Store the reply of a finished future for ``pull_messages``, and mark its worker as idle.
 
-        If the worker died, it is started again, and the message is queued before all others. After
-        a message's third dead worker, the message gets an error reply instead.
+        If the worker died, it is started again, and the message is queued before all others. If
+        three workers have died of one message, the message gets an error reply instead.
         """
         message, worker = self._running.pop(future)
         self._idle.append(worker)
@@ -202,7 +202,7 @@ class ProcessGrid(InlineGrid):
 
 
 def _build_killed_reply(message: Message) -> Message:
-    """Build the error reply for a message whose worker died three times."""
+    """Build the error reply to a message that killed three workers, one after another."""
     reason = (
         f"its process was killed {_DEATHS} times while it answered, perhaps for lack of memory: "
         "give sites more with 'client-resources-num-cpus', or use --engine inline"
@@ -279,7 +279,9 @@ def start_fork_server() -> None:
 
 @contextmanager
 def process_grid(settings: RunSettings, resources: Mapping[str, Value]) -> Iterator[ProcessGrid]:
-    """Yield a grid that runs simulated sites in worker processes; kill them after the block.
+    """Yield a grid that runs simulated sites in worker processes. They are killed after the block.
+
+    A grid is Flower's interface by which a server sends messages to sites and gets their replies.
 
     Args:
         settings: the settings of the run.

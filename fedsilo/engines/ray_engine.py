@@ -68,18 +68,18 @@ def run_with_ray(
 ) -> RunDirectory:
     """Run ``settings`` by ``flwr run`` with Ray, and return the run directory.
 
-    If the user presses Ctrl-C, the run's progress is marked as interrupted, and a KeyboardInterrupt
-    with the path of a begun run is raised. If RAY_ADDRESS names a cluster but ``address`` is empty,
-    a warning is printed to stderr.
+    If RAY_ADDRESS names a cluster but ``address`` is empty, a warning is printed to stderr.
 
     Args:
         settings: the settings of the run.
-        resources: the resources of the sites.
+        resources: the number of sites and their shares of cores and GPUs, which are checked here.
         address: the address of a running Ray cluster, or ``auto``; if empty, Ray starts one.
 
     Raises:
-        FedsiloError: the run failed or wrote no summary; the message is the app's own error line,
+        FedsiloError: the run failed or wrote no summary. The message is the app's own error line,
             if there is one.
+        KeyboardInterrupt: the user pressed Ctrl-C. The run's progress is marked as interrupted. If
+            the run had begun, the argument is the path of its directory.
     """
     app, runs = processes.app_folder(), runs_folder(settings.common.out)
     directory = RunDirectory(runs / settings.common.run_name)
@@ -213,8 +213,8 @@ def _flwr_run(
     Args:
         app: the folder of the Flower app.
         config: the TOML file with the run's settings.
-        resources: the resources of the sites. Numbers of cores or GPUs for Ray that are 0 are not
-            passed on, so that Ray counts them itself.
+        resources: the resources of the sites. If Ray's number of cores or GPUs ('init-args...') is
+            0, it is not passed on, so that Ray counts them itself.
         environment: the environment variables of the command.
         directory: the run directory, from which the progress is read.
 
@@ -275,8 +275,8 @@ def _error_in(line: str) -> str:
 def ray_variables(address: str, variables: Mapping[str, str]) -> dict[str, str]:
     """Build the environment variables by which Ray finds its cluster.
 
-    For a running cluster, they also tell Ray which of fedsilo's and Flower's variables the workers
-    on other machines need.
+    For a running cluster, they also list those of fedsilo's and Flower's variables that the workers
+    on other machines need, with their values.
 
     Args:
         address: the address of a running cluster. If it is empty, Ray starts a cluster for the run,
@@ -291,10 +291,10 @@ def ray_variables(address: str, variables: Mapping[str, str]) -> dict[str, str]:
 
 
 def unused_cluster(environment: Mapping[str, str] = os.environ) -> str | None:
-    """Return a warning that RAY_ADDRESS names a cluster that this run does not use.
+    """Build the warning that a run does not use the cluster that RAY_ADDRESS names.
 
-    A cluster is used only with --ray-address. The result is None if the environment does not name a
-    cluster.
+    A cluster is used only with --ray-address. The result is None if RAY_ADDRESS is missing, empty
+    or "local".
     """
     address = environment.get(ADDRESS_VARIABLE, LOCAL)
     if not address or address == LOCAL:
@@ -348,9 +348,10 @@ _ENDINGS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 def guard(home: Path, command: Sequence[str], pipe: int) -> int:
     """Run a command until it ends or until its owner dies, then end all processes of the run.
 
-    The owner holds the other end of ``pipe``, which ends when the owner dies. This process then
-    ends the run in its place, and deletes the folder ``home``. If the command ends first, the
-    folder is kept, because the owner still reads it.
+    The owner is the process that started this one. It holds the other end of ``pipe``, so the pipe
+    ends when the owner dies. In that case, this process ends the command too, and deletes the
+    folder ``home``. If the command ends first, the folder is kept, because the owner still reads
+    it.
 
     Args:
         home: the run's FLWR_HOME, which identifies the processes of the run.

@@ -51,10 +51,11 @@ class HeldSamples:
         self._picks: dict[Hashable, tuple[Sequence[Tensor], Pick]] = {}
 
     def pick(self, inputs: Sequence[Tensor], compute: Compute) -> Pick:
-        """Return a function that picks samples of several sites on the device.
+        """Join the samples of several sites, and return a function that picks some of them.
 
-        The function takes the numbers (n,) of the samples. A later call with the same tensors
-        returns the same function. Only the four most recently used groups of sites are kept.
+        The function takes sample numbers (n,), and returns these samples on the device. Only the
+        four most recently used groups of sites are kept. As long as a group is kept, a call with
+        the same tensors returns the same function.
 
         Args:
             inputs: the samples of each site. Numbers count through all sites, one site after
@@ -127,8 +128,8 @@ class StackedSteps:
         site's trained arrays.
 
         Returns:
-            The mean loss of each step, (sites, steps) on the CPU; 0 for steps that a site does not
-            take.
+            The mean loss of each step with its penalty, (sites, steps) on the CPU. It is 0 for
+            steps that a site does not take.
         """
         losses = torch.zeros(self._sizes.shape, device=self._compute.device)
         for step, step_sizes in enumerate(self._sizes.T.tolist()):
@@ -141,7 +142,7 @@ class StackedSteps:
         return losses.cpu()
 
     def _take(self, step: int) -> Tensor:
-        """Take step number ``step`` of all sites that still train, with one backward pass for all.
+        """Take step number ``step`` of all sites that still have steps, with one backward pass.
 
         Returns:
             Each site's mean loss with its penalty, before the step, (sites,) on the device.

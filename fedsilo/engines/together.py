@@ -49,8 +49,8 @@ def train_together(messages: _Asked, held: HeldSamples) -> bool:
     """Train simulated sites as one batch on the device, before each of them answers its message.
 
     Only sites whose trainings have equal keys (``_group_of``) can share a batch, so there may be
-    several batches. Each result is stored in the site's session, and the site loads it in
-    ``Lab.fit`` when it answers.
+    several batches. Each result is stored in the site's session, the objects that the site keeps
+    between messages. When the site answers, ``Lab.fit``, by which methods train, loads the result.
 
     A site is left out if its training cannot be prepared or stacked, if its group has no other
     site, or if its group fails. It then trains by itself when it answers, and its reply has the
@@ -77,7 +77,7 @@ def train_together(messages: _Asked, held: HeldSamples) -> bool:
 
 
 def _rehearse_all(messages: _Asked) -> list[_Site]:
-    """Find out for each site what it trains next.
+    """Find out for each site which training comes next.
 
     The messages are training messages, each with the context of its site. Sites that have no
     training left, or whose method raises a FedsiloError, are left out.
@@ -92,11 +92,11 @@ def _rehearse_all(messages: _Asked) -> list[_Site]:
 
 
 def _train_groups(sites: Sequence[_Site], held: HeldSamples) -> _Asked:
-    """Train the next training of each site, in batches of sites with equal keys (``_group_of``).
+    """Carry out the next training of each site, in batches of sites with equal keys.
 
-    A site without a partner is not trained here. Some methods train several times for one message.
-    Trainings with a name in their key, such as that of a head, come before the training of the
-    site's model.
+    The key is that of ``_group_of``. A site without a partner is not trained here. Some methods
+    train several times for one message. Trainings with a name in their key, such as that of a head,
+    come before the training of the site's model.
 
     Returns:
         The messages of the trained sites that have another training to do after this one.
@@ -153,8 +153,8 @@ def _rehearse(message: Message, context: Context) -> _Site | None:
 def _plan(training: LocalTraining) -> Planned:
     """Plan the batches of a training, exactly as ``LocalTraining.run`` would choose them.
 
-    If the training has no plan of its own, the batches are drawn from the run's seed and the
-    training's key.
+    A method may have given the training a plan, which then counts. Otherwise the batches are drawn
+    from the run's seed and the training's key.
     """
     passes = training.plan
     if passes is None:
@@ -202,14 +202,18 @@ def _has_run_optimisers(training: LocalTraining) -> bool:
 
 
 def _group_of(training: LocalTraining) -> Hashable:
-    """Build the key of the batch that a training belongs to.
+    """Build the key by which trainings are grouped. Trainings with equal keys share a batch.
 
-    Trainings with equal keys share a batch. Equal keys mean the same round, further training (such
-    as that of a head), settings (except 'local-steps'), shape and type of inputs, and names, shapes
-    and types of the arrays.
-    Either all trainings of a batch have a penalty or none has one, and the same holds for gradient
-    sums. If the learning rate changes over the run, the steps so far and in all rounds are also
-    equal. Weights and numbers of samples and steps may differ.
+    Trainings with equal keys are equal in all of these:
+
+    - the round, and the name of a further training (such as that of a head);
+    - the settings, except 'local-steps';
+    - the shape and type of the inputs;
+    - the names, shapes and types of the arrays, and which of them are trained;
+    - whether they have a penalty, and whether they sum gradients;
+    - if the learning rate changes over the run, the steps so far and in all rounds.
+
+    Weights and numbers of samples and steps may differ.
     """
     round_, _, *aside = training.key
     arrays = []

@@ -27,12 +27,12 @@ _NO_LETTERS = "Last"
 
 @contextmanager
 def fonts_for(figure: Figure) -> Iterator[None]:
-    """Give a figure's texts fonts that have all their letters, while the caller draws the figure.
+    """Let a figure's texts use fonts that have all their letters, for drawing it in the block.
 
-    If the usual font (DejaVu Sans) lacks letters, all texts that are not ASCII get further fonts of
-    this machine, and keep them after the block. If no font has a letter, the picture shows a box in
-    its place, and one warning in the log says what to install. Matplotlib's own warnings about
-    missing letters are hidden within the block.
+    If the usual font (DejaVu Sans) lacks a letter of the texts, every text that is not ASCII gets
+    further fonts of this machine. These texts keep their fonts after the block. If no font has a
+    letter, the picture shows a box in its place, and one warning in the log says what to install.
+    Within the block, Matplotlib's own warnings about missing letters are hidden.
     """
     texts = [text for text in _list_texts(figure) if not text.get_text().isascii()]
     missing = _find_missing("".join(text.get_text() for text in texts))
@@ -77,11 +77,12 @@ def _find_missing(text: str) -> frozenset[str]:
 def _find_families(missing: frozenset[str]) -> tuple[str, ...]:
     """Choose fonts of this machine that have the given letters, and return their family names.
 
-    First the font with most of the letters is chosen, then the font with most of the remaining
-    ones, and so on, until no font has any of the rest. Of equally good fonts, one with "regular" in
-    its path comes first, and then the first by path. At most 500 fonts are examined. The chosen
-    fonts are registered with matplotlib. If letters remain, one warning in the log lists the first
-    20 of them. The result may be empty.
+    The font that has most of the letters is chosen first, then the font that has most of the
+    letters still missing, and so on. The search ends when no font has any missing letter. Among
+    equally good fonts, those with "regular" in their path come first, and then the order of the
+    paths decides. At most 500 fonts are examined. The chosen fonts are registered with matplotlib.
+    If letters are still missing, one warning in the log lists the first 20 of them. The result may
+    be empty.
     """
     from matplotlib import font_manager
 

@@ -45,12 +45,12 @@ class LineStyle:
 
 
 def colours(names: Sequence[str]) -> dict[str, str]:
-    """Assign a colour, ``#rrggbb``, to each name, for lines or areas that must be told apart.
+    """Assign a colour, ``#rrggbb``, to each name, so that lines or areas can be told apart.
 
-    Up to eleven names get distinct colours, in the order of ``names``: the seven of ``CATEGORIES``,
-    then four darker ones. If there are more names, all of them get ``shades`` instead. A name that
-    occurs twice gets the colour of its last place, but counts twice. Without names the mapping is
-    empty.
+    Up to eleven names get distinct colours in the order of ``names``: first the seven of
+    ``CATEGORIES``, then four darker ones. If there are more names, all of them get ``shades``
+    instead. A name that occurs twice counts twice, and gets the colour of its last place. Without
+    names the mapping is empty.
     """
     several = CATEGORIES + _DARKER
     return dict(zip(names, several, strict=False)) if len(names) <= len(several) else shades(names)
@@ -72,8 +72,9 @@ def shades(names: Sequence[str]) -> dict[str, str]:
 def line_styles(names: Sequence[str]) -> dict[str, LineStyle]:
     """Assign a colour, a marker and a dash to each name.
 
-    Colour and marker change with every name, and the dash after every seven names. Each of them
-    starts again when its list is used up. The first 56 styles are all different.
+    The colour (one of seven) and the marker (one of eight) change with every name. The dash (one of
+    four) changes after every seven names. When a list is used up, it starts again. The first 56
+    styles are all different.
     """
     return {
         name: LineStyle(

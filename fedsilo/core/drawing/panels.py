@@ -80,13 +80,14 @@ def annotated_heat_map(
     """Draw a table of numbers as a heat map, with two decimals in each cell.
 
     Args:
-        axes: the panel, which is drawn on. Its title, ticks and image are set.
+        axes: the panel to draw on. Its image, ticks and title are set here.
         values: a list of numbers for each row; None is drawn as "-".
         rows: labels of the rows, from the top.
         columns: labels of the columns, from the left.
         title: the panel's title.
         top: the number that gets the darkest colour; None or 0 for the largest absolute value.
-        signed: whether colours run from -top to top, with white at 0; otherwise from 0 to top.
+        signed: whether colours run from -top to top, with white at 0. Otherwise they run from 0 to
+            top.
     """
     # None becomes NaN
     table = np.array(values, dtype=float)

@@ -120,12 +120,13 @@ def _read_header(member: IO[bytes], start: bytes) -> tuple[tuple[int, ...], bool
     """Read an array's shape, memory order and type from its npy header.
 
     Args:
-        member: the open member of the archive, of which the first 8 bytes have been read.
-        start: these 8 bytes: the magic string and the version.
+        member: the open member of the archive. Its first 8 bytes have been read already.
+        start: these 8 bytes, which are the magic string and the version.
 
     Returns:
-        The shape; True for Fortran's order (columns first), False for C's; and the type. The next
-        byte that ``member`` reads is the first byte of the values.
+        The shape, the memory order and the type. The order is True for Fortran's (columns first),
+        and False for C's (rows first). The next byte that ``member`` reads is the first byte of the
+        values.
 
     Raises:
         ValueError: the version is unknown, the header is malformed or too long, or a length in the

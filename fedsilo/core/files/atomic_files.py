@@ -61,11 +61,12 @@ def read_regular(path: Path) -> bytes:
 
 @contextmanager
 def naming(name: Path | str) -> Iterator[None]:
-    """Add a file's name to errors about a full or failing disk in the block, which often lack one.
+    """Add a file's name to errors in the block that say that the disk is full or failing.
 
-    An OSError gets ``name`` if it has no file name and is about the disk: the disk is full, failing
-    or read-only, a quota is used up, or the file is too large. Other errors pass unchanged, because
-    an error of a download, for example, does not concern the file. Every error is raised again.
+    Such errors often have no file name. An OSError gets ``name`` if it lacks one and is about the
+    disk: the disk is full, failing or read-only, a quota is used up, or the file is too large.
+    Other errors pass unchanged, because an error of a download, for example, does not concern the
+    file. Every error is raised again.
     """
     try:
         yield
@@ -242,9 +243,9 @@ def _lock(handle: int, operation: int = fcntl.LOCK_EX) -> bool:
 def scratch_folder(folder: Path, name: str) -> Iterator[Path]:
     """Make a temporary folder in ``folder`` for the block, and yield its path.
 
-    Its name is ``.<name>.part-`` and a random end. It is locked while it is in use, and removed
-    after the block. Unlocked folders of this form, which killed processes left behind, are removed
-    first. ``folder`` must exist.
+    Its name is ``.<name>.part-`` and a random ending. The new folder is locked during the block,
+    and removed after it. Before it is made, all unlocked folders with such names are removed,
+    because killed processes left them behind. ``folder`` must exist.
     """
     prefix = f".{name}.part-"
     with _open_folder(folder) as parent, ExitStack() as held:

@@ -176,10 +176,11 @@ def _build_sentence(error: ErrorDetails, quoted: bool) -> str:
 def place_of(path: tuple[int | str, ...]) -> str:
     """Describe a path of keys and list positions in words: "'columns', item 2, 'mean'".
 
-    Positions count from 1 in the words, but from 0 in ``path``. Keys are quoted, and long keys are
-    cut. If pydantic ends the path with "[key]", a key of a mapping is wrong. The "[key]" is then
-    left out, and the last step is quoted as a key even if it is a number. An empty path gives an
-    empty string.
+    Positions count from 1 in the words, but from 0 in ``path``. Keys are quoted, and cut after 60
+    characters. An empty path gives an empty string.
+
+    If pydantic ends the path with "[key]", the key before it is wrong, and not the value. The
+    "[key]" is then left out, and the last key is quoted even if it is a number.
     """
     steps = list(path)
     if path[-1:] == ("[key]",):

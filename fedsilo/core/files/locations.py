@@ -49,12 +49,14 @@ def find_places(data_dir: str, cache_dir: str) -> Places:
 
 
 def data_folder(places: Places, name: str, needs: str) -> Path:
-    """Return the data folder, without checking that it exists.
+    """Return the data folder, or raise an error if the user has named none.
+
+    Whether the folder exists is not checked.
 
     Args:
-        places: the folders.
-        name: the data set, for the error.
-        needs: the content that the folder must have, for the error: words that follow "needs a
+        places: the folders that the user has named.
+        name: the data set that needs the folder, for the error.
+        needs: the content that the folder must have, for the error. These words follow "needs a
             folder", such as "with one CSV file per site".
 
     Raises:

@@ -77,7 +77,8 @@ def open_sealed(target: Path, fill: Callable[[Path], None], read: Callable[[Path
 def _inode_of(folder: Path) -> int | None:
     """Return a folder's inode, or None if the folder is missing or cannot be examined.
 
-    A folder that is made again under the same name usually gets another inode.
+    Callers compare inodes to notice that a folder was replaced, because a folder that is made again
+    under the same name usually gets another inode.
     """
     with suppress(OSError):
         return folder.stat().st_ino
@@ -127,8 +128,13 @@ def _ensure_sealed(target: Path, fill: Callable[[Path], None]) -> None:
 def seal(folder: Path, name: str) -> None:
     """Seal a folder, so that later changes to its files are noticed.
 
-    The seal is a file with the SHA-256 of each other file. It also has ``name``, to which the
-    caller renames the folder afterwards. Hidden files are not covered.
+    The seal is a file in the folder with the SHA-256 of each other file. Hidden files are not
+    covered.
+
+    Args:
+        folder: the folder.
+        name: the name that the folder will have. The seal contains it, and the caller then renames
+            the folder.
 
     Raises:
         OSError: a file cannot be read, or the seal cannot be written.
@@ -140,12 +146,13 @@ def seal(folder: Path, name: str) -> None:
 def fault(folder: Path) -> str | None:
     """Describe how a folder differs from its seal, such as "were altered"; None if it does not.
 
-    The seal is a file with the SHA-256 of each other file. The description continues a sentence
-    such as "the cached data in ...". Every call compares the names of the files with the seal.
-    Contents are hashed only if the size, times or inode of a file have changed since the last check
-    without a fault. Such a check is recorded in the folder if all its files are older than two
-    seconds. If the folder cannot be read, or its seal is missing or damaged, the description says
-    so, and no error is raised.
+    The seal is a file with the SHA-256 of each other file. The description is a predicate for a
+    subject such as "the cached data in ...". If the folder cannot be read, or its seal is missing
+    or damaged, the description says so, and no error is raised.
+
+    Every call compares the names of the files with the seal. The contents are hashed only if the
+    size, times or inode of a file have changed since the last check without a fault. A check
+    without a fault is recorded in the folder, if all files are older than two seconds.
     """
     try:
         sealed = _read_seal(folder)

@@ -131,8 +131,8 @@ def find_by_site(paths: Mapping[str, Path]) -> dict[str, Path]:
     """Map each site to the user's folder or file that is named after it.
 
     Args:
-        paths: the name of a folder, or of a file without its ending -> its path. A name is a site's
-            own name or its ``folder_name``.
+        paths: name -> path. The name is that of a folder, or of a file without its ending. It is
+            the name of a site, or the form of a site's name that ``folder_name`` makes.
 
     Returns:
         Site -> its path, in the order of ``paths``.

@@ -53,13 +53,13 @@ def read_yaml(
 
     Args:
         path: the file.
-        error: the class of the error that is raised if the file cannot be used.
-        parse: parses the file's content, and gets the content and the file's path for errors. None
+        error: the class of the error to raise if the file cannot be used.
+        parse: parses the file. It gets the text and, for its errors, the path as a string. None
             stands for ``parse_yaml``.
 
     Raises:
-        FedsiloError: an ``error``, if the file cannot be read, has more than 1 GiB, is not UTF-8,
-            or ``parse`` raises a YamlError.
+        FedsiloError: the file cannot be read, has more than 1 GiB or is not UTF-8, or ``parse``
+            raises a YamlError. The class of the error is ``error``.
     """
     fault = file_fault(path)
     if fault is None:
@@ -268,7 +268,7 @@ def parse_structure(key: str, text: str, example: str) -> Any:
 def with_numbers(content: Any) -> Any:
     """Replace strings such as '1e-3' in parsed YAML by floats, at any depth. Keys stay strings.
 
-    Only digits with an exponent are replaced: "1e5" becomes 100000.0, but "5" and "1.5" stay
+    Only a number with an exponent is replaced: "1e5" becomes 100000.0, but "5" and "1.5" stay
     strings. The argument is not changed.
     """
     if isinstance(content, dict):

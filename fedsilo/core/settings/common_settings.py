@@ -271,8 +271,8 @@ class CommonSettings(
     def measures_in(self, round_: int) -> bool:
         """Return whether the model with which a round begins is measured in this round.
 
-        Rounds count from 1. The result is True for round 1 and then every 'server.evaluate-every'
-        rounds. If that setting is 0, it is always False.
+        Rounds count from 1. With k as 'server.evaluate-every', the result is True for the rounds 1,
+        1 + k, 1 + 2 k and so on. If that setting is 0, it is always False.
         """
         # Subtract 1, because rounds count from 1 and the first one is always measured
         return self.evaluate_every > 0 and (round_ - 1) % self.evaluate_every == 0

@@ -137,8 +137,9 @@ OPTIONS: Mapping[tuple[str, str], str] = {
 def former_defaults(settings: Mapping[str, Value]) -> dict[str, Value]:
     """Return the former defaults of removed settings on which private states depend, by key.
 
-    A site compares a digest of settings before it opens a private state. The digest still includes
-    these defaults, because otherwise no site could open a state that an earlier version stored.
+    A private state has the arrays that a site keeps for itself between messages. Before a site
+    opens it, the site compares a digest of the settings. The digest still includes the defaults of
+    removed settings, because otherwise no site could open a state that an earlier version stored.
 
     Only settings that are marked ``decides_state`` are returned: those without a group, and those
     whose group occurs in ``settings``.

@@ -33,10 +33,10 @@ def flat_values(
             because users cannot change it.
 
     Raises:
-        SettingError: a value is not a bool, a number or a string, so an empty group is refused too.
-            A mapping or list is allowed only for a setting that takes YAML. The error is also
-            raised if a setting is given twice: flat and in its group, or under today's key and a
-            former name.
+        SettingError: a value is not a bool, a number or a string. A mapping or list is allowed only
+            for a setting that takes YAML, and an empty group is refused. The error is also raised
+            if a setting is given twice: flat and in its group, or under today's key and a former
+            name.
     """
     flat: dict[str, Value] = {}
     for key, declared in content.items():
