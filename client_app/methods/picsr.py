@@ -115,12 +115,13 @@ class PICSRSite(SiteMethod):
 
         - Each single prediction gets the weight of each expert, as ``weight.<site>``.
         - A split's metrics get a summary of these weights, if the split has at least
-          'picsr.prototype-min-count' samples, and at least the hospital's 'sums-min-count'.
+          'picsr.prototype-min-count' samples, and at least 'privacy.sums-min-count' or the
+          hospital's 'sums-min-count', whichever is larger.
         """
         if _stage(lab) != ROUTING_STAGE:
             return [Measured(network)]
         sites = cast(PICSRNetwork, network).sites
-        least = max(self.settings.prototype_min_count, lab.session.limits.sums_min_count)
+        least = max(self.settings.prototype_min_count, lab.common.sums_min_count)
 
         def weights_of(tokens: Tensor) -> dict[str, Tensor]:
             # (batch, experts) router weights, one column (batch,) per site

@@ -333,7 +333,7 @@ def audit(
 
     The text has the chosen messages and the state of the chain, the check values that link the
     lines of the log. If ``csv`` is given, the chosen messages are also written to that file, and
-    its path is printed.
+    its path is printed unless ``as_json`` is set.
 
     Raises:
         typer.Exit: the chain is broken, so lines were altered, removed or inserted. The exit code
@@ -347,7 +347,8 @@ def audit(
         from fedsilo.core.files.atomic_files import write_atomically
 
         write_atomically(Path(csv), found.csv())
-        line(f"table: {csv}")
+        if not as_json:
+            line(f"table: {csv}")
     if found.breaks:
         raise typer.Exit(1)
 

@@ -594,11 +594,15 @@ def test_the_router_has_a_step_size_of_its_own_and_no_penalty(
 def test_routing_is_told_beside_every_measurement_of_a_router(
     opened: Opened, routed: dict[str, Any]
 ) -> None:
-    metrics = answer(opened("picsr", routed, own=few(4), **stage("router")))[METRICS]
+    own = few(4) | {"sums_min_count": 4}
+    metrics = answer(opened("picsr", routed, own=own, **stage("router")))[METRICS]
     for where in ("incoming.test", "incoming.val", "trained.val"):
         told = [float(str(metrics[f"{where}.routing.{site}.mean"])) for site in SITES]
         assert sum(told) == pytest.approx(1, abs=1e-5)
         assert f"{where}.routing.s2a.q95" in metrics
+    # A run's larger floor counts too, and not only the hospital's
+    stricter = answer(opened("picsr", routed, own=few(4), **stage("router")))[METRICS]
+    assert "incoming.val.routing.s1a.mean" not in stricter
     # with the usual least of 10 the ten test samples are told of, the four validation samples not
     usual = answer(opened("picsr", routed, **stage("router")))[METRICS]
     assert {key.partition(".routing")[0] for key in usual if "routing" in key} == {"incoming.test"}

@@ -214,7 +214,7 @@ def test_a_broken_chain_ends_the_command_after_everything_is_written(
     assert lines() == ["message 1", f"table: {tmp_path / 'audit.csv'}"]
     assert (tmp_path / "audit.csv").read_text() == "day\n"
     audit.breaks = []
-    results.audit(audit, as_json=True)
+    results.audit(audit, csv=tmp_path / "again.csv", as_json=True)
     assert json.loads("\n".join(lines())) == {"breaks": 1}
 
 
