@@ -28,11 +28,11 @@ PACKINGS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 
 
 def most_unpacked(path: Path) -> int:
-    """Return the largest allowed size, in bytes, of the unpacked content of a file.
+    """Return the number of bytes that the content of a packed file may have when it is unpacked.
 
-    The size is 1 GiB, or the value of FEDSILO_MOST_UNPACKED if that is set, but at least 16 times
-    the size on disk. The size on disk is that of the allocated blocks, so a sparse file counts as
-    small. A missing file counts as 0 bytes.
+    The limit is 1 GiB, or the value of FEDSILO_MOST_UNPACKED if that is set. If 16 times the file's
+    size on disk is more, that is the limit. The size on disk counts only allocated blocks, so a
+    sparse file is small. A missing file has 0 bytes.
 
     Raises:
         SettingError: FEDSILO_MOST_UNPACKED is not a whole number above 0.
@@ -104,7 +104,7 @@ def read_member(path: Path, archive: zipfile.ZipFile, entry: zipfile.ZipInfo) ->
     """Unpack a zip's member and return its content, counting the bytes while they are inflated.
 
     Raises:
-        DataError: the member has more bytes than ``most_unpacked`` allows.
+        DataError: the member has more bytes than ``most_unpacked(path)`` allows (1 GiB by default).
     """
     content = bytearray()
     with archive.open(entry) as member:
@@ -119,8 +119,8 @@ def copy_member(path: Path, archive: zipfile.ZipFile, entry: zipfile.ZipInfo, to
     """Unpack a zip's member to the file ``to``, replacing it, and return the number of bytes.
 
     Raises:
-        DataError: the member has more bytes than ``most_unpacked`` allows. The file ``to`` is then
-            left incomplete.
+        DataError: the member has more bytes than ``most_unpacked(path)`` allows (1 GiB by default).
+            The file ``to`` is then left incomplete.
     """
     size = 0
     with archive.open(entry) as member, to.open("wb") as file:
