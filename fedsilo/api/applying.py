@@ -375,9 +375,12 @@ def card(
     ] = None,
     plugin: options.OwnPlugin = None,
 ) -> Path:
-    """Write the model card of a run; return its path.
+    """Write the model card of a run.
 
     The card is a Markdown file. With ``site`` it describes that site's own model.
+
+    Returns:
+        The path of the file.
 
     Raises:
         FedsiloError: the site is not in the run, the run has not ended, or the file exists.

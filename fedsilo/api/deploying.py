@@ -44,7 +44,7 @@ def up(
     tell: Tell = silent,
     **options: Unpack[DeploymentOptions],
 ) -> Deployment:
-    """Start the server and all sites of this machine that do not run.
+    """Start the server and the sites of this machine that are not running yet.
 
     A folder that does not exist is created as a new deployment of ``experiment``.
 
@@ -106,8 +106,8 @@ def revoke(
 ) -> str:
     """Exclude a hospital for good.
 
-    The server takes no more messages from it. If the hospital's process runs on this machine, the
-    process is ended. The name can be added again, but only with a new key.
+    From now on, the server accepts no messages from it. If the hospital's process runs on this
+    machine, the process is ended. The name can be added again, but only with a new key.
 
     Returns:
         The sentence '<member> is revoked'.

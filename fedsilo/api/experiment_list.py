@@ -266,10 +266,10 @@ def _find_facts(experiment: Experiment) -> _Facts:
 
 
 def _format_count(numbers: Set[int], noun: str) -> str:
-    """Format the different numbers of a noun, such as "3 or 9 silos" or "10 to 600 rounds".
+    """Format one or more numbers of the same noun, such as "3 or 9 silos" or "10 to 600 rounds".
 
-    Up to three numbers are listed; more are written as a range from the lowest to the highest. The
-    number 0 is written "own", because it depends on the user's own data.
+    Up to three numbers are listed in rising order. More are written as a range from the lowest to
+    the highest. The number 0 is written "own", because it depends on the user's own data.
     """
     different = sorted(numbers)
     if len(different) == 1 and different[0]:
@@ -352,8 +352,8 @@ def check_all(path: Path) -> Iterator[str]:
     If all experiments can run, a single line says that no mistake was found.
 
     Raises:
-        SettingError: the file is malformed. Also raised after the last line if an experiment cannot
-            run, with the number of such experiments.
+        SettingError: the file is malformed, or an experiment cannot run. The second error comes
+            after the last line, and has the number of such experiments.
     """
     faults = check_experiments(path)
     wrong = 0

@@ -94,8 +94,9 @@ def service(
 ) -> str:
     """Print, install or uninstall the systemd unit that runs a hospital's node.
 
-    Without ``install`` and ``uninstall`` the unit's text is returned, and nothing is changed. If
-    the kit's folder no longer exists, ``uninstall`` takes the hospital's name from the folder's.
+    Without ``install`` and ``uninstall`` the unit's text is returned, and nothing is changed.
+    ``uninstall`` also works if the kit's folder no longer exists. The hospital's name is then
+    derived from the name of the folder.
 
     Raises:
         FedsiloError: the kit was not opened and confirmed yet, both options are given, or the
@@ -115,7 +116,7 @@ def counts(
         bool, "charge the ledger for another draw, which the next run makes"
     ] = False,
 ) -> Iterator[str]:
-    """List the noisy sample counts that a hospital keeps for all runs, and draw them again.
+    """List the noisy sample counts that a hospital keeps for all runs, or charge another draw.
 
     A hospital with differential privacy sends noisy counts of its samples. They are drawn once and
     kept, because repeated draws would reveal the true count. So a bad draw, such as eight samples
@@ -123,19 +124,20 @@ def counts(
     first one.
 
     Args:
-        kit: the folder the hospital's kit was opened into; None to use only ``node_config``.
+        kit: the folder into which the hospital's kit was opened; None to use only ``node_config``.
         node_config: the node config, with 'site' and 'state-dir'. The cap on epsilon is set here or
             in the site file.
         draw_again: charge the hospital's ledger, the record of the epsilon it has spent, for
-            another draw, which the next run makes.
+            another draw, which the next run makes. If no counts were sent yet, nothing is charged.
 
     Yields:
-        A line for each state of the data whose counts were sent, or a line that none were sent;
-        with ``draw_again`` also a line for the charge.
+        A line for each state of the data whose counts were sent, or a line that none were sent.
+        With ``draw_again`` and sent counts, also a line about the charge.
 
     Raises:
         SettingError: the hospital's name, its state folder or its cap on epsilon is not set.
         EpsilonSpentError: another draw would bring epsilon above the cap. Nothing changes.
+        CheckpointError: the ledger or the stored counts are damaged, or cannot be written.
     """
     from fedsilo.deployment.hospital_counts import open_counts
 

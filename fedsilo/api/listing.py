@@ -24,7 +24,7 @@ def fetch(
     base_url: Annotated[str, "another place with the same files"] = "",
     accept_licence: Annotated[bool, "you agree to the data set's terms"] = False,
 ) -> Iterator[str]:
-    """Download a data set's files and verify their checksums; yield lines about each file.
+    """Download a data set's files and verify their checksums.
 
     Files that already exist with the right checksum are not downloaded again. ``hf:NAME`` is a data
     set of Hugging Face, whose files are not verified because they have no checksums.
@@ -119,12 +119,15 @@ def survey(
     tell: Tell = silent,
     **sources: Unpack[options.Sources],
 ) -> Path:
-    """Survey the data of the sites; return the path of the page, which has survey.json beside it.
+    """Survey the data of the sites.
 
-    The sites send counts and statistics of their data; nothing is trained. With ``deployment`` the
-    sites are the deployment's hospitals; otherwise they are simulated. The experiment decides which
-    data set is surveyed and how it is divided into silos. Without ``name`` the run directory is
-    named ``survey-<experiment>-<time>``.
+    The sites send counts and statistics of their data, and nothing is trained. With ``deployment``
+    the sites are the deployment's hospitals. Otherwise they are simulated. The experiment decides
+    which data set is surveyed and how it is divided into silos. Without ``name`` the run directory
+    is named ``survey-<experiment>-<time>``.
+
+    Returns:
+        The path of the page about the survey, which has survey.json beside it.
 
     Raises:
         FedsiloError: the experiment is unknown, a hospital is down, or the survey failed.
@@ -166,8 +169,8 @@ def settings(
 
     Args:
         word: the name of a group, or a text to find in keys and help; empty for all settings.
-        pyproject: ignore ``word``; instead of the list, yield the section of pyproject.toml where
-            Flower reads the defaults, built from the code.
+        pyproject: yield the section of pyproject.toml where Flower reads the defaults, built from
+            the code, in place of the list. ``word`` is then ignored.
 
     Yields:
         The lines of the list or, with ``pyproject``, of the section.

@@ -417,6 +417,7 @@ def image_columns(features: Mapping[str, Any]) -> list[str]:
     """List the names of the columns that hold images, in the order of the data set.
 
     ``features`` are those of a data set of Hugging Face. A column holds images if the class of its
-    feature is named 'Image'. So the package of Hugging Face is not imported.
+    feature is named 'Image'. Only the name is compared, so that the package of Hugging Face need
+    not be imported.
     """
     return [name for name, kind in features.items() if type(kind).__name__ == "Image"]

@@ -260,7 +260,7 @@ class SimulationFile:
         return both.model_copy(update={"about": own.about, "minutes": own.minutes})
 
     def _from_matrix(self, cell: Cell) -> Experiment:
-        """Build the experiment of a matrix cell, without the settings of its base.
+        """Build the experiment of a matrix cell from its entry, without the settings of its base.
 
         The settings that the matrix gives for the cell's values override the entry's. If two
         placeholders set the same key, the later one overrides. Then each placeholder in the fields
@@ -313,7 +313,10 @@ def open_simulation(path: Path) -> SimulationFile:
 
 
 def read_experiments(path: Path) -> dict[str, Experiment]:
-    """Read and check all experiments of a simulation file, by name, with their bases.
+    """Read and check all experiments of a simulation file, and map their names to them.
+
+    Each experiment also has the settings that it inherits from its bases. The order is that of the
+    file.
 
     Raises:
         SettingError: the file is missing or is not valid YAML, or an experiment is malformed.
@@ -374,7 +377,7 @@ def declared_experiment(name: str, sources: RunSources) -> Experiment:
 
 
 def _override(under: Experiment, own: Experiment) -> Experiment:
-    """Return a copy of the experiment ``under`` with everything that ``own`` states in its place.
+    """Return a copy of the experiment ``under``, in which the fields that ``own`` states override.
 
     Settings, grid and resources are merged key by key, and the values of ``own`` override. Any
     other field is replaced as a whole, but only if ``own`` states it. The matrix of ``own`` is
@@ -390,8 +393,8 @@ def _override(under: Experiment, own: Experiment) -> Experiment:
 def read_section(path: Path, name: str, cls: type[S]) -> S:
     """Read a section of a simulation file other than the experiments into the dataclass ``cls``.
 
-    Keys that the section does not state have the defaults of ``cls``, also if the section is
-    missing.
+    A key that the section lacks has the default of ``cls``. If the section is missing or empty, all
+    keys have their defaults.
 
     Raises:
         SettingError: the file cannot be read, the section is not a mapping, or it does not fit
