@@ -29,10 +29,11 @@ def start(
 ) -> None:
     """Open a kit, confirm its code and the rules, and become the hospital's node.
 
-    A kit is what the server's operator hands over to the hospital. Its code is read out by
-    telephone, to see that nobody has altered the kit. Before the first start, and for a new kit,
-    ``tell`` shows what the user must confirm, and the user must type 'yes' unless ``yes`` is set.
-    Then the process is replaced by Flower's SuperNode, so this function does not return.
+    A kit is what the server's operator hands over to the hospital. The operator and the user
+    compare its code by telephone, to see that nobody has altered the kit. Before the first start,
+    and for a new kit, ``tell`` shows what the user must confirm, and the user must type 'yes'
+    unless ``yes`` is set. Then Flower's SuperNode replaces the process, so this function does not
+    return.
 
     Raises:
         FedsiloError: the user does not confirm, or the kit or an option cannot be used.
@@ -189,9 +190,9 @@ def audit(
 ) -> Audit:
     """Show what left a hospital, from its audit log, and check that the log is whole.
 
-    Each line of the log holds a check value over itself and the line before, and the last one is
-    kept beside the log. So lines that were removed, altered or inserted are named. The command
-    exits with status 1 if there are any.
+    Each line of the log has a check value over itself and the check value of the line before. The
+    last line's check value is also kept beside the log. So the audit finds lines that were removed,
+    altered or inserted, and names their places. If there are any, the command exits with status 1.
 
     Returns:
         The chosen messages and the state of the chain; ``lines()`` has the text, ``document()`` the

@@ -225,7 +225,7 @@ def experiments(
     check: Annotated[bool, "check all experiments; list those that cannot run"] = False,
     file: options.SimulationFile = None,
 ) -> Iterator[str]:
-    """List the experiments by method; or show one in full, or check all of them.
+    """List the experiments by method, show one in full, or check all of them.
 
     ``experiment``, ``method`` and ``check`` exclude each other, and ``here`` excludes
     ``experiment`` and ``check``.
@@ -241,7 +241,8 @@ def experiments(
 
     Raises:
         SettingError: arguments that exclude each other are given, a name is unknown, or the file is
-            malformed. After the last line of ``check``, also if an experiment cannot run.
+            malformed. With ``check``, the error is also raised after the last line if an experiment
+            cannot run.
     """
     from fedsilo.api.experiment_list import (
         check_all,

@@ -383,8 +383,8 @@ def _typer_parameter(parameter: inspect.Parameter, option: Option) -> inspect.Pa
 
     Args:
         parameter: the parameter of the function.
-        option: its help. A default in it replaces the parameter's default, and if it is required,
-            there is no default.
+        option: its help. If the help has a default, that replaces the parameter's default. If the
+            help says that the parameter is required, there is no default.
 
     Returns:
         The keyword-only parameter that typer reads.
