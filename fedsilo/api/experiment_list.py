@@ -266,10 +266,10 @@ def _find_facts(experiment: Experiment) -> _Facts:
 
 
 def _format_count(numbers: Set[int], noun: str) -> str:
-    """Format one or more numbers of the same noun, such as "3 or 9 silos" or "10 to 600 rounds".
+    """Format the different numbers of a noun, such as "3 or 9 silos" or "10 to 600 rounds".
 
-    Up to three numbers are listed in rising order. More are written as a range from the lowest to
-    the highest. The number 0 is written "own", because it depends on the user's own data.
+    Up to three numbers are listed. More than three are written as a range from the lowest to the
+    highest. The number 0 is written "own", because the number then depends on the user's own data.
     """
     different = sorted(numbers)
     if len(different) == 1 and different[0]:

@@ -383,8 +383,8 @@ def _typer_parameter(parameter: inspect.Parameter, option: Option) -> inspect.Pa
 
     Args:
         parameter: the parameter of the function.
-        option: its help. If the help has a default, that replaces the parameter's default. If the
-            help says that the parameter is required, there is no default.
+        option: the help of the parameter. If it has a default, this replaces the parameter's
+            default. If it is marked as required, there is no default.
 
     Returns:
         The keyword-only parameter that typer reads.

@@ -42,9 +42,9 @@ def suggest(error: click.ClickException, words: Sequence[str]) -> str:
 def _suggest_setting(error: click.NoSuchOption, words: Sequence[str]) -> str:
     """Suggest ``--set KEY=VALUE`` for an option that is named like a setting.
 
-    If several settings fit, the suggestions are joined by "or". The result is empty if no setting
-    fits, if the command has no ``--set``, or if the user more likely misspelt an option of the
-    command, such as --seed for --seeds.
+    If several settings fit, their suggestions are joined by "or". The result is empty if no setting
+    fits, if the command has no ``--set``, or if the option is more likely a misspelling of another
+    option of the command.
     """
     if error.ctx is None or not _has_option(error.ctx, "--set"):
         return ""

@@ -77,7 +77,7 @@ def train_together(messages: _Asked, held: HeldSamples) -> bool:
 
 
 def _rehearse_all(messages: _Asked) -> list[_Site]:
-    """Find the next training of each site, without training (see ``_rehearse``).
+    """Find out for each site which training comes next.
 
     The messages are training messages, each with the context of its site. Sites that have no
     training left, or whose method raises a FedsiloError, are left out.

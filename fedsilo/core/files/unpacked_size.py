@@ -28,14 +28,14 @@ PACKINGS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 
 
 def most_unpacked(path: Path) -> int:
-    """Return the number of bytes that the content of a packed file may have when it is unpacked.
+    """Return the largest allowed size, in bytes, of the unpacked content of a file.
 
-    The limit is 1 GiB, or the value of FEDSILO_MOST_UNPACKED if that is set. If 16 times the file's
-    size on disk is more, that is the limit. The size on disk counts only allocated blocks, so a
-    sparse file is small. A missing file has 0 bytes.
+    The size is $FEDSILO_MOST_UNPACKED or, if that is not set, 1 GiB. If 16 times the file's size on
+    disk is more, that is the result instead. The size on disk is that of the allocated blocks, so a
+    sparse file counts as small. A missing file counts as 0 bytes.
 
     Raises:
-        SettingError: FEDSILO_MOST_UNPACKED is not a whole number above 0.
+        SettingError: $FEDSILO_MOST_UNPACKED is not a whole number above 0.
     """
     given = os.environ.get(VARIABLE, "")
     if given and not (given.isdecimal() and int(given)):
