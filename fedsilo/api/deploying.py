@@ -148,7 +148,7 @@ def logs(
 ) -> str:
     """Print the last lines of a member's log.
 
-    In Python, nothing is printed; the lines are returned as one text.
+    In Python, nothing is printed, and the lines are returned as one text.
 
     Raises:
         FedsiloError: ``lines`` is below 1, ``member`` is not in the deployment, or its log does not
