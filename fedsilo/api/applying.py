@@ -102,10 +102,11 @@ def finetune(
 ) -> FinetuneResult:
     """Fine-tune a finished run's model for a task.
 
-    For each starting point in ``weights``, one network per seed is trained on the pooled training
-    images of the sites. The epoch with the best validation metric is measured on the test images.
-    Metrics, curves and the best model of the first starting point are written to the folder
-    ``out``. If a training fails, nothing is written.
+    A starting point in ``weights`` is a run, a file of a ViT's weights, 'timm:NAME' or 'scratch'.
+    For each one, one network per seed is trained on the pooled training images of the sites. The
+    epoch with the best validation metric is measured on the test images. Metrics, curves and the
+    best model of the first starting point are written to the folder ``out``. If a training fails,
+    nothing is written.
 
     Raises:
         FedsiloError: a starting point, setting or site is unknown, weights do not fit the network,
@@ -375,9 +376,12 @@ def card(
     ] = None,
     plugin: options.OwnPlugin = None,
 ) -> Path:
-    """Write the model card of a run; return its path.
+    """Write the model card of a run.
 
     The card is a Markdown file. With ``site`` it describes that site's own model.
+
+    Returns:
+        The path of the file.
 
     Raises:
         FedsiloError: the site is not in the run, the run has not ended, or the file exists.

@@ -135,10 +135,11 @@ def plan_comparison(
     unequal: bool = False,
     **sources: Unpack[options.Sources],
 ) -> Iterator[str]:
-    """Yield the lines of ``compare --dry-run``: what a comparison would run, without running it.
+    """Yield the lines of ``compare --dry-run``, which describe a comparison without running it.
 
-    An experiment whose first run has not begun is described by its plan and cost. Then each run has
-    a line with its directory and its state: to be run, to be resumed, or finished. The arguments
+    Each run has a line with its directory and its state: to be run, to be resumed, or finished.
+    Before the line of an experiment's first run come its plan and cost, if that run has not begun.
+    The last two lines have the number of runs to do, and say that nothing was run. The arguments
     are those of ``compare``.
 
     Raises:
@@ -197,9 +198,10 @@ def tune(
 ) -> Tuned:
     """Choose an experiment's settings by validation on its training data.
 
-    Each point of the search is trained for every validation fold and seed, and the point with the
-    best metric is chosen; test data are not used. The choice and all trials are written to
-    ``<out>/tune-<experiment>``. Trials that an earlier call finished there are not repeated.
+    A point of the search is one combination of the settings in the grid. Each point is trained for
+    every validation fold and seed, and the point with the best metric is chosen. Test data are not
+    used. The choice and all trials are written to ``<out>/tune-<experiment>``. Trials that an
+    earlier call finished there are not repeated.
 
     Returns:
         The points, best first, with the content of chosen.json and the folder.

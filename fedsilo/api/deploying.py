@@ -44,7 +44,7 @@ def up(
     tell: Tell = silent,
     **options: Unpack[DeploymentOptions],
 ) -> Deployment:
-    """Start the server and all sites of this machine that do not run.
+    """Start the server and the sites of this machine that are not running yet.
 
     If the deployment's folder does not exist, a new deployment is made there from ``experiment``
     and the options. The call returns when all members are online.
@@ -110,8 +110,8 @@ def revoke(
 ) -> str:
     """Exclude a hospital for good.
 
-    The server takes no more messages from it. If the hospital's process runs on this machine, the
-    process is ended. The name can be added again, but only with a new key.
+    From now on, the server accepts no messages from it. If the hospital's process runs on this
+    machine, the process is ended. The name can be added again, but only with a new key.
 
     Returns:
         The sentence '<member> is revoked'.
@@ -152,7 +152,7 @@ def logs(
 ) -> str:
     """Print the last lines of a member's log.
 
-    In Python, nothing is printed; the lines are returned as one text.
+    In Python, nothing is printed, and the lines are returned as one text.
 
     Raises:
         FedsiloError: ``lines`` is below 1, ``member`` is not in the deployment, or its log does not

@@ -429,7 +429,7 @@ def report(
     data_dir: options.DataDir = None,
     plugin: options.OwnPlugin = None,
 ) -> list[Path]:
-    """Write a page about finished runs; return its file.
+    """Write a page about finished runs.
 
     ``by`` and ``decisions`` predict the test samples again, so they need the sites' data on this
     machine.

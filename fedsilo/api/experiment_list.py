@@ -352,8 +352,8 @@ def check_all(path: Path) -> Iterator[str]:
     If all experiments can run, a single line says that no mistake was found.
 
     Raises:
-        SettingError: the file is malformed. Also raised after the last line if an experiment cannot
-            run, with the number of such experiments.
+        SettingError: the file is malformed, or an experiment cannot run. The second error comes
+            after the last line, and has the number of such experiments.
     """
     faults = check_experiments(path)
     wrong = 0

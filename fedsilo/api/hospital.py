@@ -29,10 +29,11 @@ def start(
 ) -> None:
     """Open a kit, confirm its code and the rules, and become the hospital's node.
 
-    A kit is what the server's operator hands over to the hospital. Its code is read out by
-    telephone, to see that nobody has altered the kit. Before the first start, and for a new kit,
-    ``tell`` shows what the user must confirm, and the user must type 'yes' unless ``yes`` is set.
-    Then the process is replaced by Flower's SuperNode, so this function does not return.
+    A kit is what the server's operator hands over to the hospital. The operator and the user
+    compare its code by telephone, to see that nobody has altered the kit. Before the first start,
+    and for a new kit, ``tell`` shows what the user must confirm, and the user must type 'yes'
+    unless ``yes`` is set. Then Flower's SuperNode replaces the process, so this function does not
+    return.
 
     Raises:
         FedsiloError: the user does not confirm, or the kit or an option cannot be used.
@@ -94,8 +95,9 @@ def service(
 ) -> str:
     """Print, install or uninstall the systemd unit that runs a hospital's node.
 
-    Without ``install`` and ``uninstall`` the unit's text is returned, and nothing is changed. If
-    the kit's folder no longer exists, ``uninstall`` takes the hospital's name from the folder's.
+    Without ``install`` and ``uninstall`` the unit's text is returned, and nothing is changed.
+    ``uninstall`` also works if the kit's folder no longer exists. The hospital's name is then
+    derived from the name of the folder.
 
     Raises:
         FedsiloError: the kit was not opened and confirmed yet, both options are given, or the
@@ -115,7 +117,7 @@ def counts(
         bool, "charge the ledger for another draw, which the next run makes"
     ] = False,
 ) -> Iterator[str]:
-    """List the noisy sample counts that a hospital keeps for all runs, and draw them again.
+    """List the noisy sample counts that a hospital keeps for all runs, or charge another draw.
 
     A hospital with differential privacy sends noisy counts of its samples. They are drawn once and
     kept, because repeated draws would reveal the true count. So a bad draw, such as eight samples
@@ -123,19 +125,20 @@ def counts(
     first one.
 
     Args:
-        kit: the folder the hospital's kit was opened into; None to use only ``node_config``.
+        kit: the folder into which the hospital's kit was opened; None to use only ``node_config``.
         node_config: the node config, with 'site' and 'state-dir'. The cap on epsilon is set here or
             in the site file.
         draw_again: charge the hospital's ledger, the record of the epsilon it has spent, for
-            another draw, which the next run makes.
+            another draw, which the next run makes. If no counts were sent yet, nothing is charged.
 
     Yields:
-        A line for each state of the data whose counts were sent, or a line that none were sent;
-        with ``draw_again`` also a line for the charge.
+        A line for each state of the data whose counts were sent, or a line that none were sent.
+        With ``draw_again`` and sent counts, also a line about the charge.
 
     Raises:
         SettingError: the hospital's name, its state folder or its cap on epsilon is not set.
         EpsilonSpentError: another draw would bring epsilon above the cap. Nothing changes.
+        CheckpointError: the ledger or the stored counts are damaged, or cannot be written.
     """
     from fedsilo.deployment.hospital_counts import open_counts
 
@@ -187,9 +190,9 @@ def audit(
 ) -> Audit:
     """Show what left a hospital, from its audit log, and check that the log is whole.
 
-    Each line of the log holds a check value over itself and the line before, and the last one is
-    kept beside the log. So lines that were removed, altered or inserted are named. The command
-    exits with status 1 if there are any.
+    Each line of the log has a check value over itself and the check value of the line before. The
+    last line's check value is also kept beside the log. So the audit finds lines that were removed,
+    altered or inserted, and names their places. If there are any, the command exits with status 1.
 
     Returns:
         The chosen messages and the state of the chain; ``lines()`` has the text, ``document()`` the

@@ -24,7 +24,7 @@ def fetch(
     base_url: Annotated[str, "another place with the same files"] = "",
     accept_licence: Annotated[bool, "you agree to the data set's terms"] = False,
 ) -> Iterator[str]:
-    """Download a data set's files and verify their checksums; yield lines about each file.
+    """Download a data set's files and verify their checksums.
 
     Files that already exist with the right checksum are not downloaded again. ``hf:NAME`` is a data
     set of Hugging Face, whose files are not verified because they have no checksums.
@@ -120,12 +120,15 @@ def survey(
     tell: Tell = silent,
     **sources: Unpack[options.Sources],
 ) -> Path:
-    """Survey the data of the sites; return the path of the page, which has survey.json beside it.
+    """Survey the data of the sites.
 
-    The sites send counts and statistics of their data; nothing is trained. With ``deployment`` the
-    sites are the deployment's hospitals; otherwise they are simulated. The experiment decides which
-    data set is surveyed and how it is divided into silos. Without ``name`` the run directory is
-    named ``survey-<experiment>-<time>``.
+    The sites send counts and statistics of their data, and nothing is trained. With ``deployment``
+    the sites are the deployment's hospitals. Otherwise they are simulated. The experiment decides
+    which data set is surveyed and how it is divided into silos. Without ``name`` the run directory
+    is named ``survey-<experiment>-<time>``.
+
+    Returns:
+        The path of the page about the survey, which has survey.json beside it.
 
     Raises:
         FedsiloError: the experiment is unknown, a hospital is down, or the survey failed.
@@ -167,8 +170,8 @@ def settings(
 
     Args:
         word: the name of a group, or a text to find in keys and help; empty for all settings.
-        pyproject: ignore ``word``; instead of the list, yield the section of pyproject.toml where
-            Flower reads the defaults, built from the code.
+        pyproject: yield the section of pyproject.toml where Flower reads the defaults, built from
+            the code, in place of the list. ``word`` is then ignored.
 
     Yields:
         The lines of the list or, with ``pyproject``, of the section.
@@ -223,7 +226,7 @@ def experiments(
     check: Annotated[bool, "check all experiments; list those that cannot run"] = False,
     file: options.SimulationFile = None,
 ) -> Iterator[str]:
-    """List the experiments by method; or show one in full, or check all of them.
+    """List the experiments by method, show one in full, or check all of them.
 
     ``experiment``, ``method`` and ``check`` exclude each other, and ``here`` excludes
     ``experiment`` and ``check``.
@@ -239,7 +242,8 @@ def experiments(
 
     Raises:
         SettingError: arguments that exclude each other are given, a name is unknown, or the file is
-            malformed. After the last line of ``check``, also if an experiment cannot run.
+            malformed. With ``check``, the error is also raised after the last line if an experiment
+            cannot run.
     """
     from fedsilo.api.experiment_list import (
         check_all,

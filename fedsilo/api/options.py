@@ -176,12 +176,12 @@ def command(function: Callable[P, Iterator[T]]) -> Callable[P, list[T]]: ...
 @overload
 def command(function: Callable[P, R]) -> Callable[P, R]: ...
 def command(function: Callable[P, Any]) -> Callable[P, Any]:
-    """Make a function a command of fedsilo, which Python can call too.
+    """Turn a function into a command of fedsilo that Python code can call too.
 
     A Python caller gets a wrapper. It first checks the arguments (``check_arguments``), then calls
     the function. If the result is a generator, the wrapper runs it to its end and returns a list of
-    the yielded values. If a ``FedsiloError`` ends the generator, the values so far become notes
-    of the error. The command line unwraps the function and prints each value when it is yielded.
+    the yielded values. If a ``FedsiloError`` ends the generator, the values so far become notes of
+    the error. The command line unwraps the function and prints each value when it is yielded.
     """
 
     @wraps(function)

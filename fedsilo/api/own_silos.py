@@ -79,9 +79,9 @@ def write_silos(folder: Path, silos: object, label: str, missing: str) -> str:
     existing, empty folder.
 
     Raises:
-        SettingError: ``missing`` is unknown, the sites have different kinds of data, or all sites
-            are named train, val or test, which are parts of a data set. Data of pictures may come
-            in such parts.
+        SettingError: ``missing`` is unknown, or the sites have different kinds of data. The error
+            is also raised if all sites are named train, val or test, because these are parts of a
+            data set. Only pictures may come in such parts.
     """
     if missing not in ("drop", "impute"):
         raise SettingError(f"missing must be 'drop' or 'impute', but is '{missing}'")
@@ -142,9 +142,9 @@ def _name_silos(silos: object) -> dict[str, Any]:
 def _write_pictures(folder: Path, silos: Mapping[str, Any]) -> None:
     """Write the pictures of each silo as PNG files, and the manifests by which 'images' reads them.
 
-    The data set 'images' reads them as ``<site>/<class>/<number>.png``. For the site 'data', which
-    stands for data without sites, the files are ``<class>/<number>.png``. A number is the
-    position of the picture in its silo, with six digits.
+    The files are ``<site>/<class>/<number>.png``. For the site 'data', which stands for data
+    without sites, they are ``<class>/<number>.png``. A number is the position of the picture in its
+    silo, from 0, with six digits.
 
     Args:
         folder: the folder to write into.
@@ -417,6 +417,7 @@ def image_columns(features: Mapping[str, Any]) -> list[str]:
     """List the names of the columns that hold images, in the order of the data set.
 
     ``features`` are those of a data set of Hugging Face. A column holds images if the class of its
-    feature is named 'Image'. So the package of Hugging Face is not imported.
+    feature is named 'Image'. Only the name is compared, so that the package of Hugging Face need
+    not be imported.
     """
     return [name for name, kind in features.items() if type(kind).__name__ == "Image"]

@@ -39,9 +39,10 @@ if TYPE_CHECKING:
 
 @options.command
 def new(project: Annotated[AnyPath, "the folder to create"]) -> Iterator[str]:
-    """Make a folder for experiments of your own; its README has commands that run as they are.
+    """Make a folder for experiments of your own.
 
-    The folder may already exist if it is empty.
+    The README in the folder has commands that run as they are. The folder may already exist if it
+    is empty.
 
     Yields:
         The path of each file in the new folder, and the command to run next.
@@ -373,10 +374,11 @@ def runs(
     dataset: Annotated[str | None, "only runs on this data set"] = None,
     state: Annotated[options.RunState | None, "only runs in this state"] = None,
 ) -> list[ListedRun]:
-    """List the runs in a folder, with state and size; with --delete, delete them.
+    """List the runs in a folder, with state and size.
 
     Folders are searched down to two levels, without following links. Runs are sorted by their
-    start, the oldest first. A run of another version is listed as unreadable.
+    start, the oldest first. A run of another version is listed as unreadable. On the command line,
+    --delete then deletes the listed runs.
 
     Raises:
         RunDirectoryError: a named folder does not exist.
@@ -402,10 +404,13 @@ def pretrain(
     tell: Tell = silent,
     **sources: Unpack[options.Sources],
 ) -> Path:
-    """Train an experiment's ViT on public images; return the file of its weights.
+    """Train an experiment's ViT on public images.
 
     The images are the public part of the experiment's data set, which no silo holds. By default the
-    weights go where runs of the experiment look for them.
+    weights are written to the file in which runs of the experiment look for them.
+
+    Returns:
+        The path of the file with the weights.
 
     Raises:
         FedsiloError: the experiment's network is not a ViT, there are too few public images, the

@@ -10,8 +10,9 @@ VARIABLE = "_FEDSILO_COMPLETE"  # set by the script that --install-completion wr
 def complete_experiment(incomplete: str) -> list[str]:
     """List the experiments and methods that begin with ``incomplete``, for tab completion.
 
-    The names are sorted, and the experiments are those of the default simulation file. If the file
-    cannot be read, only methods are listed, because a shell shows no error.
+    The names are sorted. The methods are the built-in ones, and the experiments are those of the
+    default simulation file. If the file cannot be read, only methods are listed, because a shell
+    shows no error.
     """
     from fedsilo.core.errors import FedsiloError
     from fedsilo.engines.experiments import open_simulation, simulation_file

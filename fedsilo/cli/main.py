@@ -40,11 +40,11 @@ _SILENT = ("", "()", "None", "False")  # defaults that would not tell the user a
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line.
 
-    Without arguments it prints the help.
+    Without arguments it prints the help. An error is printed as one line on standard error, except
+    for a closed output pipe, for which nothing is printed.
 
     Returns:
-        The exit code: 0 for success, 1 for an error, 130 if interrupted. Errors are one line on
-            standard error; a closed output pipe (also 1) prints nothing.
+        The exit code: 0 for success, 1 for an error or a closed output pipe, 130 if interrupted.
 
     Raises:
         SystemExit: the arguments cannot be used (2), help was printed (0), or the command ended

@@ -22,8 +22,9 @@ if TYPE_CHECKING:
 def finetune(result: FinetuneResult, *, out: AnyPath, as_json: AsJson = False) -> None:
     """Print the result of fine-tuning.
 
-    By default, this is a table with a row for each starting point, then the output folder. With
-    ``as_json``, it is only a JSON list of records, one for each row of ``metrics_table``.
+    By default, this is a table with a row for each starting point (the weights from which networks
+    are trained), then the output folder. With ``as_json``, it is only a JSON list of records, one
+    for each row of ``metrics_table``.
     """
     from fedsilo.finetuning.finetune_results import metrics_table, result_table
 

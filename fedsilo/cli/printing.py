@@ -60,7 +60,7 @@ def _finite(value: Any) -> Any:
 
 
 def print_columns(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    """Print a table from the titles of its columns and the cells of its rows."""
+    """Print a table from the titles of its columns and the cells of its rows, in order."""
     from rich.table import Table
 
     table = Table(*columns)

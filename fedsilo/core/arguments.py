@@ -185,7 +185,7 @@ def refuse_target(target: Path, instead: str) -> None:
 
     Args:
         target: the path to write.
-        instead: the option that chooses another target, for the error.
+        instead: advice for the error, as the object of "give", such as an option for another path.
 
     Raises:
         SettingError: a file or folder exists at the target, or the parent folder cannot be made or

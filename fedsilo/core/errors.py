@@ -198,7 +198,7 @@ def error_line(error: FedsiloError) -> str:
 def unknown_key(key: str, known: Iterable[str]) -> SettingError:
     """Build the error for an unknown setting, which suggests similar known keys.
 
-    The error is returned, not raised. The first of these rules that applies gives the suggestion:
+    The caller raises the error. The first of these rules that applies gives the suggestion:
 
     - If ``key`` without its group is a known key, that key: 'rounds' for 'train.rounds'.
     - If known keys end with ``.<key>``, all of them: 'uefl.gamma' for 'gamma'.
@@ -206,7 +206,7 @@ def unknown_key(key: str, known: Iterable[str]) -> SettingError:
 
     If ``key`` has a group that no known key has, the error also lists all groups. Otherwise, if
     there is no suggestion, it lists the first 30 known keys in alphabetical order. A ``key`` of
-    more than 100 characters is cut.
+    more than 100 characters is cut to 100 before it is compared.
 
     Args:
         key: the unknown key, as the user wrote it.
@@ -236,8 +236,8 @@ def unknown_name(what: str, name: str, known: Iterable[str]) -> SettingError:
     """Build the error for an unknown name, such as a misspelt method. The caller raises it.
 
     The error suggests the most similar known name. If no name is similar enough, it lists the first
-    30 known names in alphabetical order. For more than 30 experiments or methods, it names the
-    command that lists them instead.
+    30 known names in alphabetical order. But if there are more than 30 experiments or methods, it
+    names the command that lists them, ``fedsilo experiments`` or ``fedsilo methods``.
 
     Args:
         what: the kind of thing that has the name, such as 'method'.

@@ -302,7 +302,8 @@ def settings_class(name: str) -> type[OwnSettings]:
     A plugin without its own settings class gets the class of the built-in method that it extends.
 
     Raises:
-        SettingError: no method has that name, or the class in the method's entry does not exist.
+        SettingError: no method has that name, its plugin cannot be imported, or its settings class
+            does not exist or cannot be used.
     """
     if name not in OURS:
         plugged: type[OwnSettings] = _plugin_class(name, "models", "Settings")
@@ -343,14 +344,16 @@ def site_class(name: str) -> type[Any]:
     gets the class of the built-in method that it extends.
 
     Raises:
-        SettingError: no method has that name, the method's class does not exist, or the class lacks
-            a function that every site's side must have. Or a plugin's site class cannot be used.
+        SettingError: no method has that name, its plugin cannot be imported, or its site class does
+            not exist, cannot be used, or lacks a function that every site class must have.
     """
     return _class_of_side(name, "site")
 
 
 def _class_of_side(name: str, side: str) -> type[Any]:
     """Import the server class or the site class of a method, which may be built-in or a plugin.
+
+    A plugin without its own site class gets the class of the built-in method that it extends.
 
     Args:
         name: the method, as the setting 'method' names it.
@@ -436,11 +439,12 @@ def _parent_method(server: type) -> str:
 def _plugin_class(name: str, room: str, suffix: str) -> Any:
     """Return the settings class or the site class of a plugin method.
 
-    If the plugin has no such class, it is the class of the built-in method that the plugin extends.
+    A plugin without such a class gets that of the built-in method that it extends.
 
     Args:
         name: the plugin, as the setting 'method' names it.
-        room: "models" for the settings class, "client_app" for the site class.
+        room: the package of fedsilo to which such a class of a built-in method belongs: "models"
+            for the settings class, "client_app" for the site class.
         suffix: the end of the class's name, after the name of the server class: "Settings" or
             "Site".
 

@@ -204,7 +204,7 @@ def _read_member(family: str, rest: str) -> Metric | None:
     - "routing": the name of a site;
     - "class" and "finding": a whole number of up to six digits;
     - "outcome" and families of bins: a bin's number, from 0 to 9;
-    - "survival": a point's number, from 0 to 39.
+    - "survival": the number of a point of the survival curve, from 0 to 39.
 
     Returns:
         The parts of the name; None if the family does not have the part, or does not allow the

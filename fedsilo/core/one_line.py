@@ -141,7 +141,8 @@ def format_count(number: int, noun: str) -> str:
 def as_word(path: Path) -> str:
     """Format a path as one word of a shell command, with quotes only if the shell needs them.
 
-    A path inside the working folder becomes relative to this folder.
+    An absolute path inside the working folder becomes relative to this folder. Any other path stays
+    unchanged.
     """
     if path.is_relative_to(Path.cwd()):
         path = path.relative_to(Path.cwd())

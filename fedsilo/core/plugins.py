@@ -391,9 +391,9 @@ def is_offered(module: str) -> bool:
 def without_working_folder() -> Iterator[None]:
     """Remove the working folder from Python's import path inside the block.
 
-    ``python -m`` puts this folder on the path, but a user may work in a folder that somebody else
-    sent, whose files must not be imported. Afterwards the path is as before, with the entries that
-    the block added at its end.
+    ``python -m`` puts this folder on the path. But a user may work in a folder that somebody else
+    sent, whose files must not be imported. After the block, the path is as before. Entries that the
+    block added follow at the end of the path.
     """
     before = list(sys.path)
     here = Path.cwd()

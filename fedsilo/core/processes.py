@@ -26,7 +26,9 @@ _UNWINDING = 5.0  # seconds that a process has after a signal
 
 
 def tool(name: str) -> str:
-    """Return the path of a command in the folder of this Python or, if not there, on the PATH.
+    """Return the path of a command, such as ``flwr``.
+
+    The command is searched for in the folder of this Python first, and then on the PATH.
 
     Raises:
         ProcessError: the command is in neither place.

@@ -21,9 +21,9 @@ def derive_seed(seed: int, *key: int | str) -> int:
     The result is from 0 to 2^63 - 1.
 
     Args:
-        seed: the run's seed, or 0 for numbers that no setting changes.
-        key: the purpose, site and round of the numbers, for example. Order and types count: 1 and
-            "1" give different seeds.
+        seed: the run's seed. Callers give 0 for random numbers that must be the same in every run.
+        key: the purpose of the random numbers, and for example the site and the round. Order and
+            types count: 1 and "1" give different seeds.
     """
     # Without escapes and types the keys ("a/b",) and ("a", "b"), or 1 and "1", would share numbers
     parts = [str(part).replace("\\", "\\\\").replace("/", "\\/") for part in key]

@@ -219,10 +219,10 @@ def _read_rules(cls: type) -> Mapping[str, SettingRule]:
 def _build_rule(field: dataclasses.Field[Any], hint: Any) -> SettingRule:
     """Build the rule of a setting, which describes its allowed values, from its dataclass field.
 
-    In the rule, ``allowed`` is text for errors. It lists the choices and the wording. If there is
-    no wording, it has the pattern in its place. If there is none of these, it describes the bounds,
-    such as "above 0 and at most 1". ``minimum`` and ``maximum`` are the bounds as numbers; a
-    missing bound is infinite.
+    In the rule, ``allowed`` is a text for errors. It has the choices, and then the wording or,
+    without one, the pattern. If there is none of these, the text has the bounds, such as "above 0
+    and at most 1". ``minimum`` and ``maximum`` are the bounds as numbers. A missing bound is
+    infinite.
 
     Args:
         field: the field, as ``setting`` made it.
@@ -288,7 +288,7 @@ def keys_in(cls: type, *groups: str) -> tuple[str, ...]:
     A group is the first part of a key, such as "train".
 
     Raises:
-        ValueError: ``cls`` does not have one of the groups.
+        ValueError: ``cls`` lacks at least one of the groups.
     """
     unknown = set(groups) - groups_of(cls).keys()
     if unknown:
@@ -307,7 +307,8 @@ def keys_with(cls: type, *roles: str) -> tuple[str, ...]:
     that a site may override. The keys are in the order of declaration.
 
     Raises:
-        ValueError: no setting of ``cls`` has one of the roles, which is probably misspelt.
+        ValueError: at least one of the roles belongs to no setting of ``cls``, so it is probably
+            misspelt.
     """
     unknown = set(roles)
     found = []

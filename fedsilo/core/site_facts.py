@@ -211,14 +211,15 @@ def _read_sums(config: Mapping[str, Any], features: int) -> Sums | None:
 
     Args:
         config: the entries "sums-count", "sums-total" and "sums-squares", each a list of numbers.
-        features: the number of columns: the features and a numeric outcome.
+        features: the length that each list must have. It is the number of features, plus 1 if the
+            outcome is a number.
 
     Returns:
         The sums; None if the site sent none, so that the entry "sums-count" is missing.
 
     Raises:
-        ValueError: an array does not have ``features`` finite numbers, or a count or a sum of
-            squares is negative.
+        ValueError: a list does not have ``features`` finite numbers, or a count or a sum of squares
+            is negative.
         KeyError: one of the other two entries is missing.
     """
     if "sums-count" not in config:

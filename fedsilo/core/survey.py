@@ -64,9 +64,11 @@ class MeasuredFeature(Part):
 
     @property
     def cells(self) -> int:
-        """The number of cells in the histogram; 0 for a feature without edges and levels.
+        """The number of cells in the histogram; 0 for a feature with neither edges nor levels.
 
-        If ``lacking`` is True, the cell for samples without a value is included.
+        A feature has a cell for each level. Without levels, k edges make k + 1 cells, because
+        values beyond the outer edges count too. If ``lacking`` is True, there is one more cell, for
+        samples without a value.
         """
         # k edges make k + 1 cells, because values below the first and above the last count too
         known = len(self.levels) or (len(self.edges) + 1 if self.edges else 0)
@@ -211,10 +213,11 @@ class Survey(Part):
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Survey:
-        """Build the answer from the entries of a ConfigRecord.
+        """Build a site's answer to a survey from the entries of a ConfigRecord.
 
         Args:
-            config: key -> JSON string for each part that the site did not withhold.
+            config: name of a part, with '-' in place of '_' -> JSON string, for each part that the
+                site did not withhold.
 
         Raises:
             ValueError, RecursionError: the entries are not a valid answer to a survey, perhaps

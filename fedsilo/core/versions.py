@@ -79,11 +79,11 @@ def git_revision() -> str:
 
 
 def processor() -> str:
-    """Return this machine's processor and the instructions that PyTorch uses on it.
+    """Return this machine's processor and the instruction set that PyTorch uses on it.
 
-    For example "AMD EPYC 7B13 (AVX2)". Other instructions add in another order, so a run's numbers
-    can differ between processors. Without /proc/cpuinfo, as outside Linux, the name is the
-    architecture, such as "arm64".
+    An example is "AMD EPYC 7B13 (AVX2)". Another instruction set adds numbers in another order, so
+    a run's numbers can differ between processors. Without /proc/cpuinfo, as outside Linux, the name
+    is the architecture, such as "arm64".
     """
     import torch  # commands that only list runs do not need it
 

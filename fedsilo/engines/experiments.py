@@ -263,7 +263,7 @@ class SimulationFile:
         return both.model_copy(update={"about": own.about, "minutes": own.minutes})
 
     def _from_matrix(self, cell: Cell) -> Experiment:
-        """Build the experiment of a matrix cell, without the settings of its base.
+        """Build the experiment of a matrix cell from its entry, without the settings of its base.
 
         The settings that the matrix gives for the cell's values override the entry's. If two
         placeholders set the same key, the later one overrides. Then each placeholder in the fields
@@ -316,7 +316,10 @@ def open_simulation(path: Path) -> SimulationFile:
 
 
 def read_experiments(path: Path) -> dict[str, Experiment]:
-    """Read and check all experiments of a simulation file, by name, with their bases.
+    """Read and check all experiments of a simulation file, and map their names to them.
+
+    Each experiment also has the settings that it inherits from its bases. The order is that of the
+    file.
 
     Raises:
         SettingError: the file is missing or is not valid YAML, or an experiment is malformed.
@@ -393,8 +396,8 @@ def _override(under: Experiment, own: Experiment) -> Experiment:
 def read_section(path: Path, name: str, cls: type[S]) -> S:
     """Read a section of a simulation file other than the experiments into the dataclass ``cls``.
 
-    Keys that the section does not state have the defaults of ``cls``, also if the section is
-    missing.
+    A key that the section lacks has the default of ``cls``. If the section is missing or empty, all
+    keys have their defaults.
 
     Raises:
         SettingError: the file cannot be read, the section is not a mapping, or it does not fit

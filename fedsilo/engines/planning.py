@@ -196,8 +196,8 @@ def plan_resumed_run(
 
     Args:
         run_dir: the run directory.
-        supernodes: number of simulated sites; None for the number before.
-        track: the setting 'run.track'; None for the value before.
+        supernodes: number of simulated sites; None for the number that the run had before.
+        track: the setting 'run.track'; None or empty for the value that it had before.
 
     Raises:
         FedsiloError: the directory does not have a run, or its files cannot be used.

@@ -225,8 +225,9 @@ def _begin_worker(
 ) -> None:
     """Initialise a worker process, so that it can answer messages for any simulated site.
 
-    The worker gets a new environment, and a grid of all sites in the global ``_site``. It ignores
-    Ctrl-C, which the command's process handles, and ends when that process ends.
+    The worker gets a new environment. The global ``_site`` becomes a grid that runs all sites in
+    this process (``InlineGrid``). The worker ignores Ctrl-C, which the command's process handles,
+    and ends when that process ends.
 
     Args:
         environment: all environment variables of the worker. Others are removed.

@@ -240,11 +240,11 @@ def stream(
 ) -> tuple[str, int]:
     """Run a Flower command, print its output as it comes, and wait for its end.
 
-    Routine log lines, and all lines from the app's first error line on, are printed only with
-    --verbose.
+    Two kinds of lines are printed only with --verbose: routine log lines, and all lines from the
+    app's first error line on.
 
     Returns:
-        The app's last error line, or an empty string if there is none; and the exit code.
+        The app's last error line, or an empty string if there is none, and the exit code.
     """
     last_error, verbose = "", bool(os.environ.get(processes.VERBOSE))
     with subprocess.Popen(
@@ -275,8 +275,9 @@ def _error_in(line: str) -> str:
 def ray_variables(address: str, variables: Mapping[str, str]) -> dict[str, str]:
     """Build the environment variables by which Ray finds its cluster.
 
-    For a running cluster, they also list those of fedsilo's and Flower's variables that the workers
-    on other machines need, with their values.
+    For a running cluster, one of them passes further variables to the workers on other machines.
+    These are the variables of fedsilo and Flower, the number of OpenMP threads, and the workspace
+    of cuBLAS.
 
     Args:
         address: the address of a running cluster. If it is empty, Ray starts a cluster for the run,
@@ -309,8 +310,9 @@ def check_cluster(address: str, resources: Mapping[str, Value]) -> None:
     """Check that Ray connects within 60 s to the cluster at ``auto`` or ``HOST:PORT``.
 
     Raises:
-        SettingError: Ray does not connect, with Ray's reason; or ``resources`` set the number of
-            cores or GPUs, which only a cluster started by the run accepts.
+        SettingError: Ray does not connect, and the error has Ray's reason. The error is also raised
+            if ``resources`` set the number of cores or GPUs of the cluster, which only a cluster
+            started by the run accepts.
     """
     for key in ("init-args-num-cpus", "init-args-num-gpus"):
         if resources.get(key):

@@ -17,8 +17,8 @@ def run_regression(given: RunSources, name: str | None) -> Path:
     Args:
         given: the sources of settings that the command names. Its changes hold the regression, as
             ``regression_changes`` builds them.
-        name: the run's name; None or empty for the settings' own or a generated one. If the name is
-            taken, a number is appended, such as ``hearts-2``.
+        name: the run's name. If it is None or empty, the run has the name in the settings or a
+            generated one. If the name is taken, a number is appended, such as ``hearts-2``.
 
     Returns:
         The path of the run directory.

@@ -200,10 +200,12 @@ def _dropout_state(training: LocalTraining) -> Tensor:
 def _stack_terms(sites: Sequence[Planned]) -> tuple[Term | None, list[list[Tensor]]]:
     """Join the penalty terms of several sites, so that one call computes all of them.
 
+    A term has a function, which all sites share, and groups of constant arrays.
+
     Returns:
-        The first site's penalty term, whose function all sites share, and its constants. For each
-        group of constants there is a list of arrays, stacked over the sites, (sites, ...). Without
-        a penalty the result is None and an empty list.
+        The first site's term, and the constants of all sites. The constants are a list for each
+        group, and each array in it is stacked over the sites, (sites, ...). Without a penalty the
+        result is None and an empty list.
     """
     terms = [site.training.penalty for site in sites if isinstance(site.training.penalty, Term)]
     if not terms:

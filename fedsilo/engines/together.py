@@ -168,9 +168,9 @@ def _plan(training: LocalTraining) -> Planned:
 def _is_stackable(training: LocalTraining) -> bool:
     """Tell whether ``StackedSteps`` can do all that a training needs.
 
-    The training must accept batches of one sample. It must not have an optimiser of its own, sample
-    weights, differential privacy, or a function that is called before each pass. There are two
-    cases:
+    The training must accept batches of one sample. It must not replace the run's optimiser, or have
+    sample weights, differential privacy, or a function that is called before each pass. There are
+    two cases:
     - With a ``StackableLoss`` as objective, it must not have a penalty or an action after each
       step. A second optimiser must have the same type and options as the run's.
     - With the network's own ``losses``, it must not have a second optimiser. Its penalty, if any,

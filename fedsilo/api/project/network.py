@@ -6,7 +6,7 @@ from torch import nn
 
 
 def build(input_shape: tuple[int, ...], classes: int) -> nn.Module:
-    """Return a network from inputs (batch, *input_shape) to logits (batch, classes)."""
+    """Build a network that maps inputs (batch, *input_shape) to logits (batch, classes)."""
     return nn.Sequential(
         nn.Flatten(),
         nn.Linear(prod(input_shape), 64),

@@ -69,7 +69,12 @@ def read_arrays(path: Path, names: Sequence[str], most: int) -> dict[str, npt.ND
 def _find_members(
     path: Path, archive: zipfile.ZipFile, names: Sequence[str]
 ) -> dict[str, zipfile.ZipInfo]:
-    """Return array name -> the archive's member ``<name>.npy``, for each of ``names``.
+    """Map each of ``names`` to the archive's member ``<name>.npy``, in the order of ``names``.
+
+    Args:
+        path: the archive's path, for the error.
+        archive: the open npz file.
+        names: the names of the arrays.
 
     Raises:
         DataError: an array is missing.

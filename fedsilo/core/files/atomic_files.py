@@ -161,14 +161,15 @@ def _open_part(path: Path) -> tuple[Path, int]:
 
 @contextmanager
 def hold_name(path: Path) -> Iterator[bool]:
-    """Reserve a path against other processes while the block runs; yield whether it worked.
+    """Reserve a path while the block runs, and yield whether this process holds it.
 
-    The block runs in both cases: with True if this process holds the name now, and with False if
-    another process does. If the file system does not support locks, True is yielded without one.
+    The block runs in both cases. It gets True if this process holds the name, and False if another
+    process does. If the file system does not support locks, it gets True although nothing is
+    reserved.
 
     The lock is on the file ``.<name>.held`` next to ``path``, whose missing parent folders are
-    created. After a block with True, that file is removed, and so is the parent if it was missing
-    before and is empty now.
+    created. After a block with True, that file is removed. The parent folder is removed too if it
+    was missing before and is empty now.
     """
     held, is_new_parent = path.with_name(f".{path.name}.held"), not path.parent.exists()
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -202,9 +202,10 @@ def as_text(value: Any) -> str:
     ``Text``.
 
     Raises:
-        PydanticCustomError: the value has another type, such as the bool that YAML makes of 'yes';
-            it is a whole number with more than 300 digits; or its string has an unprintable
-            character, such as a line end. The string of one tab is allowed.
+        PydanticCustomError: the value has another type, such as the bool that YAML makes of 'yes',
+            or it is a whole number with more than 300 digits. The error is also raised if the
+            string has an unprintable character, such as a line end. Only a string of one tab is
+            allowed, because a tab can delimit a table.
     """
     if isinstance(value, bool) or not isinstance(value, str | int | float | date):
         raise misfit(

@@ -70,11 +70,11 @@ def data_folder(places: Places, name: str, needs: str) -> Path:
 
 
 def weight_paths(named: str, places: Places) -> list[Path]:
-    """List the paths where a weights file may be, in the order in which they are tried.
+    """List the paths where a file of network weights may be, in the order in which they are tried.
 
-    The first is in the cache's folder of backbones, and the second in the data folder, if one is
-    named. If ``named`` is an absolute path or begins with '~', it is the only path in the list.
-    Whether any of the files exist is not checked.
+    The first is in the folder of downloaded weights (backbones) in the cache. The second is in the
+    data folder, if there is one. If ``named`` is an absolute path or begins with '~', it is the
+    only path in the list. Whether the files exist is not checked.
     """
     given = Path(named).expanduser()
     if given.is_absolute():

@@ -88,8 +88,8 @@ def _inode_of(folder: Path) -> int | None:
 def _ensure_sealed(target: Path, fill: Callable[[Path], None]) -> None:
     """Make a folder and its seal if the folder is missing or does not match its seal.
 
-    A folder that matches is left as it is, and ``fill`` is not called. Before another one is
-    replaced, a warning is logged.
+    A folder that matches is left as it is, and ``fill`` is not called. If the folder does not
+    match, a warning is logged, and the new folder replaces it.
 
     Args:
         target: the folder.

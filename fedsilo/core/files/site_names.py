@@ -65,9 +65,9 @@ def site_name_fault(name: str) -> str | None:
     """Explain in a sentence why a string cannot be a site's name; None if it can.
 
     A name has 1 to 64 visible characters in the Unicode form NFC. It begins with a letter, a digit
-    or '_', and has no character such as '/' or '$'. ``_find_fault`` has all rules. The name 'all'
-    is refused too, because it stands for the mean over sites, and so is a name that the Unicode
-    form NFKC turns into 'all', such as 'all' in full-width letters.
+    or '_', and has no character such as '/' or '$'. ``_find_fault`` checks these and some further
+    rules. The name 'all' is refused too, because it stands for the mean over sites. The same holds
+    for a name that the form NFKC turns into 'all', such as 'all' in full-width letters.
     """
     if is_site_name(name):
         # Another form of the same letters, such as full-width ones, would look like it
@@ -83,7 +83,7 @@ def _find_fault(name: str) -> str:
     A name must have 1 to 64 visible characters, be in the Unicode form NFC, and begin with a
     letter, a digit or '_'. It must not have a character in ``_SEPARATORS``, two spaces in a row, or
     a space at its end. Its ``folder_name`` must have at most 160 characters. The rules are checked
-    in this order. The reserved name 'all' breaks none.
+    in this order. They do not forbid the reserved name 'all'.
     """
     if not 0 < len(name) <= LONGEST:
         return f"it must have 1 to {LONGEST} characters"
@@ -114,8 +114,8 @@ def folder_name(site: str) -> str:
 def site_of_folder(name: str) -> str:
     """Return the name of the site whose folder has this name, in the Unicode form NFC.
 
-    This reverses ``folder_name``. A name that ``folder_name`` cannot return, such as 'Süd' for a
-    folder that a user made, is taken as the site's own name.
+    This reverses ``folder_name``, which encodes some characters. A folder that a user has made may
+    have a name that ``folder_name`` cannot return, such as 'Süd'. The site then has this same name.
     """
     try:
         site = _ENCODED.sub(_decode, name)

@@ -174,16 +174,20 @@ def csv_lines(text: str, where: str, delimiter: str = ",") -> list[tuple[int, li
 def read_rows(
     path: Path, needed: Sequence[str], optional: Sequence[str] | None = None, delimiter: str = ","
 ) -> list[tuple[int, dict[str, str]]]:
-    """Read a CSV file with a header: (line number in the file, column -> value) for each row.
+    """Read the rows of a CSV file whose first row has the names of the columns.
 
     White space at both ends of names and values is removed, and Unicode in names is composed (NFC).
-    Values stay strings and may be empty. A file with only a header gives an empty list.
+    Values stay strings and may be empty.
 
     Args:
         path: the file.
         needed: columns that the file must have.
         optional: further columns that the file may have; None allows any.
         delimiter: the character between two values.
+
+    Returns:
+        A pair for each row: its line number in the file, and a mapping from column to value. The
+        list is empty if the file has only a header.
 
     Raises:
         DataError: the file cannot be read or is not CSV, a row has too few or too many values, or a

@@ -104,7 +104,7 @@ def read_member(path: Path, archive: zipfile.ZipFile, entry: zipfile.ZipInfo) ->
     """Unpack a zip's member and return its content, counting the bytes while they are inflated.
 
     Raises:
-        DataError: the member has more bytes than ``most_unpacked`` allows.
+        DataError: the member has more bytes than ``most_unpacked(path)`` allows (1 GiB by default).
     """
     content = bytearray()
     with archive.open(entry) as member:
@@ -119,8 +119,8 @@ def copy_member(path: Path, archive: zipfile.ZipFile, entry: zipfile.ZipInfo, to
     """Unpack a zip's member to the file ``to``, replacing it, and return the number of bytes.
 
     Raises:
-        DataError: the member has more bytes than ``most_unpacked`` allows. The file ``to`` is then
-            left incomplete.
+        DataError: the member has more bytes than ``most_unpacked(path)`` allows (1 GiB by default).
+            The file ``to`` is then left incomplete.
     """
     size = 0
     with archive.open(entry) as member, to.open("wb") as file:

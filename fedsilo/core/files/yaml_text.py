@@ -87,7 +87,7 @@ def parse_yaml(text: str, file: str = "it") -> Any:
 
     Args:
         text: the string.
-        file: the file or setting that has the string, which begins each error.
+        file: the file or setting that the string comes from. Each error begins with it.
 
     Raises:
         YamlError: the string is not valid YAML, has a key twice in a mapping, has a forbidden
