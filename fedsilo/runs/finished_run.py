@@ -391,7 +391,8 @@ def load_run(path: AnyRun, *, plugin: Plugins = None) -> FinishedRun:
 def same_split(runs: Iterable[FinishedRun]) -> bool | None:
     """Tell whether all runs (at least one) have the same sites with the same samples per split.
 
-    The result is None if a site in any run did not send the digests of its splits.
+    Samples are compared by the digest (a hash of the samples in their order) that each site sent
+    for each split. If a site in any run did not send digests, the result is None.
     """
     splits = []
     for run in runs:

@@ -126,8 +126,8 @@ class Watched:
         """Summarise the run in one line, with commas between the parts.
 
         The parts are the run's name with its state, the round, the current phase, the bytes, the
-        spent epsilon, the time so far, and the time left. The phase is left out when the run is
-        over, the epsilon without differential privacy, and the time left if it is unknown.
+        spent epsilon, the time so far, and the time left. When the run is over, the phase is left
+        out. The epsilon is left out without differential privacy, and the time left if unknown.
         """
         here = self.progress
         parts = [f"{here.run}: {self.state()}", f"round {here.round} of {here.rounds}"]
@@ -269,11 +269,12 @@ class View:
         return text
 
     def line(self) -> str:
-        """Summarise the state in one line, such as "hearts: running, round 3 of 10, 12 s left".
+        """Summarise the state in one line.
 
-        For a hospital, the line has the facts about its messages. For a folder of runs, it has the
-        number of runs in each state. Otherwise it is about the one run, or says that there is no
-        run yet. The members of a deployment that are down follow after a semicolon.
+        For a hospital, the line has the facts about its messages. For a folder with runs, it has
+        the number of runs in each state. For a run or a deployment, it is the run's line, such as
+        "hearts: running, round 3 of 10, ...". Without any run, it says "no run yet". The members of
+        a deployment that are down follow after a semicolon.
         """
         parts = [f"{self.title}: no run yet"]
         if self.run:
@@ -362,8 +363,9 @@ def look_at_hospital(reader: HospitalReader) -> View:
 def _doing(site: str, run: Watched) -> str:
     """Describe the present work of a site, such as "asked to fit", "answered" or "away".
 
-    A failed site is "left out", with the reason. If the run is over, or the site is not asked in
-    this phase, the result is an empty string.
+    For a site that has failed, the text is "left out: " and the reason, even if the site is not
+    asked in this phase. For any other site that is not asked, and for all sites when the run is
+    over, the text is empty.
     """
     here = run.progress
     if run.over:
