@@ -98,7 +98,7 @@ class RunFiles:
     def traffic_rows(self) -> list[Row]:
         """The rows of ``traffic.csv``, as strings.
 
-        If the file has no steps or samples, they are "0".
+        If the file lacks the column ``steps`` or ``samples``, each row gets "0" for it.
         """
         rows = RunDirectory(self.path).read_csv("traffic.csv")
         return [{"steps": "0", "samples": "0", **row} for row in rows]
