@@ -178,7 +178,10 @@ def _pair(first: float | None, second: float | None) -> tuple[str, str, str]:
 
 
 def _settings(left: _Side, right: _Side) -> tuple[list[list[str]], str]:
-    """Compare the settings of two runs.
+    """Compare the settings that decide the results of two runs.
+
+    Settings such as a run's name are not compared. If only one run has a setting, the value of the
+    other run is "-".
 
     Returns:
         The rows [key, left value, right value] of the settings that differ, and ''. If the settings
