@@ -213,11 +213,12 @@ def draw_survival_curves(directory: RunDirectory) -> list[Path]:
     """Draw ``survival.png`` of a run: the Kaplan-Meier curves that its sites have published.
 
     Returns:
-        The paths of the files. If no site has published a curve, as in a run of another task, the
-        list is empty and nothing is drawn.
+        The paths of the PNG and the PDF. If no site has published a curve, as in a run of another
+        task, the list is empty and nothing is drawn.
 
     Raises:
-        RunDirectoryError: the run has not ended.
+        RunDirectoryError: metrics.csv is missing, as before the end of the first round, or it is
+            damaged.
     """
     return _write_pictures(directory, draw_survival(FinishedRun(directory.path).metric_rows))
 

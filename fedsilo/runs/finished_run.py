@@ -153,13 +153,14 @@ class FinishedRun(RunFiles):
         return f"{word}s"
 
     def require_classes(self, command: str) -> None:
-        """Check that the run predicts class probabilities, which the named command needs.
+        """Check that the run is a classification, because a command needs class probabilities.
 
         Args:
             command: the command's name for the error, such as 'calibrate'.
 
         Raises:
-            SettingError: the run's answers are masks, numbers, several findings or risks.
+            SettingError: the run has another task, so it predicts masks, numbers, several findings
+                or risks.
         """
         if self.summary.get("task") == SEGMENTATION:
             raise SettingError(
@@ -190,9 +191,9 @@ class FinishedRun(RunFiles):
 
     @property
     def withheld(self) -> list[str]:
-        """The sites that hide a test count, in the run's order.
+        """The sites with a hidden test count, in the run's order.
 
-        A site hides counts of too few samples. A site whose whole test split is too small is
+        Counts of too few samples are hidden. A site whose whole test split is too small is
         included, but not a site that sent no counts.
         """
         withheld = []

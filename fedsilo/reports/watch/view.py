@@ -55,9 +55,9 @@ class Watched:
 
     @property
     def seconds(self) -> float:
-        """The seconds since the run's process began.
+        """The seconds from the beginning of the run's process until now.
 
-        If the run is over, the seconds until its last write.
+        If the run is over, they are the seconds until its last write.
         """
         if self.over:
             return self.progress.seconds
@@ -166,9 +166,9 @@ def _waiting(progress: Progress) -> list[str]:
 def look_at(folder: Path) -> Watched:
     """Read the present state of a run from its directory, and check if its process still lives.
 
-    A process on this machine that has died without an end of the run makes ``gone`` True. A process
-    on another machine cannot be checked. In its place, ``silent`` tells whether nothing was written
-    for a minute.
+    ``gone`` is True if the run says that it is running, but its process on this machine has died. A
+    process on another machine cannot be checked. For such a process, ``silent`` tells whether it
+    has written nothing for a minute.
 
     Raises:
         RunDirectoryError: the folder is not a run directory, has links that lead out of it, or is
@@ -294,9 +294,9 @@ class View:
     def site_rows(self) -> list[tuple[str, ...]]:
         """Format the state of each site of the run as a row of cells, sorted by site.
 
-        The cells are those of ``SITE_COLUMNS``: site, present work, seconds of work, bytes to and
-        from the site, peak memory and epsilon. An unknown memory or epsilon is "-". Without a run,
-        the list is empty.
+        The cells are those of ``SITE_COLUMNS``: site, present work, time of work, bytes sent to the
+        site, bytes received from it, peak memory and epsilon. An unknown memory or epsilon is "-".
+        Without a run, the list is empty.
         """
         if self.run is None:
             return []
@@ -326,7 +326,7 @@ Look = Callable[[], View]
 
 
 def look_at_run(folder: Path) -> View:
-    """Read the state of a run.
+    """Read the state of a run, as a view of this run alone.
 
     Raises:
         RunDirectoryError: the folder does not contain a run that this version can read.
@@ -338,7 +338,8 @@ def look_at_run(folder: Path) -> View:
 def look_at_deployment(folder: Path) -> View:
     """Read which members of a deployment run on this machine, and the state of its newest run.
 
-    If the deployment has no run yet, the view has none.
+    The newest run is the one that was written to last. If the deployment has no run yet, the view
+    has no run.
 
     Raises:
         FedsiloError: the folder does not contain a deployment, or the run is of another version.

@@ -122,8 +122,8 @@ class Row:
         """Add to a row's numbers the means over parts that the paper does not print.
 
         ``means`` lists the parts to average for each mean. A number that the paper prints itself is
-        preferred to the computed mean. The printed parts are in alphabetical order, then come the
-        computed ones in the order of ``means``. A printed "all" without a mean is last.
+        preferred to the computed mean. The printed parts except "all" are in alphabetical order.
+        Then come the means in the order of ``means``, and last "all", if it is only printed.
 
         Args:
             printed: the numbers that the paper prints: part -> metric -> number.
