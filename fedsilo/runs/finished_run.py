@@ -309,9 +309,9 @@ class FinishedRun(RunFiles):
                 place of the final one.
 
         Raises:
-            FedsiloError: the run does not have the site; the model or data are not on this machine
-                or have changed; or ``site`` is None, but ``state_dir`` is given or each site has
-                its own model.
+            FedsiloError: the run does not have the site, or the model or data are not on this
+                machine or have changed. If ``site`` is None, also if ``state_dir`` is given or if
+                each site has a model of its own.
         """
         from fedsilo.runs.trained_model import open_at_first_site, open_model
 
@@ -359,8 +359,8 @@ class FinishedRun(RunFiles):
         The frame is that of ``fedsilo.predict`` with the same arguments.
 
         Raises:
-            FedsiloError: ``model`` raises it, the split is unknown or empty, or its samples differ
-                from those of the run.
+            FedsiloError: the model cannot be opened (see ``model``), the split is unknown or empty,
+                or its samples differ from those of the run.
         """
         # Through the public name, because this room must not import the rooms that use it
         public = import_module("fedsilo")
@@ -377,9 +377,10 @@ Shown = NewType("Shown", FinishedRun)
 def load_run(path: AnyRun, *, plugin: Plugins = None) -> FinishedRun:
     """Open a finished run, which is given as its directory or as a run object.
 
-    ``plugin`` names the reader's own copies of the run's plugins, which are Python files or modules
-    that the run needs. They are trusted for the rest of this process. None means that no plugin is
-    named.
+    Args:
+        path: the run directory, or a run object, whose directory is opened again.
+        plugin: the user's copies of the run's plugins, which are Python files or modules that the
+            run needs. They are trusted for the rest of this process. None for no plugin.
 
     Raises:
         SettingError: a file of a plugin does not exist.

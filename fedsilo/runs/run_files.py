@@ -65,7 +65,10 @@ class RunFiles:
         """The settings of the run, which can also be read by key: ``settings["rounds"]``.
 
         The cache folder is the current user's, not the run's. Contradictions between settings are
-        not checked. An invalid setting raises a ``RunDirectoryError``.
+        not checked.
+
+        Raises:
+            RunDirectoryError: a setting is invalid.
         """
         try:
             return read_recorded(self.config.settings)
