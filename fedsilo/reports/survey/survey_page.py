@@ -167,9 +167,9 @@ def _distances(training: Distances, document: SurveyDocument) -> Iterator[Table]
     """Yield a table of the distances between sites in their labels, and one in their features.
 
     A row has a pair of sites and the distance between their distributions. The first table has all
-    pairs. The second table has the first 20 distances of ``training.features``, which are the
-    largest ones over all features, and a note with the number of the others. A table without
-    distances is left out.
+    pairs. The second table has the 20 largest distances over all features, because
+    ``training.features`` begins with the largest. A note has the number of further distances. A
+    table without distances is left out.
     """
     if training.labels:
         note = f"Measured on training samples. {_DISTANCE}"

@@ -40,8 +40,9 @@ class HospitalState:
         """List the state for people, as pairs (name, text).
 
         They are the numbers of messages that were answered, refused and failed, the bytes received
-        and sent, and the time of the last message ("none" before the first). If the hospital has a
-        ledger of its privacy budget, the spent epsilon follows, with its cap if one is set.
+        and sent, and the time of the last message. Before the first message, the time is "none". If
+        the hospital has a ledger of its privacy budget, the spent epsilon follows, with its cap if
+        one is set.
         """
         facts = []
         for outcome in _OUTCOMES:

@@ -111,8 +111,8 @@ class RunFolder:
         """Return the content of one of a run's pictures or reports, as ``files`` lists them.
 
         Raises:
-            RunDirectoryError: the folder has no such run, the run has no such file, or the file
-                cannot be read, is a link, or is larger than 64 MiB.
+            RunDirectoryError: the folder has no such run, or the run has no such file. Also raised
+                if the file cannot be read, is a link, or is larger than 64 MiB.
         """
         path = self.find(name)
         if file not in _shown_files(path):

@@ -158,9 +158,9 @@ def _name_of(run_dir: Path, runs: RunFolder) -> str:
 def _facts(run: Watched) -> list[tuple[str, str]]:
     """List the facts about a run for its live page, as pairs (name, text).
 
-    They are the method, data set, seed, start, finished rounds, phase, time so far, time left,
-    bytes, spent epsilon, memory of the server, and number of messages left out. The phase is left
-    out when the run is over, and the time left if it is unknown.
+    First come the method, data set, seed, start, finished rounds, phase, time so far and time left.
+    Then follow the bytes, spent epsilon, memory of the server, and number of messages left out. The
+    phase is absent when the run is over, and the time left if it is unknown.
     """
     progress = run.progress
     facts = [

@@ -133,8 +133,8 @@ def _curves(left: _Side, right: _Side) -> list[Picture]:
 def _common_split(left: _Side, right: _Side) -> str:
     """Return the split (test or val) whose metrics both runs show, or an empty string.
 
-    Each run shows the metrics of one split only. The string is empty if the two splits differ, or
-    if the metrics of a run cannot be read, as before the end of its first round.
+    Each run shows the metrics of one split only. The string is empty if the two splits differ. It
+    is also empty if the metrics of a run cannot be read, as before the end of its first round.
     """
     if left.measured is None or right.measured is None:
         return ""
