@@ -14,7 +14,7 @@ def html_of_lines(lines: Iterable[Table | str]) -> str:
     """Convert a command's lines for a terminal (tables and strings) to HTML.
 
     Every string is escaped, because names of sites, classes and files may come from somebody else.
-    For a table with more than 60 rows, a line states how many rows were left out.
+    Only the first 60 rows of a table are shown. A line below it has the number of further rows.
     """
     parts = []
     for line in lines:

@@ -95,10 +95,11 @@ def is_number(cell: str) -> bool:
 
 @cache
 def environment(package: str = "fedsilo.pages", *, html: bool = True) -> Environment:
-    """Build the environment by which Jinja renders the templates in a package.
+    """Build the environment with which Jinja renders the templates of a package.
 
-    Later calls with the same arguments return the same environment. A variable that a template uses
-    but does not get is an error, and not an empty text.
+    Later calls with the same arguments return the same environment. If a template uses a variable
+    that it does not get, Jinja raises an error. Templates have the test ``number``
+    (``is_number``).
 
     Args:
         package: the package that has the templates.
@@ -171,7 +172,7 @@ def percent(value: float) -> str:
 
 
 def with_interval(estimate: Estimate | None) -> str:
-    """Format a value with its interval: ``0.812 (0.730 to 0.873)``.
+    """Format a value with its interval, with three decimals: ``0.812 (0.730 to 0.873)``.
 
     Without an interval, only the value is shown. For None, the text is "n/a".
     """

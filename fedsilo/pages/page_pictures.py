@@ -78,7 +78,9 @@ def bands(
     label: str,
     over: str,
 ) -> str:
-    """Draw lines with shaded intervals, each with its own colour, marker and dash.
+    """Draw lines with shaded intervals, each line with a colour, marker and dash of its own.
+
+    A legend names the lines.
 
     Args:
         name: the picture's name, unique on its page.
@@ -112,8 +114,9 @@ def estimates(
 ) -> str:
     """Draw values with their intervals as points and error bars, with a row for each name.
 
-    The first row is at the top. If there are several series, their points in a row are drawn next
-    to each other, and a legend names the series.
+    Rows are in the order in which ``series`` first names them, from top to bottom. If there are
+    several series, their points in a row are drawn next to each other, and a legend names the
+    series.
 
     Args:
         name: the picture's name, unique on its page.
@@ -168,12 +171,14 @@ def scatter(
     over: str,
     label: str,
 ) -> str:
-    """Draw points (x, y). Points with the same title have the same colour and marker.
+    """Draw groups of points (x, y), with a colour and a marker for each group.
+
+    A legend has the title of each group.
 
     Args:
         name: the picture's name, unique on its page.
-        points: title -> its points.
-        styles: title -> its style.
+        points: title of a group -> its points, at least one.
+        styles: title of a group -> its style.
         over: the label of the horizontal axis.
         label: the label of the vertical axis.
 
@@ -242,6 +247,8 @@ def against_diagonal(
 ) -> str:
     """Draw points (x, y) joined by a line, and the diagonal on which y equals x.
 
+    The diagonal goes from the smallest to the largest of all coordinates.
+
     Args:
         name: the picture's name, unique on its page.
         points: at least one point, in ascending order of x.
@@ -303,7 +310,8 @@ def _reach(estimates: Sequence[Estimate]) -> list[list[float]]:
 
     Returns:
         Two lists with a length for each estimate: from its value down to the interval's lower end,
-        and up to the upper end. Both lengths are 0 for an estimate without an interval.
+        and from its value up to the upper end. Both lengths are 0 for an estimate without an
+        interval. If the value is outside its interval, the length that would be negative is 0.
     """
     down, up = [], []
     for estimate in estimates:
@@ -321,11 +329,12 @@ _STYLE = re.compile(r"<defs>\s*<style type=\"text/css\">.*?</style>\s*</defs>", 
 
 
 def svg_of(figure: Figure, name: str) -> str:
-    """Convert a figure to the text of one ``svg`` element. Equal figures give equal texts.
+    """Convert a figure to the text of one ``svg`` element.
 
-    Words in the figure are kept as text rather than outlines, so that they can be searched and read
-    aloud. All ids begin with ``name``, which must be unique on the page, so that two pictures never
-    share an id.
+    Equal figures with equal names give equal texts. Words in the figure are kept as text rather
+    than outlines, so that they can be searched and read aloud. ``name`` must be unique on the page.
+    All ids begin with it, in lower case and with hyphens for other characters than letters and
+    digits. If this changes the name, a digest of the name follows. So no two pictures share an id.
     """
     import matplotlib
     from matplotlib.backends.backend_svg import FigureCanvasSVG

@@ -155,8 +155,12 @@ def _draw_total(axes: Axes, total: Mapping[str, tuple[float, float, float]]) -> 
 def draw_distribution(silos: Mapping[str, Any]) -> dict[str, Figure]:
     """Draw ``distribution.png``: the samples of each class at each site (FedEvPrompt, figure 2).
 
-    Counts are summed over all splits. With more than 20 sites, ``_spread_of_labels`` draws the
-    spread over sites instead.
+    Counts are summed over all splits. The names of the classes are those of the first site, or
+    ``class 0``, ``class 1``, ... if it sent none. With more than 20 sites, ``_spread_of_labels``
+    draws the spread over sites instead.
+
+    Args:
+        silos: the content of silos.json.
 
     Returns:
         File name -> figure; {} if any site does not report its label counts.

@@ -41,7 +41,7 @@ def draw_lines(
     """Draw one line per name over rounds into a panel.
 
     If there are more than 20 lines, only their spread is drawn, together with the five lines that
-    have the worst last values. The panel then gets its own legend, and ``styles`` are not used.
+    have the worst last values. The panel then gets a legend of its own, and ``styles`` is not used.
 
     Args:
         axes: the panel.
@@ -130,7 +130,9 @@ def series(
 
 
 def draw_run(directory: RunDirectory) -> Iterator[Path]:
-    """Draw all pictures of a run that has ended into its directory; yield the path of each.
+    """Draw all pictures of a run that has ended into its directory, and yield each file's path.
+
+    Each picture is a PNG and a PDF.
 
     Raises:
         RunDirectoryError: the run has not ended, or a file of it has an unknown structure.
@@ -169,11 +171,11 @@ def draw_pictures(directory: RunDirectory, say: Callable[[str], None]) -> None:
 def draw_curves(directory: RunDirectory) -> list[Path]:
     """Draw ``curves.png``: test metrics over rounds, or validation metrics if none were tested.
 
-    If sites sent updates, ``contributions.png`` is drawn too, with each site's update in each
-    round.
+    If the run measured the sites' updates, ``contributions.png`` is drawn too: the norm of each
+    site's update, and its cosine to the model's step, over rounds. Both are also written as PDF.
 
     Returns:
-        The paths of the pictures. If the run has none of the metrics in its task's ``curves``, the
+        The paths of all files. If the run has none of the metrics in its task's ``curves``, the
         list is empty and nothing is drawn.
 
     Raises:
@@ -211,11 +213,12 @@ def draw_survival_curves(directory: RunDirectory) -> list[Path]:
     """Draw ``survival.png`` of a run: the Kaplan-Meier curves that its sites have published.
 
     Returns:
-        The paths of the files. If no site has published a curve, as in a run of another task, the
-        list is empty and nothing is drawn.
+        The paths of the PNG and the PDF. If no site has published a curve, as in a run of another
+        task, the list is empty and nothing is drawn.
 
     Raises:
-        RunDirectoryError: the run has not ended.
+        RunDirectoryError: metrics.csv is missing, as before the end of the first round, or it is
+            damaged.
     """
     return _write_pictures(directory, draw_survival(FinishedRun(directory.path).metric_rows))
 
@@ -269,10 +272,10 @@ def draw_documents(directory: RunDirectory) -> list[Path]:
     """Draw all JSON files of a run that can be drawn, such as routing.json, into its directory.
 
     Returns:
-        The paths of the pictures.
+        The paths of the pictures, a PNG and a PDF for each.
 
     Raises:
-        RunDirectoryError: a file has an unknown structure.
+        RunDirectoryError: a file cannot be read, or has an unknown structure.
     """
     paths: list[Path] = []
     for name in _DRAWN_BY:

@@ -81,10 +81,11 @@ def run_title(run: FinishedRun) -> str:
 
 @contextmanager
 def naming(run_dir: Path) -> Iterator[None]:
-    """Make errors that are raised in the block name the run directory.
+    """Add the run directory to the text of errors that are raised in the ``with`` block.
 
-    A command may read several runs. For this, the path of the directory is put before the text of
-    any FedsiloError, unless the text has the path already. The type of the error stays the same.
+    A command may read several runs, so an error must tell which run it is about. The path of the
+    directory is put before the text of any FedsiloError, unless the text has the path already. The
+    type of the error stays the same.
     """
     try:
         yield

@@ -16,14 +16,15 @@ if TYPE_CHECKING:
 
 
 def site_curves(rows: Iterable[Mapping[str, str]]) -> dict[str, list[CurvePoint]]:
-    """Collect the curves that sites have published of their test patients.
+    """Collect the Kaplan-Meier curves that sites have published of their test patients.
 
     Args:
         rows: rows of metrics.csv, with round, site, split, metric and value. The sites send their
             curves once, with the final model.
 
     Returns:
-        Site -> points in rising order; sites without a curve are left out.
+        Site -> points in the order of time, with the sites in alphabetical order. Sites without a
+        curve are left out.
     """
     values_of: dict[str, dict[str, float]] = {}
     for row in rows:
@@ -40,8 +41,8 @@ def site_curves(rows: Iterable[Mapping[str, str]]) -> dict[str, list[CurvePoint]
 def draw_survival(rows: Iterable[Mapping[str, str]]) -> dict[str, Figure]:
     """Draw each site's survival curve in a panel of its own, with its 95 % confidence band.
 
-    The panels show the number of patients who are still followed. They share both axes, so
-    hospitals can be compared.
+    Below points of a curve stands the number of patients who are still followed. All panels have
+    the same axes, so hospitals can be compared.
 
     Args:
         rows: rows of metrics.csv.

@@ -193,8 +193,8 @@ def _draw_line(axes: Axes, start: Point, end: Point, directed: bool, share: floa
 
     Args:
         axes: the panel of the graph.
-        start: the position of the silo where it begins.
-        end: the position of the silo where it ends.
+        start: the position of the silo where the line begins.
+        end: the position of the silo where the line ends.
         directed: whether the line has an arrowhead.
         share: the edge's weight as a share of the largest weight. A larger share makes the line
             wider and darker.
@@ -264,8 +264,8 @@ def _align_name(x: float) -> str:
 def _title(document: Mapping[str, Any], weights: Sequence[float]) -> str:
     """Build the graph's title: the kind of topology, the number of links, and their weights.
 
-    If all weights are equal, the title has this weight. If they differ and there are at most 16, it
-    says that they are on the lines. Otherwise it has the range of the weights.
+    If all weights are equal, the title has this weight. If they differ and there are at most 16
+    links, the title says that the weights are on the lines. Otherwise it has their range.
     """
     low, high = min(weights), max(weights)
     kind = "weight"

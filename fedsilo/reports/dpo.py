@@ -196,9 +196,10 @@ def _measurements(run: Shown) -> dict[str, Any]:
     """Build the template variables for the table that counts the metrics each site sent.
 
     There is a row for each kind of metric and a column for each site. A site with hidden counts
-    sends fewer metrics by class, so the true number of these would reveal the counts. The cell is
-    "up to" the largest number of any site. If the run has only that site, the rows of metrics by
-    class are left out.
+    sends fewer metrics by class, so their true number would reveal the counts. Its cell is
+    therefore "up to" the largest number of any site. If the run has only that site, the rows of
+    metrics by class are left out.
+
     ``sent_at_end`` names the kinds that consist of several metrics, such as one for each class.
     """
     measured = Counter[tuple[str, str]]()

@@ -28,8 +28,8 @@ def final_table(
         path: the run directory, which is printed below the table.
         summary: the shown content of summary.json.
         silos: the shown content of silos.json.
-        withheld: the sites with hidden metrics; a sentence names them. Empty for no sentence.
-        floor: the number of patients below which metrics are hidden.
+        withheld: the sites with hidden metrics, which a sentence names. Empty for no sentence.
+        floor: the number of patients below which metrics are hidden, for that sentence.
     """
     name = summary["dataset"]
     metrics: Sequence[str] = _METRICS

@@ -153,13 +153,14 @@ class FinishedRun(RunFiles):
         return f"{word}s"
 
     def require_classes(self, command: str) -> None:
-        """Check that the run predicts class probabilities, which the named command needs.
+        """Check that the run is a classification, because a command needs class probabilities.
 
         Args:
             command: the command's name for the error, such as 'calibrate'.
 
         Raises:
-            SettingError: the run's answers are masks, numbers, several findings or risks.
+            SettingError: the run has another task, so it predicts masks, numbers, several findings
+                or risks.
         """
         if self.summary.get("task") == SEGMENTATION:
             raise SettingError(
@@ -190,9 +191,9 @@ class FinishedRun(RunFiles):
 
     @property
     def withheld(self) -> list[str]:
-        """The sites that hide a test count, in the run's order.
+        """The sites with a hidden test count, in the run's order.
 
-        A site hides counts of too few samples. A site whose whole test split is too small is
+        Counts of too few samples are hidden. A site whose whole test split is too small is
         included, but not a site that sent no counts.
         """
         withheld = []
@@ -308,9 +309,9 @@ class FinishedRun(RunFiles):
                 place of the final one.
 
         Raises:
-            FedsiloError: the run does not have the site; the model or data are not on this machine
-                or have changed; or ``site`` is None, but ``state_dir`` is given or each site has
-                its own model.
+            FedsiloError: the run does not have the site, or the model or data are not on this
+                machine or have changed. If ``site`` is None, also if ``state_dir`` is given or if
+                each site has a model of its own.
         """
         from fedsilo.runs.trained_model import open_at_first_site, open_model
 
@@ -358,8 +359,8 @@ class FinishedRun(RunFiles):
         The frame is that of ``fedsilo.predict`` with the same arguments.
 
         Raises:
-            FedsiloError: ``model`` raises it, the split is unknown or empty, or its samples differ
-                from those of the run.
+            FedsiloError: the model cannot be opened (see ``model``), the split is unknown or empty,
+                or its samples differ from those of the run.
         """
         # Through the public name, because this room must not import the rooms that use it
         public = import_module("fedsilo")
@@ -376,9 +377,10 @@ Shown = NewType("Shown", FinishedRun)
 def load_run(path: AnyRun, *, plugin: Plugins = None) -> FinishedRun:
     """Open a finished run, which is given as its directory or as a run object.
 
-    ``plugin`` names the reader's own copies of the run's plugins, which are Python files or modules
-    that the run needs. They are trusted for the rest of this process. None means that no plugin is
-    named.
+    Args:
+        path: the run directory, or a run object, whose directory is opened again.
+        plugin: the user's copies of the run's plugins, which are Python files or modules that the
+            run needs. They are trusted for the rest of this process. None for no plugin.
 
     Raises:
         SettingError: a file of a plugin does not exist.
@@ -391,7 +393,8 @@ def load_run(path: AnyRun, *, plugin: Plugins = None) -> FinishedRun:
 def same_split(runs: Iterable[FinishedRun]) -> bool | None:
     """Tell whether all runs (at least one) have the same sites with the same samples per split.
 
-    The result is None if a site in any run did not send the digests of its splits.
+    Samples are compared by the digest (a hash of the samples in their order) that each site sent
+    for each split. If a site in any run did not send digests, the result is None.
     """
     splits = []
     for run in runs:

@@ -65,7 +65,10 @@ class RunFiles:
         """The settings of the run, which can also be read by key: ``settings["rounds"]``.
 
         The cache folder is the current user's, not the run's. Contradictions between settings are
-        not checked. An invalid setting raises a ``RunDirectoryError``.
+        not checked.
+
+        Raises:
+            RunDirectoryError: a setting is invalid.
         """
         try:
             return read_recorded(self.config.settings)
@@ -98,7 +101,7 @@ class RunFiles:
     def traffic_rows(self) -> list[Row]:
         """The rows of ``traffic.csv``, as strings.
 
-        If the file has no steps or samples, they are "0".
+        If the file lacks the column ``steps`` or ``samples``, each row gets "0" for it.
         """
         rows = RunDirectory(self.path).read_csv("traffic.csv")
         return [{"steps": "0", "samples": "0", **row} for row in rows]

@@ -100,7 +100,7 @@ def open_site(
 def refuse_other_backbone(
     run_dir: Path, common: CommonSettings, digests: Collection[str], fix: str
 ) -> None:
-    """Check that the local backbone weights are those of a run.
+    """Check that the local weights of the backbone (the pretrained ViT) are those of a run.
 
     Args:
         run_dir: the run directory, for the error.
@@ -109,7 +109,7 @@ def refuse_other_backbone(
         fix: the advice at the end of the error.
 
     Raises:
-        SettingError: the weights have another digest.
+        SettingError: the digest of the weights is not in ``digests``.
     """
     if backbone_digest(common) not in digests:
         raise SettingError(
@@ -139,6 +139,8 @@ def _message_without_model(
     path: Path, common: CommonSettings, folder: Path, rounds: int, silo: Silo, best: bool
 ) -> tuple[RecordDict, Instruction]:
     """Build an evaluation message without weights, for a site whose model is its private state.
+
+    If the run standardised a table over all sites, the message has that standardisation.
 
     Args:
         path: the model file that the run directory does not have.

@@ -58,8 +58,8 @@ def write_survey_page(folder: Path) -> Path:
 def survey_page(document: SurveyDocument) -> str:
     """Build the HTML page of a survey from the answers of the sites.
 
-    It lists the reasons of sites without an answer, and the sites whose data have changed since
-    their answer. Then it has pictures and tables: the samples at each site, the labels, the
+    The page lists why sites gave no answer, and which sites' data have changed since their answer.
+    Then it has pictures and tables: the samples at each site, the labels, the
     distances between sites, the features, and the files of image data sets. Suppressed counts are
     marked.
     """
@@ -164,11 +164,12 @@ def _labels(answers: Answers) -> Iterator[Table]:
 
 
 def _distances(training: Distances, document: SurveyDocument) -> Iterator[Table]:
-    """Yield a table of the distances between sites by their labels, and one by their features.
+    """Yield a table of the distances between sites in their labels, and one in their features.
 
-    A row has a pair of sites and the distance between their distributions. The second table has the
-    20 largest distances over all features; its note counts the rest. A table without distances is
-    left out.
+    A row has a pair of sites and the distance between their distributions. The first table has all
+    pairs. The second table has the 20 largest distances over all features, because
+    ``training.features`` begins with the largest. A note has the number of further distances. A
+    table without distances is left out.
     """
     if training.labels:
         note = f"Measured on training samples. {_DISTANCE}"
@@ -197,7 +198,8 @@ def _features(document: SurveyDocument) -> Iterator[Table]:
     The first table has a row for each site's statistics of a feature: mean, standard deviation,
     5th and 95th percentile. It is left out if no site sent statistics. Then follows a table for
     each feature with counts: the count of each site in each cell of the histogram. If sites declare
-    a feature differently, the first site's declaration is used.
+    a feature differently, the first site's declaration is used, and the counts of sites with
+    another declaration are left out.
     """
     answers = document.sites
     declared: dict[str, MeasuredFeature] = {}
@@ -265,8 +267,9 @@ def _files(answers: Answers) -> Iterator[Table]:
     """Yield the tables about the properties of the sites' files, such as the size of images.
 
     The first table has the 5th and the 95th percentile of each property at each site. It is left
-    out if no site sent percentiles. Then each property has a table of its counts, unless all of
-    them are suppressed.
+    out if no site sent percentiles. Then each property has a table of its counts, unless no count
+    is known. If sites declare a property differently, the last site's declaration is used, and
+    counts of sites with another declaration are left out.
     """
     rows = []
     declared: dict[str, MeasuredFeature] = {}

@@ -29,8 +29,9 @@ _MAX_LENGTH = 18  # largest number of characters of a label below the axis
 def label_picture(answers: Answers) -> Picture | None:
     """Draw the share of each label in the training samples of each site.
 
-    Sites with other classes than the first site, and sites that sent no label counts, are left out.
-    If all counts are suppressed or 0, the result is None.
+    At least one site must have answered. Sites with other classes than the first site, and sites
+    that sent no label counts, are left out. If all drawn counts are suppressed or 0, the result is
+    None.
     """
     classes = next(iter(answers.values())).about.classes
     counts = {}
@@ -43,8 +44,8 @@ def label_picture(answers: Answers) -> Picture | None:
 def feature_pictures(document: SurveyDocument, distances: Sequence[Between]) -> list[Picture]:
     """Draw the distribution of each feature, in the order of the schema.
 
-    If there are more than 16 features, only those with the largest distances between sites are
-    drawn. A feature without any shown count is skipped.
+    If there are more than 16 features, only those with the largest distance between two sites are
+    drawn. A feature without any known count above 0 is skipped.
 
     Args:
         document: the sites' answers; a feature is drawn as the first site declares it.
@@ -96,8 +97,9 @@ def _picture(
 ) -> Picture | None:
     """Draw the distribution of a variable as bars, for the first ten sites with counts.
 
-    Suppressed counts are hatched. The caption tells how many there are, and how many sites are only
-    in the tables. The result is None if every count is suppressed or 0.
+    Suppressed counts are hatched. The caption has the number of suppressed counts, and the number
+    of further sites, which are only in the tables. If every count of the first ten sites is
+    suppressed or 0, or if there are no counts, the result is None.
 
     Args:
         key: the picture's name, unique on its page.

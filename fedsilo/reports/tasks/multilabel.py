@@ -15,8 +15,8 @@ from fedsilo.runs.finished_run import Shown
 def result(run: Shown, site: str | None) -> str:
     """Summarise the mean AUC over findings on test samples in one sentence.
 
-    The sentence is about ``site`` or, if that is None, about the mean over all sites. If no AUC may
-    be shown, it says so.
+    The sentence is about ``site``, or about the mean over all sites if ``site`` is None or empty.
+    If no AUC may be shown, the sentence says so.
     """
     values, where = values_of(run, site)
     if "auc" not in values:
@@ -33,9 +33,9 @@ def limit(run: Shown, site: str | None) -> str:
 def sections(run: Shown) -> list[Examination]:
     """Build the section of the clinic's page on how well each finding is recognised.
 
-    For each site there is a table of the findings with their AUCs, and one picture shows all sites.
-    Findings that too few test samples have, or lack, are named as left out. If no AUC may be shown,
-    the section has only sentences.
+    Each site with a shown AUC has a table of its findings and their AUCs. One picture shows all
+    sites. A finding that too few test samples have, or too few lack, is named as left out. If no
+    AUC may be shown, the section has only sentences.
     """
     title = "How well each finding is recognised"
     tables, left_out = [], []
@@ -80,8 +80,9 @@ def meaning(run: Shown) -> str:
 def _area(outcome: FindingOutcome, total: int) -> Estimate | None:
     """Return the AUC of a finding with its 95 % interval.
 
-    If the AUC, or the number of samples with the finding, is hidden, the result is None. If
-    ``total``, the number of test samples, is unknown (0), there is no interval.
+    If the AUC, or the number of samples with the finding, is hidden, the result is None. ``total``
+    is the number of test samples. If it is unknown (0), or not larger than the number with the
+    finding, the result has no interval.
     """
     if outcome.auc is None or outcome.count is None:
         return None

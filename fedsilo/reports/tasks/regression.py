@@ -16,8 +16,8 @@ _ERRORS = {"mae": "MAE", "rmse": "RMSE", "r2": "R²"}
 def result(run: Shown, site: str | None) -> str:
     """Summarise the mean absolute error on test samples in one sentence, in the outcome's unit.
 
-    The sentence is about ``site`` or, if that is None, about the mean over all sites. If no error
-    may be shown, it says so.
+    The sentence is about ``site``, or about the mean over all sites if ``site`` is None or empty.
+    It also has R² if that may be shown. If no error may be shown, the sentence says so.
     """
     values, where = values_of(run, site)
     if "mae" not in values:
@@ -78,6 +78,7 @@ def _calibration(run: Shown, metrics: Mapping[str, Mapping[str, float]]) -> Exam
 
     Test samples are grouped by their prediction, all sites together. The section has a picture and
     a table of the groups. If no group may be shown, it has only a sentence that says so.
+    ``metrics`` maps a site to its metrics on test samples.
     """
     title, name = "Whether its predictions can be trusted", run.class_names()[0]
     bins = pool_outcome_bins(metrics.values())

@@ -25,8 +25,8 @@ _MEANING = (
 def result(run: Shown, site: str | None) -> str:
     """Summarise the Dice score on test images in one sentence.
 
-    The sentence is about ``site`` or, if that is None, about the mean over all sites. If no score
-    may be shown, it says so.
+    The sentence is about ``site``, or about the mean over all sites if ``site`` is None or empty.
+    If no score may be shown, the sentence says so.
     """
     values, where = values_of(run, site)
     if "dice" not in values:
@@ -41,10 +41,11 @@ def limit(run: Shown, site: str | None) -> str:
 
 
 def sections(run: Shown) -> list[Examination]:
-    """Build the clinic report's section: a table by site, and a table by class and site.
+    """Build the section of the clinic's page on how well the masks agree with the true ones.
 
-    A metric that no site has is "n/a". If no class has a metric, the second table is left out. If
-    no site has any metric, the section has only a sentence that says so.
+    It has a table by site, and a table by class and site. Rows without any metric are left out, and
+    a single missing metric is "n/a". If no class has a metric, the second table is left out. If no
+    site has a metric over all classes, the section has only a sentence that says so.
     """
     metrics = final_metrics(run)
     title = "How well its masks agree with the true ones"

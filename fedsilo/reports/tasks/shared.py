@@ -16,8 +16,8 @@ def values_of(run: Shown, site: str | None) -> tuple[Mapping[str, float], str]:
         site: the site's name; None or empty for the means.
 
     Returns:
-        A pair. The first part is metric -> value; it is empty for a site without metrics. The
-        second part names the first one in a sentence: the site's name, or a phrase such as "the
+        A pair. First a mapping metric -> value, which is empty for a site without metrics. Then
+        the words that name these values in a sentence: the site's name, or a phrase such as "the
         mean over 3 hospitals", which counts all sites of the run.
     """
     if site:
@@ -26,11 +26,15 @@ def values_of(run: Shown, site: str | None) -> tuple[Mapping[str, float], str]:
 
 
 def limit_of(run: Shown, unknown: str) -> str:
-    """Describe the main limit of a result in one sentence.
+    """Describe the main limit of a run's result in one sentence.
+
+    If the data are made up, the sentence says so. Otherwise, if the run's trust level is not
+    ``server``, it has the text ``unknown``. In all other runs, it says that the result was measured
+    only at the hospitals that trained the model.
 
     Args:
         run: the run.
-        unknown: what the server does not know unless it is trusted, such as "no AUC is known".
+        unknown: a clause about a metric that only a trusted server gets, such as "no AUC is known".
     """
     if data_set(str(run.summary["dataset"])).origin == "made-up":
         return "The data are made up: the result says nothing about patients."

@@ -26,8 +26,9 @@ _ROWS = 6  # largest number of points of a curve in a table
 def result(run: Shown, site: str | None) -> str:
     """Describe the main result of a survival run, the C-index on test samples, in two sentences.
 
-    It is the C-index at ``site`` or, if that is None, the mean over all sites, and an explanation.
-    If no C-index may be shown, there is only a sentence that says so.
+    The C-index is that of ``site``, or the mean over all sites if ``site`` is None or empty. The
+    text explains it as a share of pairs of patients. If no C-index may be shown, the text is only a
+    sentence that says so.
     """
     values, where = values_of(run, site)
     if "c-index" not in values:
@@ -78,9 +79,11 @@ def _order(run: Shown, metrics: Mapping[str, Mapping[str, float]]) -> Examinatio
 def _curves(run: Shown, metrics: Mapping[str, Mapping[str, float]]) -> Examination:
     """Build the section of the clinic's page with the Kaplan-Meier curves of the sites.
 
-    Each site that published points of a curve has a line in the picture and a table of up to six of
-    its points, the last one included. At other trust levels than ``server``, and if no site
-    published a curve, the section has only a sentence that says so.
+    Each site that published points of a curve has a line in the picture. It also has a table of up
+    to six of its points, the last point included. Unless the run's trust level is ``server``,
+    curves do not leave the hospitals. The section then has only a sentence that says so. If no site
+    published a curve, it has only a sentence with the reason. ``metrics`` maps a site to its
+    metrics on test samples, which include the points.
     """
     title = f"How long test {run.noun(2)} stayed without the event"
     if run.trust != SERVER:

@@ -14,17 +14,18 @@ _EVERY = 1.0  # seconds between two states on the terminal
 
 
 def follow(look: Look, console: Console, every: float = _EVERY) -> None:
-    """Show the state in a terminal until the run is over.
+    """Show the state of a run in a terminal, and update it until the run is over.
 
-    A deployment, a hospital's node or a folder of runs is shown until Ctrl-C.
+    The state of a deployment, a hospital's node or a folder of runs is shown until Ctrl-C.
 
     Args:
-        look: reads the state.
+        look: reads the present state of what is watched.
         console: the terminal.
-        every: seconds between two states.
+        every: seconds between two looks.
 
     Raises:
         FedsiloError: the run or the folder has disappeared.
+        OSError: a file of a hospital's node cannot be read.
         KeyboardInterrupt: the user pressed Ctrl-C.
     """
     view = look()
@@ -40,9 +41,10 @@ def follow(look: Look, console: Console, every: float = _EVERY) -> None:
 
 
 def render_view(view: View, width: int) -> Group:
-    """Build what a terminal of ``width`` characters shows: a line, and below it a table.
+    """Build the summary line and the table that a terminal of ``width`` characters shows.
 
-    The table has the sites of a run or, for a folder, its runs. If it has no rows, it is left out.
+    The table has a row for each site of a run or, for a folder, for each of its runs. A table
+    without rows is left out.
     """
     parts: list[Text | Table] = [Text(view.line())]
     columns, rows = SITE_COLUMNS, view.site_rows()

@@ -39,9 +39,10 @@ class HospitalState:
     def facts(self) -> list[tuple[str, str]]:
         """List the state for people, as pairs (name, text).
 
-        They are the number of messages by outcome, the bytes received and sent, and the time of the
-        last message. If the hospital has a ledger of its privacy budget, the spent epsilon follows,
-        with its cap if one is set.
+        They are the numbers of messages that were answered, refused and failed, the bytes received
+        and sent, and the time of the last message. Before the first message, the time is "none". If
+        the hospital has a ledger of its privacy budget, the spent epsilon follows, with its cap if
+        one is set.
         """
         facts = []
         for outcome in _OUTCOMES:
@@ -56,10 +57,11 @@ class HospitalState:
         return facts
 
     def metrics(self) -> list[Metric]:
-        """List the state as metrics for Prometheus, each with its name, meaning and samples.
+        """List the state as metrics for Prometheus, each as (name, meaning, samples).
 
-        The time of the last message, the spent epsilon and its cap are left out if they are
-        unknown.
+        A sample is a pair of labels and a value. The metrics are the messages by outcome, the bytes
+        in each direction, the time of the last message, the spent epsilon, and its cap. The last
+        three are left out if there is no message, no ledger or no cap.
         """
         messages = [({"outcome": name}, self.messages[name]) for name in _OUTCOMES]
         sizes = [({"direction": "in"}, self.bytes_in), ({"direction": "out"}, self.bytes_out)]

@@ -18,8 +18,8 @@ _NOT_READ_YET = "…"
 def list_page(folder: RunFolder) -> str:
     """Build the HTML page that lists the runs in a folder, with a form to compare two runs.
 
-    Reading the metrics of many runs takes time. The first page of a folder shows only metrics that
-    are cached. Later pages read more of them, for half a second.
+    Reading the metrics of many runs takes time. The first call for a folder therefore shows only
+    metrics that are cached. Each later call reads more of them, for half a second.
 
     Raises:
         RunDirectoryError: the folder does not exist or cannot be read.
@@ -46,7 +46,10 @@ def list_page(folder: RunFolder) -> str:
 
 
 def _counts(states: Sequence[str]) -> str:
-    """Describe how many runs there are, and how many are in each state."""
+    """Describe how many runs there are, and how many are in each state.
+
+    The states are in alphabetical order. Without runs, the text says that there are none yet.
+    """
     if not states:
         return "There are no runs in this folder yet."
     parts = []

@@ -18,12 +18,14 @@ def draw_pictures(
 ) -> list[Picture]:
     """Draw the pictures of a run so far: a metric, the loss, bytes, and the slowest sites.
 
-    A picture without any value is left out.
+    The metric and the loss have a line for each split. A picture without any value is left out.
 
     Args:
         rows: the rows of metrics.csv that may be shown.
-        answers: the rows of traffic.csv, without those of the hello.
-        headline: the metric of the first picture.
+        answers: the rows of traffic.csv, without those of the phase in which sites introduce
+            themselves.
+        headline: the metric of the first picture. If it is "loss", that picture is left out,
+            because the second one shows the loss.
     """
     metric = {
         "test": mean_by_round(rows, "test", headline),
@@ -51,9 +53,10 @@ def draw_pictures(
 
 
 def mean_by_round(rows: Sequence[Row], split: str, metric: str) -> Line:
-    """Average a metric over the sites, round by round: round -> mean.
+    """Average a metric of a split over the sites, round by round: round -> mean.
 
-    In each round, the mean is over the sites that have the metric in it.
+    In each round, the mean is over the sites that have the metric in that round. A round without
+    the metric is left out.
     """
     chosen = [row for row in rows if row["split"] == split and row["metric"] == metric]
     means = {}
@@ -81,14 +84,17 @@ def _group_values(rows: Sequence[Row], key: str, column: str) -> dict[str, list[
 def draw_curve(
     name: str, lines: Mapping[str, Line], label: str, over: str, text_of: Callable[[float], str]
 ) -> Picture | None:
-    """Draw over rounds the lines that have values; None if all are empty.
+    """Draw lines over rounds in one picture.
+
+    Lines without values are left out. If no line has a value, the result is None.
 
     Args:
         name: the picture's name, unique on its page.
-        lines: title -> round -> value. A line's colour depends on its place only, so it is the
-            same in pictures of the same lines. A single line has its title in the caption.
+        lines: title -> round -> value. A line's colour depends only on its place among all lines,
+            so it does not change when other lines get values. If only one line is drawn, its title
+            is put before the label, because there is no legend.
         label: the label of the vertical axis, with which the caption begins.
-        over: what follows the label in the caption.
+        over: the text that follows the label in the caption.
         text_of: formats the last values for readers who cannot see the picture.
     """
     drawn, ends = {}, []
@@ -107,10 +113,11 @@ def draw_curve(
 
 
 def _slowest(answers: Sequence[Row]) -> Picture | None:
-    """Draw the mean seconds per reply of the ten slowest sites, the slowest first.
+    """Draw the mean seconds of work per reply of the ten slowest sites, the slowest first.
 
-    Sites that do not report seconds are left out. The caption has the number of quicker sites that
-    are not drawn. The result is None if no site reports seconds.
+    Replies with 0 seconds do not count, because a site that does not report its seconds sends 0. If
+    quicker sites are not drawn, the caption has their number. If no site reports seconds, the
+    result is None.
     """
     # A site that does not report its seconds sends 0
     worked = [row for row in answers if float(row["seconds"])]

@@ -21,7 +21,7 @@ def address(page: str, **query: str) -> str:
 def render_live(
     template: str, title: str, data: Mapping[str, Any], *, subtitle: str = "", has_list: bool = True
 ) -> str:
-    """Render a page whose sections follow the state of what is watched.
+    """Render a page whose sections are updated in an open browser when their content changes.
 
     Args:
         template: the name of a template that extends ``live.html``.

@@ -69,7 +69,8 @@ class Measured:
     def last_of_sites(self, metric: str) -> dict[str, float]:
         """Return the values of a metric in the last round: site -> value.
 
-        Sites without the metric in that round are left out.
+        The values are those of the split that tables show (``split``), and the last round is the
+        last one with a value of that split. Sites without the metric in that round are left out.
         """
         values = {}
         for row in self.rows:
@@ -162,7 +163,10 @@ def _read_measured(run_dir: Path) -> Measured:
 
 
 def _values_of_round(rows: Sequence[Row], at: int, split: str) -> dict[str, dict[str, float]]:
-    """Collect the metrics of a split in round number ``at``: site -> metric -> value."""
+    """Collect the metrics of a split in round number ``at``: site -> metric -> value.
+
+    Sites without a metric of that split in that round are left out.
+    """
     values: dict[str, dict[str, float]] = {}
     for row in rows:
         if int(row["round"]) == at and row["split"] == split:

@@ -97,10 +97,13 @@ class RunFolder:
         return sorted(named, key=lambda one: (one.run.started, one.name), reverse=True)
 
     def files(self, name: str) -> list[str]:
-        """Return the sorted names of a run's pictures and reports. Symbolic links are left out.
+        """Return the sorted names of a run's pictures and reports.
+
+        These are the files directly in the run directory that end with .png, .svg, .pdf, .html or
+        .md. Symbolic links are left out.
 
         Raises:
-            RunDirectoryError: the folder has no such run.
+            RunDirectoryError: the folder has no such run, or cannot be read.
         """
         return sorted(_shown_files(self.find(name)))
 
@@ -108,8 +111,8 @@ class RunFolder:
         """Return the content of one of a run's pictures or reports, as ``files`` lists them.
 
         Raises:
-            RunDirectoryError: the folder has no such run, the run has no such file, or the file
-                cannot be read, is a link, or is too large.
+            RunDirectoryError: the folder has no such run, or the run has no such file. Also raised
+                if the file cannot be read, is a link, or is larger than 64 MiB.
         """
         path = self.find(name)
         if file not in _shown_files(path):
@@ -127,9 +130,10 @@ class RunFolder:
 
 
 def _shown_files(run_dir: Path) -> list[str]:
-    """Return the names of the pictures and reports directly in a run directory.
+    """Return the names of the pictures and reports directly in a run directory, in any order.
 
-    The list is empty if the directory cannot be read.
+    ``MEDIA_TYPES`` has the endings of these files. Symbolic links are left out. The list is empty
+    if the directory cannot be read.
     """
     names = []
     with suppress(OSError), os.scandir(run_dir) as entries:
@@ -142,6 +146,8 @@ def _shown_files(run_dir: Path) -> list[str]:
 
 def look_at_folder(folder: Path) -> View:
     """Read the states of all runs in a folder, down to two levels below it.
+
+    The run that started last comes first, and unreadable runs are at the end.
 
     Raises:
         RunDirectoryError: the folder does not exist or cannot be read.

@@ -68,8 +68,8 @@ class ListedRun:
     def document(self) -> dict[str, Any]:
         """Return the run as a dictionary for JSON.
 
-        It has the path, the state, the method, the data set, the seed, the rounds, the start, the
-        size in bytes, and a note.
+        The keys are ``path`` (as text), ``state``, ``method``, ``dataset``, ``seed``, ``rounds``,
+        ``started``, ``bytes`` and ``note``, with the values of the attributes.
         """
         return {
             "path": str(self.path),
@@ -87,8 +87,8 @@ class ListedRun:
 def list_runs(folders: Sequence[Path], wanted: Mapping[str, str | None]) -> list[ListedRun]:
     """List the run directories in folders, sorted by their start, the oldest first.
 
-    Folders are searched down to two levels, without following links. A run of another version is
-    listed as unreadable.
+    Folders are searched down to two levels, without following links. A damaged run, or a run of
+    another version, is listed as unreadable. As its start is unknown, it comes before the others.
 
     Args:
         folders: run directories, or folders with them.
@@ -96,6 +96,7 @@ def list_runs(folders: Sequence[Path], wanted: Mapping[str, str | None]) -> list
 
     Raises:
         RunDirectoryError: a folder does not exist.
+        OSError: a folder cannot be read.
     """
     found = []
     for folder in folders:
@@ -141,9 +142,9 @@ def find_runs(folder: Path, levels: int = _DEEPEST) -> Iterator[Path]:
 def read_listed(path: Path, size: int = 0) -> ListedRun:
     """Read the state of a run directory for the list of runs.
 
-    If the directory cannot be read, the state is "unreadable" and ``note`` has the error. If the
-    run's process was killed, the state is "interrupted". ``size``, the directory's size in bytes
-    from ``size_of``, is stored unchanged.
+    If the directory cannot be read, the state is "unreadable" and ``note`` has the error. For a
+    failed run, ``note`` has the reason. If the run's process was killed, the state is
+    "interrupted". ``size``, the directory's size in bytes from ``size_of``, is stored unchanged.
     """
     try:
         seen = look_at(path)

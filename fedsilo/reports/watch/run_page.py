@@ -158,8 +158,9 @@ def _name_of(run_dir: Path, runs: RunFolder) -> str:
 def _facts(run: Watched) -> list[tuple[str, str]]:
     """List the facts about a run for its live page, as pairs (name, text).
 
-    They are its settings, start, rounds, current phase (unless it is over), time, time left (if
-    known), bytes, spent epsilon, memory of the server, and the number of messages left out.
+    First come the method, data set, seed, start, finished rounds, phase, time so far and time left.
+    Then follow the bytes, spent epsilon, memory of the server, and number of messages left out. The
+    phase is absent when the run is over, and the time left if it is unknown.
     """
     progress = run.progress
     facts = [
@@ -186,8 +187,8 @@ def _facts(run: Watched) -> list[tuple[str, str]]:
 def _metric_table(measured: Measured) -> Table | None:
     """Build the table of the headline metrics in the last round: a row per site, then the mean.
 
-    With a single site, there is no row for the mean. If no headline metric was measured, the result
-    is None.
+    The sites are in alphabetical order, and a missing value is "n/a". With a single site, there is
+    no row for the mean. If no headline metric was measured, the result is None.
     """
     if not measured.metrics:
         return None
@@ -207,7 +208,7 @@ def _metric_table(measured: Measured) -> Table | None:
 
 
 def _failures(run_dir: Path) -> Sequence[Sequence[str]]:
-    """List the last messages to which a site gave no usable answer, the newest first.
+    """List the last ten messages to which a site gave no usable answer, the newest first.
 
     A row has the round, the phase, the site and the cause. If the file of failures is damaged, one
     row says so.
@@ -226,7 +227,8 @@ def _failures(run_dir: Path) -> Sequence[Sequence[str]]:
 def _other_runs(view: View, runs: RunFolder | None) -> list[str]:
     """List the other runs in the folder with which the page offers to compare the run.
 
-    Unreadable runs are left out. If the view has no run, or if ``runs`` is None, the list is empty.
+    The run that started last comes first, and unreadable runs are left out. If the view has no run,
+    or if ``runs`` is None, the list is empty.
     """
     if view.run is None or runs is None:
         return []

@@ -133,8 +133,8 @@ def _curves(left: _Side, right: _Side) -> list[Picture]:
 def _common_split(left: _Side, right: _Side) -> str:
     """Return the split (test or val) whose metrics both runs show, or an empty string.
 
-    Each run shows the metrics of one split only. The string is empty if the two splits differ, or
-    if a run has no metrics.
+    Each run shows the metrics of one split only. The string is empty if the two splits differ. It
+    is also empty if the metrics of a run cannot be read, as before the end of its first round.
     """
     if left.measured is None or right.measured is None:
         return ""
@@ -146,9 +146,9 @@ def _common_split(left: _Side, right: _Side) -> str:
 def _site_tables(left: _Side, right: _Side) -> list[Table]:
     """Build the tables that compare the runs' metrics in their last rounds.
 
-    There is a table for each headline metric that both runs have, with a row per site and a last
-    row for the mean. Each row has both values and their difference. If the runs do not show metrics
-    of the same split, the list is empty.
+    There is a table for each headline metric that both runs have. It has a row for each site of
+    either run, and a last row for the means. A row has both values and the right one minus the left
+    one. A missing number is "n/a". If the runs show metrics of different splits, the list is empty.
     """
     split = _common_split(left, right)
     if not split or left.measured is None or right.measured is None:
@@ -178,7 +178,10 @@ def _pair(first: float | None, second: float | None) -> tuple[str, str, str]:
 
 
 def _settings(left: _Side, right: _Side) -> tuple[list[list[str]], str]:
-    """Compare the settings of two runs.
+    """Compare the settings that decide the results of two runs.
+
+    Settings such as a run's name are not compared. If only one run has a setting, the value of the
+    other run is "-".
 
     Returns:
         The rows [key, left value, right value] of the settings that differ, and ''. If the settings

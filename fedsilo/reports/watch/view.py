@@ -55,9 +55,9 @@ class Watched:
 
     @property
     def seconds(self) -> float:
-        """The seconds since the run's process began.
+        """The seconds from the beginning of the run's process until now.
 
-        If the run is over, the seconds until its last write.
+        If the run is over, they are the seconds until its last write.
         """
         if self.over:
             return self.progress.seconds
@@ -126,8 +126,8 @@ class Watched:
         """Summarise the run in one line, with commas between the parts.
 
         The parts are the run's name with its state, the round, the current phase, the bytes, the
-        spent epsilon, the time so far, and the time left. The phase is left out when the run is
-        over, the epsilon without differential privacy, and the time left if it is unknown.
+        spent epsilon, the time so far, and the time left. When the run is over, the phase is left
+        out. The epsilon is left out without differential privacy, and the time left if unknown.
         """
         here = self.progress
         parts = [f"{here.run}: {self.state()}", f"round {here.round} of {here.rounds}"]
@@ -166,9 +166,9 @@ def _waiting(progress: Progress) -> list[str]:
 def look_at(folder: Path) -> Watched:
     """Read the present state of a run from its directory, and check if its process still lives.
 
-    A process on this machine that has died without an end of the run makes ``gone`` True. A process
-    on another machine cannot be checked. In its place, ``silent`` tells whether nothing was written
-    for a minute.
+    ``gone`` is True if the run says that it is running, but its process on this machine has died. A
+    process on another machine cannot be checked. For such a process, ``silent`` tells whether it
+    has written nothing for a minute.
 
     Raises:
         RunDirectoryError: the folder is not a run directory, has links that lead out of it, or is
@@ -269,11 +269,12 @@ class View:
         return text
 
     def line(self) -> str:
-        """Summarise the state in one line, such as "hearts: running, round 3 of 10, 12 s left".
+        """Summarise the state in one line.
 
-        For a hospital, the line has the facts about its messages. For a folder of runs, it has the
-        number of runs in each state. Otherwise it is about the one run, or says that there is no
-        run yet. The members of a deployment that are down follow after a semicolon.
+        For a hospital, the line has the facts about its messages. For a folder with runs, it has
+        the number of runs in each state. For a run or a deployment, it is the run's line, such as
+        "hearts: running, round 3 of 10, ...". Without any run, it says "no run yet". The members of
+        a deployment that are down follow after a semicolon.
         """
         parts = [f"{self.title}: no run yet"]
         if self.run:
@@ -293,9 +294,9 @@ class View:
     def site_rows(self) -> list[tuple[str, ...]]:
         """Format the state of each site of the run as a row of cells, sorted by site.
 
-        The cells are those of ``SITE_COLUMNS``: site, present work, seconds of work, bytes to and
-        from the site, peak memory and epsilon. An unknown memory or epsilon is "-". Without a run,
-        the list is empty.
+        The cells are those of ``SITE_COLUMNS``: site, present work, time of work, bytes sent to the
+        site, bytes received from it, peak memory and epsilon. An unknown memory or epsilon is "-".
+        Without a run, the list is empty.
         """
         if self.run is None:
             return []
@@ -325,7 +326,7 @@ Look = Callable[[], View]
 
 
 def look_at_run(folder: Path) -> View:
-    """Read the state of a run.
+    """Read the state of a run, as a view of this run alone.
 
     Raises:
         RunDirectoryError: the folder does not contain a run that this version can read.
@@ -337,7 +338,8 @@ def look_at_run(folder: Path) -> View:
 def look_at_deployment(folder: Path) -> View:
     """Read which members of a deployment run on this machine, and the state of its newest run.
 
-    If the deployment has no run yet, the view has none.
+    The newest run is the one that was written to last. If the deployment has no run yet, the view
+    has no run.
 
     Raises:
         FedsiloError: the folder does not contain a deployment, or the run is of another version.
@@ -362,8 +364,9 @@ def look_at_hospital(reader: HospitalReader) -> View:
 def _doing(site: str, run: Watched) -> str:
     """Describe the present work of a site, such as "asked to fit", "answered" or "away".
 
-    A failed site is "left out", with the reason. If the run is over, or the site is not asked in
-    this phase, the result is an empty string.
+    For a site that has failed, the text is "left out: " and the reason, even if the site is not
+    asked in this phase. For any other site that is not asked, and for all sites when the run is
+    over, the text is empty.
     """
     here = run.progress
     if run.over:

@@ -46,10 +46,11 @@ class Conditions:
     sites: Collection[str] = ()  # the sites that must take part, and no others; any if empty
 
     def departures(self, values: Mapping[str, Value], sites: Iterable[str] = ()) -> list[str]:
-        """Describe how a run departs from the conditions of a paper's numbers, a phrase for each.
+        """Describe each condition of a paper's numbers that a run does not meet, in a phrase.
 
         If the run meets all conditions, the list is empty. Missing and additional sites share one
-        phrase. A setting that the run does not have is not compared.
+        phrase. A setting that the run does not have is not compared. The keys in ``files`` are an
+        exception: the run must have them.
 
         Args:
             values: the settings of the run by key.
@@ -118,10 +119,14 @@ class Row:
         return printed
 
     def with_means(self, printed: Numbers) -> Numbers:
-        """Add to a row's numbers the means that the paper does not print.
+        """Add to a row's numbers the means over parts that the paper does not print.
 
-        The parts are in alphabetical order, then come the means, and "all" is last. A number that
-        the paper prints itself is preferred to the computed mean.
+        ``means`` lists the parts to average for each mean. A number that the paper prints itself is
+        preferred to the computed mean. The printed parts except "all" are in alphabetical order.
+        Then come the means in the order of ``means``, and last "all", if it is only printed.
+
+        Args:
+            printed: the numbers that the paper prints: part -> metric -> number.
         """
         numbers = {part: printed[part] for part in sorted(printed) if part != "all"}
         for part, members in self.means.items():
@@ -206,7 +211,7 @@ def published_numbers(settings: Mapping[str, Value], sites: Iterable[str]) -> Pu
 
 
 def in_words(differing: Sequence[str]) -> str:
-    """Join the first four differences with semicolons. If there are more, add "N more"."""
+    """Join the first four differences with semicolons, and count the rest as "N more"."""
     phrases = [*differing[:_MOST_PHRASES]]
     more = len(differing) - _MOST_PHRASES
     if more > 0:
@@ -231,7 +236,8 @@ def paper(name: str) -> Paper:
 def _build_row(content: Mapping[str, Any], table: Mapping[str, Any], own: Mapping[str, Any]) -> Row:
     """Build a row of a paper's table from its entry in the paper's file.
 
-    Numbers printed in percent become shares.
+    If the table or the row says ``percent``, all its numbers are divided by 100. The ``settings``
+    of the table and the row are merged.
 
     Args:
         content: the content of the paper's file, with the conditions.

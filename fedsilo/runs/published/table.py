@@ -35,9 +35,10 @@ def print_published(
 def published_table(summary: Mapping[str, Any], numbers: Numbers, headline: Sequence[str]) -> Table:
     """Build a table that compares a run's test metrics with a paper's numbers.
 
-    The table has a row for each site, distribution or "all" that both the run and the paper have.
-    It has two columns (run, paper) for each metric in ``headline`` that the paper prints. If the
-    run lacks a number, its cell is "n/a". If the paper lacks one, its cell is empty.
+    The table has a row for each site, distribution or "all" that both the run and the paper have,
+    in the order of ``numbers``. It has two columns (run, paper) for each metric in ``headline``
+    that the paper prints. If the run lacks a number, its cell is "n/a". If the paper lacks one, its
+    cell is empty.
 
     Args:
         summary: the content of ``summary.json``.

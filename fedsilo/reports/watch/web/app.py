@@ -73,8 +73,8 @@ class WatchPages:
             query: the names of runs and of a report's reader.
 
         Returns:
-            The page with its HTTP status. The status of a notice is 503 for ``/`` and ``/runs``,
-            because what is watched has disappeared, and 404 for any other address.
+            The page with status 200, or a notice. A notice has status 503 for ``/`` and ``/runs``,
+            and 404 for any other address, which may be unknown.
         """
         pages: Mapping[str, Callable[[Query], str]] = {
             "/": self._first_page,

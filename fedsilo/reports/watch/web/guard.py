@@ -69,8 +69,8 @@ class Guard:
     def _refuse(self, scope: Scope) -> PlainTextResponse | None:
         """Return the reply that refuses a request, or None if the request may be answered.
 
-        The reply is 403 if the request names an unknown host, as another web page's would, and 405
-        if its method is neither GET nor HEAD.
+        The status of the reply is 403 if the request names an unknown host, as a request from
+        another web page would. Otherwise it is 405 if the method is neither GET nor HEAD.
         """
         host = host_name(Headers(scope=scope).get("host", ""))
         if not self._is_known(host):
