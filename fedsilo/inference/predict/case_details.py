@@ -143,8 +143,8 @@ class ValueTexts:
         """Describe the usual values of a column in training, from its features' ``rows`` (n, f).
 
         For a numeric column with more than five different values, the text is the range of 90 % of
-        the patients. If fewer than ``floor`` patients lie beyond each end of that range, it is the
-        range of 50 %. If that range has too few beyond its ends too, the text is empty.
+        the patients. If that leaves fewer than ``floor`` patients at or beyond each end, it is the
+        range of 50 %. If that range leaves too few as well, the text is empty.
 
         For any other column, ``_common`` lists the values that enough patients have, with the
         shares of these patients. The list may be empty.
@@ -160,7 +160,7 @@ class ValueTexts:
         if len(found) <= _FEW:
             return self._common(column.name, [f"{one:.4g}" for one in found], counts.tolist())
         for share in (0.05, 0.25):
-            # No end is a single patient's value, because ``floor`` patients or more are beyond it
+            # No end is a single patient's value, because ``floor`` patients or more are at or beyond it
             if len(known) * share >= self.floor:
                 low, high = np.quantile(known[:, 0], (share, 1 - share))
                 return f"{low:.4g} to {high:.4g} ({1 - 2 * share:.0%} of patients)"
