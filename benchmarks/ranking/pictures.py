@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from matplotlib.transforms import Bbox
 
 _COLUMNS = 3
+_DECADES_WITH_3 = 1000  # up to this ratio of bytes, an axis has labels at 1 and 3 of each decade
 # Where a name may stand: its offset from the point in typographic points, and its alignment
 _SIDES = (
     ((4, 3), "left", "bottom"),
@@ -56,7 +57,9 @@ def draw_costs(results: pd.DataFrame) -> Figure:
     for axes, (experiment, part) in zip(panels, parts.items(), strict=True):
         axes.scatter(part["kilobytes"], part["mean"], s=14, color="#1f5fa8")
         axes.set_xscale("log")
-        axes.xaxis.set_major_locator(LogLocator(subs=(1, 3)))
+        # Over many decades, labels at 1 and 3 would touch
+        is_wide = part["kilobytes"].max() > _DECADES_WITH_3 * part["kilobytes"].min()
+        axes.xaxis.set_major_locator(LogLocator(subs=(1,) if is_wide else (1, 3)))
         axes.xaxis.set_major_formatter("{x:g}")
         axes.xaxis.set_minor_formatter(NullFormatter())
         axes.set_xlabel("kilobytes of a run, to and from all sites")
