@@ -58,9 +58,10 @@ class SumProof:
     def to_values(self) -> dict[str, list[str]]:
         """Convert the proof to lists of texts by key, for a message's record or a checkpoint.
 
-        The lists have the sites, the names and lengths of the arrays, each site's arrays joined as
-        hexadecimal digits (little-endian uint32), and each site's own mask as hexadecimal digits.
-        Sites and names are sorted. There must be at least one site.
+        There are five lists, under the module's keys: the sorted sites, the sorted names of the
+        arrays, the length of each array, the sites' arrays, and the sites' own masks. The arrays of
+        a site are joined into one text of hexadecimal digits (little-endian uint32). Each mask is
+        one text of hexadecimal digits. There must be at least one site.
         """
         sites = sorted(self.parts)
         names = sorted(self.parts[sites[0]])

@@ -50,8 +50,8 @@ class RunSetup:
     def plan(self) -> tuple[RunSettings, Mapping[str, Value]]:
         """The run's settings, and the resources of a simulation (empty for a deployment).
 
-        Both are computed at the first use. The data of a simulation must be on this machine. The
-        data of a deployment may be elsewhere.
+        Both are computed at the first use. Planning a simulation reads its data, which must be on
+        this machine. Planning a deployment reads no data.
 
         Raises:
             SettingError: a source of settings cannot be read, or a setting or resource is invalid.
