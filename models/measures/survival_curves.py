@@ -52,7 +52,8 @@ def published_curve(times: Floats, events: Floats, minimum: int) -> dict[str, fl
     Returns:
         ``survival.<number>.<part>`` for each point, numbered from 0 in rising order. The parts are
         those of ``CurvePoint``: the time, the share without the event, the ends of its 95 %
-        interval, and the number still followed. Empty if there is no event or if no time becomes a point.
+        interval, and the number still followed. Empty if there is no event or if no time becomes a
+        point.
     """
     curve = kaplan_meier(times, events)
     if not len(curve.times):

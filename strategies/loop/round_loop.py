@@ -136,9 +136,9 @@ class RoundLoop:
     def evaluate(self) -> None:
         """Call the method's ``evaluate``, in which all sites evaluate the model in ``self.state``.
 
-        The hooks receive the sites' metrics, under the number of the last finished round. At trust 'sums' the sites answer through
-        secure aggregation (``SecureAsk``), so the server learns only sums of the metrics over the
-        sites. The state does not change.
+        The hooks receive the sites' metrics, under the number ``self.state.round``. At trust 'sums'
+        the sites answer through secure aggregation (``SecureAsk``), so the server learns only sums
+        of the metrics over the sites. The state does not change.
         """
         state, method = self.state, self.method
         sites = method.participants.sites()

@@ -70,13 +70,13 @@ class SecureAsk(Ask):
 
         Returns:
             The replies of the sites in the sum. They hold no arrays of single sites, but ``sums``
-            (the mean arrays), ``exact`` (the mean updates in float64), ``means`` (the mean metrics) and
-            ``failed`` (the number of sites that could not answer).
+            (the mean arrays), ``exact`` (the mean updates in float64), ``means`` (the mean metrics)
+            and ``failed`` (the number of sites that could not answer).
 
         Raises:
             SettingError: the quantisation is too coarse for these sites.
             SiteError: too few sites replied, their shares do not restore the mask keys, or the
-                sum without masks has a value that no sum of plausible replies can have.
+                sums have impossible values once the masks are removed (``SecureSum.mean``).
         """
         send, phase, ask = question.send, question.phase, self.ask
         only_sums = self.common.trust == SUMS

@@ -213,9 +213,7 @@ class SecureSum:
         self.context = context_of(self.common.run_name, self.round, self.keys, self.threshold)
 
     def _agreed_samples(self, replies: Mapping[str, Reply]) -> int:
-        """Return the number B that all sites must have as their setting 'secure-samples'.
-
-        Each site multiplies what it adds to the sum by its number of samples / B.
+        """Return B, the sites' common 'secure-samples'. Sites scale their updates by samples / B.
 
         Raises:
             SiteError: a site did not send an integer, the sites' numbers differ, or the number is

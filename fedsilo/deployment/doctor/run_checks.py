@@ -50,8 +50,8 @@ class RunSetup:
     def plan(self) -> tuple[RunSettings, Mapping[str, Value]]:
         """The run's settings, and the resources of a simulation (empty for a deployment).
 
-        Both are computed at the first use. Planning a simulation reads its data, which must be on
-        this machine. Planning a deployment reads no data.
+        Both are computed at the first use. Planning a simulation needs its data on this machine.
+        Planning a deployment needs no data.
 
         Raises:
             SettingError: a source of settings cannot be read, or a setting or resource is invalid.

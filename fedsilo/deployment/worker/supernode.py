@@ -117,10 +117,9 @@ def shorten_waits(version: str, module: ModuleType) -> str | None:
             f"fedsilo knows the waits of Flower {READ}, but this is {version}: the SuperNode keeps "
             "Flower's own, a message takes up to 3 s longer"
         )
-    waits = ShortWaits()
-    module.time = waits  # type: ignore[attr-defined]  # the name that its functions look up
-    module._push_messages = give_up_while_waiting(module._push_messages, waits)  # type: ignore[attr-defined]
-    return None
+    waits = ShortWaits() module.time = waits  # type: ignore[attr-defined]  # the name that its
+    functions look up module._push_messages = give_up_while_waiting(module._push_messages, waits)  #
+    type: ignore[attr-defined] return None
 
 
 def give_up_unanswered(state: Any) -> int:
@@ -185,7 +184,7 @@ def give_up_while_waiting(push: Callable[..., None], waits: Any) -> Callable[...
 
 
 def main() -> None:
-    """Run ``flower-supernode`` with this process's arguments, but with shorter waits for the server.
+    """Run ``flower-supernode`` with this process's arguments, but shorten Flower's waits.
 
     The process ends with code 1 when the server is lost or the parent process ends, so the caller
     never continues. If Flower's own waits remain, because its version is unknown, a line on stderr
