@@ -117,9 +117,10 @@ def shorten_waits(version: str, module: ModuleType) -> str | None:
             f"fedsilo knows the waits of Flower {READ}, but this is {version}: the SuperNode keeps "
             "Flower's own, a message takes up to 3 s longer"
         )
-    waits = ShortWaits() module.time = waits  # type: ignore[attr-defined]  # the name that its
-    functions look up module._push_messages = give_up_while_waiting(module._push_messages, waits)  #
-    type: ignore[attr-defined] return None
+    waits = ShortWaits()
+    module.time = waits  # type: ignore[attr-defined]  # the name that its functions look up
+    module._push_messages = give_up_while_waiting(module._push_messages, waits)  # type: ignore[attr-defined]
+    return None
 
 
 def give_up_unanswered(state: Any) -> int:
