@@ -154,7 +154,7 @@ def check_partition(data: DataSet, settings: CommonSettings) -> None:
             - The partition is 'unseen' and the data set is a table.
             - The partition is 'unseen', and the classes cannot be divided among the silos with the
               share of private classes that the settings ask for (``label_sets``).
-            - 'split.silos' does not fit 'split.silo-set'.
+            - 'split.silos' is neither its default nor the number of silos in 'split.silo-set'.
         DataError: the silo set (the file that names the silos) cannot be read.
     """
     values, usual = as_mapping(settings), defaults(CommonSettings)

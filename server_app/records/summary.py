@@ -64,7 +64,7 @@ def task_words(task: Task) -> dict[str, str]:
     """Name the data of a task that leave a site, as phrases for sentences: placeholder -> phrase.
 
     'measured' and 'counted' are the task's phrases for the measurements and counts that leave at
-    trust 'server', such as "Dice, IoU and loss". 'always' joins the names of the metrics that leave
+    trust 'server', such as "R2 and loss". 'always' joins the names of the metrics that leave
     at trust 'sums' with commas and "and". 'noisy' joins those that leave at trust 'nobody'
     (``part_ranges``), or is "no measurement" if there are none.
     """

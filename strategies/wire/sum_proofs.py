@@ -58,10 +58,10 @@ class SumProof:
     def to_values(self) -> dict[str, list[str]]:
         """Convert the proof to lists of texts by key, for a message's record or a checkpoint.
 
-        There are five lists, under the module's keys: the sorted sites, the sorted names of the
-        arrays, the length of each array, the sites' arrays, and the sites' own masks. The arrays of
-        a site are joined into one text of hexadecimal digits (little-endian uint32). Each mask is
-        one text of hexadecimal digits. There must be at least one site.
+        'proof-sites' lists the sites and 'proof-names' the names of the arrays, both sorted.
+        'proof-lengths' has the length of each array. 'proof-parts' has one text for each site: its
+        arrays, joined as hexadecimal digits (little-endian uint32). 'proof-own-masks' has each
+        site's own mask as hexadecimal digits. There must be at least one site.
         """
         sites = sorted(self.parts)
         names = sorted(self.parts[sites[0]])

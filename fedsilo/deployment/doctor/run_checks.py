@@ -55,6 +55,8 @@ class RunSetup:
 
         Raises:
             SettingError: a source of settings cannot be read, or a setting or resource is invalid.
+            DataError: the silos of a simulation cannot be listed, for example because the data set
+                is not on this machine.
         """
         seed: dict[str, Value] = {}
         if self.seed is not None:
