@@ -209,7 +209,8 @@ class TableDataSet(DataSet):
         'name' and 'distribution' are both ``name``, and 'dropped' is the number of rows left out.
         'features', 'classes' and 'task' come from the schema. 'schema' is the schema's digest,
         which covers the units only if the table is the site's own. 'declared' has the lists 'mean'
-        and 'std' that the schema declares, or is None if it does not declare all of them.
+        and 'std' of all features and of a numeric label. It is None unless the schema declares
+        both numbers for each numeric column and for a numeric label.
         """
         statistics = schema.declared_statistics()
         declared = None

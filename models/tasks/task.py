@@ -310,9 +310,12 @@ class Task(ABC):
             is_table: whether the data set is a table.
 
         Raises:
-            SettingError: the loss belongs to another task; class weights are set although the task
-                has no classes; sites are trained as one, or training is private, although the task
-                cannot be.
+            SettingError: in one of these cases:
+
+                - The loss belongs to another task.
+                - Class weights are set, but the task has no classes.
+                - 'machine.vectorised' trains several sites as one, which the task does not support.
+                - Training is private, which the task does not support.
         """
         common = self.settings
         if common.loss not in self.losses:
