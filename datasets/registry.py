@@ -176,7 +176,7 @@ def plugin_modules(values: Mapping[str, Value]) -> list[str]:
 
     - A name with a ':' or '.', or a name that an entry point declares, gives the top-level package
       of its module.
-    - A plain name gives a module only if setting 'plugin' lists that module's file.
+    - A plain name gives a module only if setting 'plugin' lists a file of that module's name.
     - All other names, such as those of fedsilo's own parts, are skipped.
 
     Args:

@@ -151,9 +151,10 @@ def check_partition(data: DataSet, settings: CommonSettings) -> None:
 
             - A setting of another partition differs from its default.
             - The plugin that the partition names is missing, or is not a function.
-            - 'unseen' is combined with a table, or with a share of private labels that is
-              impossible for these labels and silos.
-            - 'split.silos' contradicts 'split.silo-set'.
+            - The partition is 'unseen' and the data set is a table.
+            - The partition is 'unseen', and the classes cannot be divided among the silos with the
+              share of private classes that the settings ask for (``label_sets``).
+            - 'split.silos' is neither its default nor the number of silos in 'split.silo-set'.
         DataError: the silo set (the file that names the silos) cannot be read.
     """
     values, usual = as_mapping(settings), defaults(CommonSettings)

@@ -318,10 +318,10 @@ class DataSet(ABC):
 
 
 def strata_of(labels: npt.NDArray[Any], task: str) -> npt.NDArray[np.int64]:
-    """Return the number of each label's stratum, (n,), so that splits keep the strata's shares.
+    """Assign each label the index of its stratum, (n,).
 
     A stratum is a group of samples that the task counts separately, such as a class
-    (``Task.strata``).
+    (``Task.strata``). With these indices, each split can get the same share of every stratum.
 
     Args:
         labels: labels (n, ...) in the form of the task.

@@ -76,9 +76,10 @@ class DermoscopyPhantom(PhantomDataSet):
     def image(self, site: str, number: int, size: int, settings: CommonSettings) -> Pixels:
         """Draw a lesion on skin, uint8 (3, size, size), with the look of the site's camera.
 
-        Images of one lesion have the same colour and texture, but differ in the place and size of
-        the lesion and in their noise. With 'data.colour-constancy', the colour of the light is
-        removed.
+        ``number`` is the image's index at the site, from 0. The site's fixed ``sequence`` says
+        which lesion it shows. Images of one lesion have the same colour and texture, but differ in
+        the place and size of the lesion and in their noise. With 'data.colour-constancy', the
+        colour of the light is removed.
         """
         kind, lesion, view = self.generators(site, number)
         colour, lobes, mottled = _LESIONS[DIAGNOSES[kind]]

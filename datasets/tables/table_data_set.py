@@ -204,11 +204,13 @@ class TableDataSet(DataSet):
         return notes
 
     def _facts(self, name: str, schema: TableSchema, dropped: int) -> dict[str, Any]:
-        """Return the facts that a silo's file states about a table, such as features and classes.
+        """Return the facts that a silo's file states about a table, by key.
 
-        'schema' is the schema's digest. 'declared' has the lists 'mean' and 'std', or is None if
-        the schema does not declare them for every numeric column and a numeric label. ``dropped``
-        is the number of rows left out.
+        'name' and 'distribution' are both ``name``, and 'dropped' is the number of rows left out.
+        'features', 'classes' and 'task' come from the schema. 'schema' is the schema's digest,
+        which covers the units only if the table is the site's own. 'declared' has the lists 'mean'
+        and 'std' of all features and of a numeric label. It is None unless the schema declares
+        both numbers for each numeric column and for a numeric label.
         """
         statistics = schema.declared_statistics()
         declared = None

@@ -467,7 +467,8 @@ class _WorkbookPart:
     def _begin_formula(self) -> None:
         """Start watching a cell that has a formula, to find out whether a stored value follows.
 
-        The text of the formula is skipped, and text after it counts as a value (``_take_text``).
+        From now on the parser calls ``_end`` at each end tag. It reports no text for now, so the
+        text of the formula is skipped. Text after the formula counts as a value (``_take_text``).
         Cells without a formula are not watched, because handling every end tag and text would
         double the time.
         """

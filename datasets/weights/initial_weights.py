@@ -228,9 +228,9 @@ def _fill_vit(network: nn.Module, state: Mapping[str, Any], where: str) -> None:
 
 
 def _resample(state: Mapping[str, Any], vit: VisionTransformer) -> Mapping[str, Any]:
-    """Let timm convert weights to the array names and sizes that ``vit`` has, if it can.
+    """Let timm rename and resize the arrays of ``state`` to fit ``vit``, if it can.
 
-    If timm raises any error, ``state`` is returned unchanged.
+    If timm raises any error, ``state`` is returned unchanged and nothing is logged.
     """
     from timm.models.vision_transformer import checkpoint_filter_fn
 

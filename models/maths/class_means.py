@@ -63,10 +63,12 @@ def class_targets(
         size: the length of a vector.
 
     Returns:
-        The targets, with zeros for a class that has none. None if ``arrays`` is empty.
+        The targets. A class without an array gets zeros and is marked as unknown. The result is
+        None if ``arrays`` is empty.
 
     Raises:
-        SiteError: an array has an unknown class or another shape, or is not finite.
+        SiteError: an array's name is not ``prefix`` and a known class, its shape is not (size,), or
+            it has a value that is not finite.
     """
     values, known = torch.zeros(classes, size), torch.zeros(classes, dtype=torch.bool)
     names = {f"{prefix}{label}": label for label in range(classes)}

@@ -47,12 +47,13 @@ def published_curve(times: Floats, events: Floats, minimum: int) -> dict[str, fl
         times: the time to the event or to censoring, (n,).
         events: 1 for an event, 0 if censored, (n,).
         minimum: the fewest patients with an event between two points, and the fewest patients still
-            followed. For events 0 counts as 1.
+            followed. If 0, each point still needs at least one event.
 
     Returns:
         ``survival.<number>.<part>`` for each point, numbered from 0 in rising order. The parts are
         those of ``CurvePoint``: the time, the share without the event, the ends of its 95 %
-        interval, and the number still followed. Empty if there is no event or no such time.
+        interval, and the number still followed. Empty if there is no event or if no time becomes a
+        point.
     """
     curve = kaplan_meier(times, events)
     if not len(curve.times):

@@ -343,10 +343,10 @@ def _has_plain_blocks(vit: nn.Module) -> bool:
 def build_prompted_vit(
     settings: CommonSettings, shape: NetworkShape, evidence: Evidence | None
 ) -> PromptedViT:
-    """Build the prompted ViT with an uninitialised backbone, which ``load_backbone`` fills later.
+    """Build the ViT with prompts, but without loading pretrained weights for its backbone.
 
     If 'vit.backbone-weights' is 'random', the backbone gets random weights here. Otherwise it is on
-    the meta device, which has shapes but no values.
+    the meta device, which has shapes but no values, and ``load_backbone`` fills it later.
 
     Args:
         settings: the run's settings.

@@ -114,11 +114,11 @@ class Task(ABC):
         """Compute the metrics of one site's split: metric -> value.
 
         All metrics in ``always`` are present. Another metric is absent if these samples do not
-        define it. Averages over sites weight each metric by the samples of the split.
+        define it. In a mean over sites, they are weighted by the samples of this split.
 
         Args:
             predictions: (n, ...) float64 on the CPU, with n at least 1.
-            labels: (n, ...).
+            labels: the samples' labels, (n, ...), in the form of the task.
         """
 
     def counts(self, predictions: Tensor, labels: Tensor, minimum: int) -> dict[str, float]:
@@ -245,7 +245,8 @@ class Task(ABC):
         A stratum is a group of samples that is counted by itself (``strata``). If the task has a
         stratum for each output of the network, such as each class, the result is ``names`` as a
         list. If the task has a fixed number of strata (see ``fedsilo/core/tasks.py``), the result
-        is ["samples"], which fits a single stratum; a task with several overrides this function.
+        is ["samples"], which fits a single stratum. A task with several such strata overrides this
+        function.
 
         Args:
             names: the names of the network's outputs, such as the classes.
@@ -309,9 +310,12 @@ class Task(ABC):
             is_table: whether the data set is a table.
 
         Raises:
-            SettingError: the loss belongs to another task; class weights are set although the task
-                has no classes; sites are trained as one, or training is private, although the task
-                cannot be.
+            SettingError: in one of these cases:
+
+                - The loss belongs to another task.
+                - Class weights are set, but the task has no classes.
+                - 'machine.vectorised' trains several sites as one, which the task does not support.
+                - Training is private, which the task does not support.
         """
         common = self.settings
         if common.loss not in self.losses:

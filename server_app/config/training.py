@@ -80,7 +80,7 @@ def check_training(common: CommonSettings, is_table: bool) -> None:
 
 
 def check_task(common: CommonSettings, own: OwnSettings, is_table: bool) -> None:
-    """Check that the method, the data set and the settings suit the setting 'task'.
+    """Check that the method, the data set and other settings can be used for the run's task.
 
     Args:
         common: the run's common settings. 'task' is among them, for example "classification".
@@ -88,8 +88,8 @@ def check_task(common: CommonSettings, own: OwnSettings, is_table: bool) -> None
         is_table: whether the data set is a table and not images.
 
     Raises:
-        SettingError: the method or the data set is for other tasks, or a setting contradicts the
-            task.
+        SettingError: the method or the data set is for other tasks, or the task's own ``check``
+            refuses a setting, such as the loss of another task.
     """
     if own.tasks and common.task not in own.tasks:
         raise SettingError(

@@ -268,10 +268,13 @@ def open_run_directory(out: str, run_name: str, resume: bool) -> RunDirectory:
         resume: whether the run continues in an existing directory.
 
     Raises:
-        RunDirectoryError: the folder is a relative path, the name is invalid, or the directory
-            contains a link that leads out of it. A resumed run's directory is missing. A new run's
-            directory exists, even if it is empty. A directory with only the remains of a run that
-            died before its start is accepted (see ``_is_taken``).
+        RunDirectoryError: in one of these cases:
+
+            - The folder is a relative path, or the name is invalid.
+            - The directory contains a link that leads out of it.
+            - The run is resumed, but its directory does not exist.
+            - The run is new, but its directory exists, with or without files. It is accepted if it
+              has only the remains of a run that died before its start (``_is_taken``).
     """
     path, fault = runs_folder(out) / run_name, ""
     # The name is checked first, because '../x' would lead to another folder
@@ -351,15 +354,14 @@ def this_environment() -> dict[str, Any]:
 def silos_document(participants: Participants) -> dict[str, Any]:
     """Build the content of silos.json: site -> its facts.
 
-    Each site has the keys "distribution" (its group of sites), "sizes" (split -> samples),
+    Each site has the keys "distribution" (the group it is in), "sizes" (split -> samples),
     "label_counts" (split -> samples of each class), and "fingerprints" (split -> digest of its
     data). It also has "dropped" (the number of left-out samples), "schema", "classes" and
     "backbone". Three keys are optional:
 
     - "task", the task's name if the task is not classification,
     - "software", if the site sent its versions, as hospitals do,
-    - "agreed", the site's number of training samples in 'run.site-weights', if the run has this
-      setting.
+    - "agreed", the number of training samples that 'run.site-weights' gives this site, if any.
     """
     agreed = participants.agreed_samples()
     document: dict[str, Any] = {}

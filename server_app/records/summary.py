@@ -61,10 +61,12 @@ def leaves_by_trust(trust: str, task: Task) -> list[str]:
 
 
 def task_words(task: Task) -> dict[str, str]:
-    """Return a task's words for sentences on the data that leave a site: placeholder -> words.
+    """Name the data of a task that leave a site, as phrases for sentences: placeholder -> phrase.
 
-    The placeholders are 'measured' and 'counted' (data that leave at trust 'server'), 'always' (at
-    trust 'sums') and 'noisy' (at trust 'nobody').
+    'measured' and 'counted' are the task's phrases for the measurements and counts that leave at
+    trust 'server', such as "R2 and loss". 'always' joins the names of the metrics that leave
+    at trust 'sums' with commas and "and". 'noisy' joins those that leave at trust 'nobody'
+    (``part_ranges``), or is "no measurement" if there are none.
     """
     return {
         "measured": task.measured_words,

@@ -60,10 +60,10 @@ Tracker = Generator[None, Sequence[Scalar], None]
 def _open_tensorboard(run_dir: Path, settings: Settings, resumed: bool) -> Tracker:
     """Open a tracker that writes event files to ``<run-dir>/tensorboard``, in double precision.
 
-    The tracker is a generator. Its first step writes the settings, as a Markdown table. After that,
-    each list of (name, round, value) that ``send`` gives it is written at once. Closing the tracker
-    closes the files. TensorBoard hides the events of an earlier attempt in the same folder, but
-    their files stay. ``resumed`` is not used.
+    The tracker is a generator. The first ``next`` writes the settings, as a Markdown table. After
+    that, each list of (name, round, value) passed to ``send`` is written at once. Closing the
+    tracker closes the files. TensorBoard hides the events of an earlier attempt in the same folder,
+    but their files stay. ``resumed`` is not used, because new and resumed runs are opened alike.
     """
     from torch.utils.tensorboard import SummaryWriter
 

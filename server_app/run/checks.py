@@ -246,7 +246,9 @@ class Beginning:
 
 
 def check_site_count(beginning: Beginning) -> Problem:
-    """Check that enough sites take part for the run's settings. The result is always None.
+    """Check that enough sites take part for the run's settings.
+
+    Every fault is raised. The result, which other checks use for a fault, is therefore always None.
 
     Raises:
         SettingError: from ``refuse_site_count``, if the aggregation, secure aggregation or

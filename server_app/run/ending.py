@@ -330,10 +330,11 @@ _OF_PARTS = (
 
 
 def without_bins(values: summaries.Values) -> dict[str, dict[str, float]]:
-    """Return the metrics without those of one class, finding or bin, by site.
+    """Return each site's metrics without those for a single class, finding or calibration bin.
 
-    A mean of these over sites would say nothing. Metrics of other sites' models are kept, and
-    metrics with an invalid name are left out. A site is kept even if none of its metrics remain.
+    The name of a metric shows whether it is for such a part (``read_metric``). The mean of such
+    metrics over sites would have no meaning. Metrics of other sites' models are kept, and metrics
+    with an invalid name are left out. A site is kept even if none of its metrics remain.
 
     Args:
         values: site -> metric -> value.

@@ -121,7 +121,8 @@ def _note_failure(loop: RoundLoop, recorder: Recorder) -> Iterator[None]:
 def terms_of(settings: RunSettings) -> Terms:
     """Return the conditions for a site to take part: the operator's files and the method's rule.
 
-    The files are the registry of sites and the agreed weights, and may both be missing.
+    The files are the registry of sites and the agreed weights. Both are optional. The rule is the
+    method's ``why_unfit``, which says why a site does not suit the method.
 
     Raises:
         SettingError: a file of the operator cannot be used.

@@ -187,9 +187,9 @@ def names_fault(metrics: Mapping[str, float], classes: int, sites: Collection[st
     """Explain why the set of a reply's metric names is invalid, or return None if it is valid.
 
     A metric may name only classes and sites that exist. If one metric of a calibration bin is
-    present, all metrics of this bin must be. A reply may have at most 500 metrics that are not for
-    one class, bin or site. Some metrics name an operation whose results are not repeatable, and at
-    most 100 of these are allowed. Values are not checked here.
+    present, all metrics of this bin must be. Metrics for a single class, bin or site aside, a reply
+    may have at most 500 metrics. It may also have at most 100 metrics that report a PyTorch
+    operation without repeatable results (``UNREPEATABLE``). Values are not checked here.
 
     Args:
         metrics: a reply's metrics; each key follows the grammar (``is_metric_key``).

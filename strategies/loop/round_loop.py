@@ -134,11 +134,11 @@ class RoundLoop:
         self.hooks.call("round_ended", self.state)
 
     def evaluate(self) -> None:
-        """Let all sites evaluate the model in ``self.state``, by the method's ``evaluate``.
+        """Call the method's ``evaluate``, in which all sites evaluate the model in ``self.state``.
 
-        The round hands the sites' metrics to the hooks. At trust 'sums' the sites answer through
-        secure aggregation (``SecureAsk``), so the server learns only sums of the metrics over the
-        sites. The state does not change.
+        The hooks receive the sites' metrics, under the number ``self.state.round``. At trust 'sums'
+        the sites answer through secure aggregation (``SecureAsk``), so the server learns only sums
+        of the metrics over the sites. The state does not change.
         """
         state, method = self.state, self.method
         sites = method.participants.sites()

@@ -69,14 +69,14 @@ class SecureAsk(Ask):
         finite value at any site is left out and reported to the hooks.
 
         Returns:
-            The replies of the sites in the sum, without arrays, and with ``sums`` (the mean
-            arrays), ``exact`` (the mean updates in float64), ``means`` (the mean metrics) and
-            ``failed`` (the number of sites that could not answer).
+            The replies of the sites in the sum. They hold no arrays of single sites, but ``sums``
+            (the mean arrays), ``exact`` (the mean updates in float64), ``means`` (the mean metrics)
+            and ``failed`` (the number of sites that could not answer).
 
         Raises:
             SettingError: the quantisation is too coarse for these sites.
             SiteError: too few sites replied, their shares do not restore the mask keys, or the
-                unmasked sum is impossible.
+                sums have impossible values once the masks are removed (``SecureSum.mean``).
         """
         send, phase, ask = question.send, question.phase, self.ask
         only_sums = self.common.trust == SUMS

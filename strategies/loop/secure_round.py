@@ -213,10 +213,10 @@ class SecureSum:
         self.context = context_of(self.common.run_name, self.round, self.keys, self.threshold)
 
     def _agreed_samples(self, replies: Mapping[str, Reply]) -> int:
-        """Return B, the sites' common 'secure-samples'. Each site scales its part by samples / B.
+        """Return B, the sites' common 'secure-samples'. Sites scale their updates by samples / B.
 
         Raises:
-            SiteError: a site sent no whole number, the sites' numbers differ, or the number is
+            SiteError: a site did not send an integer, the sites' numbers differ, or the number is
                 below 1. In the last two cases the error lists the sites with each number.
         """
         said: dict[int, list[str]] = {}

@@ -117,7 +117,8 @@ def meet_sites(
     """Ask the connected nodes who they are, and return the sites that can take part.
 
     The arguments, the result and the other errors are those of ``hear_sites``. Too few sites are an
-    error only if a node was refused, or if a site that the run names is missing.
+    error only if a node was refused, or if a site that the run names is missing. Otherwise the
+    sites that can take part are returned, however few they are.
 
     Raises:
         SiteError: fewer sites than ``needed_sites`` can take part, and at least one node was

@@ -167,10 +167,10 @@ class FedProto(ClassMeans):
     def round(self, state: State, ask: Ask) -> State:
         """Let sites train near the global prototypes, and average the returned ones (eq. 6).
 
-        A site receives all global prototypes if it sends prototypes itself, and otherwise none. In
-        round 1 there are none. The first message to a site may also hold initial weights. Each
-        class's mean is weighted by the sites' samples (``merge_prototypes``). A class that no site
-        sent in this round keeps its global prototype.
+        A site receives all global prototypes, or none if no class may be sent by this site
+        (``sent_classes``). In round 1 there are none yet. The first message to a site may also hold
+        initial weights. Each class's mean is weighted by the sites' samples (``merge_prototypes``).
+        A class that no site sent in this round keeps its global prototype.
         """
         send: dict[str, Arrays] = {}
         expect: dict[str, Specs] = {}
@@ -273,11 +273,12 @@ class FedDistill(ClassMeans):
     def round(self, state: State, ask: Ask) -> State:
         """Let each site train on the other sites' mean logits, and store the logits it returns.
 
-        A site receives mean logits for each class that it sends itself (``_logits_for``). After its
-        training it returns its own mean logits of these classes, which replace its earlier ones in
-        the state. A site that did not reply keeps its earlier ones, which still count for the other
-        sites. In round 1 no mean logits are sent. The first message to a site may hold initial
-        weights (``start``).
+        The participants' facts determine the classes that a site sends (``sent_classes``). For each
+        of these classes, a site receives the unweighted mean of the other sites' logits, if any of
+        them has sent some. After its training it returns its own mean logits of these classes,
+        which replace its earlier ones in the state. A site that did not reply keeps its earlier
+        ones, which still count for the other sites. In round 1 no mean logits are sent. The first
+        message to a site may hold initial weights (``start``).
         """
         send: dict[str, Arrays] = {}
         expect: dict[str, Specs] = {}

@@ -58,9 +58,10 @@ class SumProof:
     def to_values(self) -> dict[str, list[str]]:
         """Convert the proof to lists of texts by key, for a message's record or a checkpoint.
 
-        The lists have the sites, the names and lengths of the arrays, each site's arrays joined as
-        hexadecimal digits (little-endian uint32), and each site's own mask as hexadecimal digits.
-        Sites and names are sorted. There must be at least one site.
+        'proof-sites' lists the sites and 'proof-names' the names of the arrays, both sorted.
+        'proof-lengths' has the length of each array. 'proof-parts' has one text for each site: its
+        arrays, joined as hexadecimal digits (little-endian uint32). 'proof-own-masks' has each
+        site's own mask as hexadecimal digits. There must be at least one site.
         """
         sites = sorted(self.parts)
         names = sorted(self.parts[sites[0]])

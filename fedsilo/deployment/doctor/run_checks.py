@@ -50,11 +50,13 @@ class RunSetup:
     def plan(self) -> tuple[RunSettings, Mapping[str, Value]]:
         """The run's settings, and the resources of a simulation (empty for a deployment).
 
-        Both are computed at the first use. The data of a simulation must be on this machine. The
-        data of a deployment may be elsewhere.
+        Both are computed at the first use. Planning a simulation needs its data on this machine.
+        Planning a deployment needs no data.
 
         Raises:
             SettingError: a source of settings cannot be read, or a setting or resource is invalid.
+            DataError: the silos of a simulation cannot be listed, for example because the data set
+                is not on this machine.
         """
         seed: dict[str, Value] = {}
         if self.seed is not None:

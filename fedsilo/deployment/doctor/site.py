@@ -59,11 +59,11 @@ class SiteSetup:
 
     @classmethod
     def of(cls, deployment: Deployment, site: str, settings: RunSettings | None) -> SiteSetup:
-        """Build the description of a deployment's local site for its checks.
+        """Build the description of a deployment's local site, which the doctor's checks read.
 
-        It has the site's node config, its private key, the authority's certificate, the port of its
-        own API, and the server's address on this machine. A site that is not registered yet gets
-        the node id 0. Whether the files exist is not checked.
+        It has the site's node config, its private key, the authority's certificate, the port that
+        the site itself listens on, and the server's address on this machine. A site that is not
+        registered yet gets the node id 0. Whether the files exist is not checked.
 
         Args:
             deployment: the deployment.

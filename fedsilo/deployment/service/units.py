@@ -81,8 +81,9 @@ class Unit:
     def text(self, systemd: int = 0) -> str:
         """Build the text of the systemd unit file for this service.
 
-        The service starts at boot, restarts after a failure without limit, and may write only to
-        its own folder and ``writable``. Access to devices is denied unless ``needs_devices`` is
+        The service starts at boot and may write only to its own folder and the paths in
+        ``writable``. It restarts after each failure, any number of times, but not after a normal
+        end. Access to devices is denied unless ``needs_devices`` is
         set. The service does not start if the file ``required`` is missing.
 
         Args:

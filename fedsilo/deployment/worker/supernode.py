@@ -185,11 +185,11 @@ def give_up_while_waiting(push: Callable[..., None], waits: Any) -> Callable[...
 
 
 def main() -> None:
-    """Run ``flower-supernode`` with the arguments of this process, but let it wait less.
+    """Run ``flower-supernode`` with this process's arguments, but shorten Flower's waits.
 
-    The function never returns. The process ends with code 1 when the server is lost or the parent
-    process ends. If Flower's own waits remain, because its version is unknown, stderr gets a line
-    with the reason.
+    The process ends with code 1 when the server is lost or the parent process ends, so the caller
+    never continues. If Flower's own waits remain, because its version is unknown, a line on stderr
+    gives the reason.
     """
     from flwr.supercore.version import package_version
     from flwr.supernode.cli.flower_supernode import flower_supernode
