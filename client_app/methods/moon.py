@@ -31,7 +31,8 @@ class MoonSite(SiteMethod):
     def open(self, lab: Lab) -> SiteNetwork:
         """Build the network with the received weights, on the compute device.
 
-        Except in the final evaluation, it also has the projection head.
+        In every phase but the final evaluation (``EVALUATE``), the network also gets the projection
+        head, with its received weights.
 
         Raises:
             SettingError: the arrays do not fit the network.
@@ -44,11 +45,12 @@ class MoonSite(SiteMethod):
         return lab.compute.place(network)
 
     def train(self, lab: Lab) -> Outgoing:
-        """Train towards the global model's representations, and away from the last own model's.
+        """Train towards the global model's representations, and away from the previous model's.
 
-        In the site's first round there is no last own model, and the network's own loss is used.
-        The trained network and its projection head are sent, and are stored as the last own model
-        for the next round.
+        The previous model is the one that this site trained and stored in its last round. In the
+        site's first round there is none, and the network's own loss is used. The trained network
+        and its projection head are sent to the server. A copy is stored as the next round's
+        previous model.
         """
         network = cast(TokenClassifier, lab.open())
         lab.measure(network)

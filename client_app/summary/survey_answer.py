@@ -256,10 +256,13 @@ class AnswerBuilder:
     def answer(self) -> Survey:
         """Build the answer to a survey: statistics of the site's samples without small counts.
 
-        The answer says where it comes from and which classes and features it describes. It counts
-        the samples that are in no split, and has the statistics of each split
-        (``_describe_splits``). Files, such as images, are also described (``_describe_files``),
-        unless fedsilo has cut the silo from a shared data set, whose files belong to many sites.
+        Counts below ``floor`` ('privacy.sums-min-count') do not leave the site. The answer names
+        the site, its classes and the features that are described. It has statistics of the
+        training, validation and test splits (``_describe_splits``). It also counts the samples that
+        were left out of all splits, because they are incomplete or unreadable.
+
+        Files, such as images, are described too (``_describe_files``). The exception is a silo that
+        fedsilo has cut from a shared data set, because those files belong to many sites.
 
         Raises:
             DataError: a file cannot be read again.
@@ -281,11 +284,11 @@ class AnswerBuilder:
     def _describe_splits(self, measures: list[Measure]) -> dict[str, Any]:
         """Return the survey's parts that have a value per split, by the part's name.
 
-        The parts are "samples" and "labels" (counts), "means" (with standard deviations),
-        "percentiles" and "histograms". Each part maps a split to its value. In the last three parts
-        this value maps the name of a measure, one feature of all samples, to its statistics. Only
-        measures with bin edges or levels have a histogram. Empty splits are left out, and counts
-        that must not leave are None.
+        A measure holds the values of one feature for all samples. The parts are "samples" and
+        "labels" (counts), "means" (with standard deviations), "percentiles" and "histograms". Each
+        part maps a split's name to its value. In the last three parts, this value maps a measure's
+        name to the statistics of the measure. Only measures with bin edges or levels have a
+        histogram. Empty splits are left out. Counts that must not leave the site are None.
         """
         labels = self.site.silo.label_counts()
         described = _SplitParts()
@@ -303,11 +306,17 @@ class AnswerBuilder:
         return vars(described)
 
     def _describe_files(self, files: list[Measure]) -> dict[str, Any]:
-        """Return histograms and percentiles of the site's files (such as widths), by survey part.
+        """Return histograms and percentiles of the features of the site's files, by survey part.
 
-        The keys are "files" and "file_percentiles". Each maps the name of a measure, one feature of
-        all files, to its value, and is empty without files. If a measure has values under several
-        keys, a later key overwrites the histogram, and the percentiles if it has any.
+        A measure holds the values of one feature, such as the image width, for all files. The
+        result has two parts. "files" maps each measure's name to its histogram, in which counts
+        that must not leave are None. "file_percentiles" maps each measure's name to its
+        percentiles, and lacks measures with too few values. Both are empty if there are no
+        measures. A measure of files usually has all its values under one split name. If it has
+        several, a later split's histogram and percentiles overwrite an earlier split's.
+
+        Args:
+            files: the measures of the files.
         """
         histograms: dict[str, list[Count]] = {}
         percentiles: dict[str, tuple[float, float]] = {}

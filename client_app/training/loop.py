@@ -35,11 +35,12 @@ Objective = Callable[[Tensor, Tensor], Tensor]
 
 
 def batches(count: int, size: int, rng: torch.Generator, smallest: int = 1) -> list[Tensor]:
-    """Shuffle the indices 0 to ``count`` - 1 into batches (size,); the last may differ in size.
+    """Shuffle the indices 0 to ``count`` - 1, and cut them into batches of ``size`` indices.
 
-    A last batch of one sample is joined to the previous batch, because batch norm has no variance
-    over a single 1x1 map. A last batch of fewer than ``smallest`` samples is joined too, because
-    its gradient would depend on too few patients. If there is only one batch, it is never changed.
+    The last batch may be smaller. A last batch of one sample is joined to the previous batch,
+    because batch norm has no variance if a channel has only one value, as in a 1x1 feature map. A
+    last batch of fewer than ``smallest`` samples is joined too, because its gradient would depend
+    on too few patients. If there is only one batch, it is never changed.
 
     Args:
         count: the number of samples in the epoch.
