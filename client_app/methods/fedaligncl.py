@@ -111,9 +111,9 @@ class FedAlignCLSite(SiteMethod):
         epoch, but the network, as it is now, does not. The share of forgotten samples is also
         reported as a metric.
 
-        The right predictions of the last epoch's end are not stored if this epoch has no
-        curriculum, or if the site missed that end. Then the result is None, which means a random
-        order, and nothing is reported.
+        The comparison needs the site's predictions at the end of the last epoch. They are not
+        stored if this epoch has no curriculum, or if the site missed the last epoch's final round.
+        Then the result is None, which means a random order, and nothing is reported.
 
         Raises:
             SiteError: the site has more or fewer training samples than at the end of the last
