@@ -78,7 +78,7 @@ class SiteMethod(ABC):
         """
 
     def open(self, lab: Lab) -> SiteNetwork:
-        """Build the network to train and measure; by default with all received arrays."""
+        """Build the network to train and measure; by default with the received weights."""
         return lab.classifier(lab.arrays())
 
     @abstractmethod
@@ -86,10 +86,12 @@ class SiteMethod(ABC):
         """Train at this site, and return the arrays that leave and those that stay."""
 
     def follow(self, part: MaskedPart, sites: int, before: ProvenSum | None) -> None:
-        """Check that the message asks what this site itself computes from the sum before it.
+        """Check that the server's message asks for what must follow from the sum before it.
 
-        It is called at trust 'sums' before the training, if the method's settings have
-        ``proves_sums`` (the server proves each sum to the sites). Such a method overrides it.
+        The site computes this itself from the sum of the round before. So the server cannot choose
+        freely at which values it asks for sums. The check is made at trust 'sums' before the
+        training, if the method's settings have ``proves_sums`` (the server proves each sum to the
+        sites). Such a method overrides this function.
 
         Args:
             part: the message, with its instruction and the received arrays.

@@ -66,8 +66,8 @@ class MoonSite(SiteMethod):
         """Build the loss: the network's own loss plus mu times the model-contrastive loss (eq. 4).
 
         The contrastive loss pulls the network's representations towards those of the global model,
-        and pushes them away from those of the site's previous model. Both are fixed networks. mu is
-        'moon.contrast-mu'.
+        and pushes them away from those of the site's previous model. Both models are fixed copies,
+        which are not trained. mu is 'moon.contrast-mu'.
 
         Args:
             network: the network to train. A frozen copy of its present state is the global model.

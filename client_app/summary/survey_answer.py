@@ -256,10 +256,11 @@ class AnswerBuilder:
     def answer(self) -> Survey:
         """Build the answer to a survey: statistics of the site's samples without small counts.
 
-        Counts below ``floor`` ('privacy.sums-min-count') do not leave the site. The answer names
-        the site, its classes and the features that are described. It has statistics of the
-        training, validation and test splits (``_describe_splits``). It also counts the samples that
-        were left out of all splits, because they are incomplete or unreadable.
+        A count below the hospital's 'sums-min-count' is None in the answer. At a simulated site the
+        run's 'privacy.sums-min-count' decides. The answer names the site, its classes and the
+        features that are described. It has statistics of the training, validation and test splits
+        (``_describe_splits``). It also counts the samples that were left out of all splits, because
+        they are incomplete or unreadable.
 
         Files, such as images, are described too (``_describe_files``). The exception is a silo that
         fedsilo has cut from a shared data set, because those files belong to many sites.
@@ -328,7 +329,11 @@ class AnswerBuilder:
 
     @property
     def floor(self) -> int:
-        """The smallest count that may leave; at a hospital its own limits decide, never the run."""
+        """The smallest count that may leave the site.
+
+        It is the hospital's own limit 'sums-min-count', whatever the run's settings say. Only at a
+        simulated site it is the run's 'privacy.sums-min-count'.
+        """
         if self.site.simulated:
             return self.site.settings.sums_min_count
         return self.site.limits.sums_min_count
@@ -400,16 +405,19 @@ class AnswerBuilder:
     ) -> dict[str, tuple[float, float]]:
         """Return the 5th and the 95th percentile of each measure's values, by the measure's name.
 
-        A measure is one feature of all samples or files. About 5 % of its known values lie beyond
-        each percentile. If these are fewer than the smallest count that may leave, the measure is
-        left out. Measures with levels are left out too, and at a real site those with at most 10
-        distinct values.
+        A measure holds the values of one feature for all samples or files. Three kinds of measures
+        are left out:
+
+        - Those of which 5 % of the known values are fewer than the smallest count that may leave
+          (``floor``). These values lie beyond each percentile, so they hide an outlier.
+        - Those with levels (categories), or without a known value.
+        - At a real site, those with at most 10 distinct values.
 
         Args:
             measures: the measures.
-            split: the split, or for measures of files the key of their values.
+            split: the split's name, a key of the measures' ``values``.
             include_few_values: True to include measures with at most 10 distinct values, such as
-                file sizes.
+                image widths, at a real site too.
         """
         found = {}
         for one in measures:
@@ -425,9 +433,10 @@ class AnswerBuilder:
     ) -> Values | None:
         """Return a measure's values in a split without the missing ones (NaN), or None.
 
-        A measure is one feature of all samples or files. The result is None if the measure has
-        levels or no known value. Unless ``include_few_values`` is True, a real site also returns
-        None for at most 10 distinct values. A mean over so few distinct values would reveal counts.
+        A measure holds the values of one feature for all samples or files. The result is None if
+        the measure has levels (categories), or no known value in the split. Unless
+        ``include_few_values`` is True, a real site also returns None if there are at most 10
+        distinct values, because a mean over them would reveal counts.
         """
         values = measure.values[split]
         known = values[~np.isnan(values)]
