@@ -126,10 +126,10 @@ class SiteMethod(ABC):
 def on_own_labels(lab: Lab, network: SiteNetwork) -> Iterator[Measured]:
     """Yield ``network`` for a measurement on only the labels that the site has training samples of.
 
-    It is yielded once, in the final evaluation, if some test samples have other labels. In any
-    other case nothing is yielded, because the metrics would equal the usual ones or are not needed
-    yet. The metrics are the task's headline metric and the loss, named ``own-labels-<metric>``,
-    such as ``own-labels-accuracy``.
+    It is yielded once, in the final evaluation, if some test samples have labels that no training
+    sample of the site has. In any other case nothing is yielded, because the metrics would equal
+    the usual ones or are not needed yet. The metrics are the task's headline metric and the loss,
+    named ``own-labels-<metric>``, such as ``own-labels-accuracy``.
     """
     known = torch.unique(lab.task.strata(lab.silo.train.labels))
     ends = lab.instruction.phase == EVALUATE

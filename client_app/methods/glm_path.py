@@ -141,6 +141,8 @@ def _total_of(answered: FitProgress, before: ProvenSum, common: CommonSettings) 
 def _step_after(model: FittedModel, answered: FitProgress, vector: Floats | None) -> FitProgress:
     """Compute the question that follows an answered question, as the server computes it.
 
+    A question is what the server asks sums for: the columns' units, the coefficients and the scale.
+
     Args:
         model: the regression's family and columns.
         answered: the question before.

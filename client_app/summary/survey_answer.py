@@ -456,5 +456,9 @@ def _declare(measure: Measure) -> MeasuredFeature:
 
 
 def fingerprint(silo: Silo) -> Mapping[str, str]:
-    """Return the digests that identify a silo's data: its schema and its fingerprints, by name."""
+    """Return the digests that identify a silo's data, by name.
+
+    They are "schema", a digest of the columns, or of the classes and image size, and one digest of
+    the data of each split, under the split's name.
+    """
     return {"schema": silo.schema, **silo.fingerprints}
