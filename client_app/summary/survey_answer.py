@@ -362,10 +362,11 @@ class AnswerBuilder:
     def _count_left_out(self, rows: LeftOutRows) -> LeftOut:
         """Count the samples that are in no split, and per column those without a valid value.
 
-        Counts that must not leave are None. With the floor f, the number of left-out samples is
-        None if it is below f. A column's count is None if it is below f. It is also None if fewer
-        than f left-out samples have a valid value, because a reader could subtract the count from
-        the total. A floor of 1 or less hides nothing.
+        A count that must not leave the site is None. The smallest count that may leave is f
+        (``floor``). The number of left-out samples is None if it is below f, and so is a column's
+        count. A column's count is also None if fewer than f left-out samples have a valid value in
+        the column, because a reader could compute their number from the total. A floor of 1 or less
+        hides nothing.
         """
         missing = {}
         for name, count in rows.missing.items():
@@ -377,10 +378,11 @@ class AnswerBuilder:
     def _means(self, measures: list[Measure], split: str) -> Iterator[tuple[str, MeanAndDeviation]]:
         """Yield each measure's name with the mean and standard deviation of its values in a split.
 
-        A measure is one feature of all samples. It must be numeric, have declared bin edges, and
-        have at least as many known values as the smallest count that may leave. A real site first
-        clips values beyond the outer edges to them, which hides outliers, and then leaves out
-        measures with at most 10 distinct values. The deviation divides by n.
+        A measure holds the values of one feature for all samples. It is left out if it has no
+        declared bin edges, or fewer known values than the smallest count that may leave
+        (``floor``). A real site first clips the values to the range from the first edge to the last
+        one, which hides outliers. It then leaves out measures with at most 10 distinct values. The
+        standard deviation divides by n.
 
         Args:
             measures: the measures.
