@@ -197,10 +197,13 @@ class Lab:
     def measure(self, network: SiteNetwork) -> None:
         """Measure the received model on validation and test data; add the results to ``metrics``.
 
-        The keys are ``incoming.val.<metric>`` and ``incoming.test.<metric>``. A split without
-        samples adds no metrics. If the server did not ask for metrics, nothing is measured. If the
-        hospital has its own cap on epsilon, ``measure_splits`` records the parts of single samples,
-        and nothing is added to ``metrics``.
+        Nothing is measured if the server's request has ``evaluate`` off. The keys of the results
+        are ``incoming.val.<metric>`` and ``incoming.test.<metric>``. A split without samples adds
+        no metrics.
+
+        If the hospital has its own cap on epsilon, nothing is added to ``metrics``. Instead,
+        ``measure_splits`` records each sample's contribution to the metrics, and ``pack`` later
+        adds noise to the sums of the contributions.
 
         Args:
             network: the network of the received model, on the compute device.

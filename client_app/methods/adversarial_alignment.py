@@ -213,7 +213,11 @@ def open_discriminator(lab: Lab, width: int) -> Discriminator:
 
 
 def kept_discriminator(lab: Lab) -> dict[str, Tensor]:
-    """Return the discriminator's stored arrays, to store again in a round without alignment."""
+    """Return the stored arrays of the site's discriminator, and of its optimiser.
+
+    A round without alignment does not change them, and stores them again. The result is empty if
+    none are stored.
+    """
     kept = (DISCRIMINATOR, _MOMENTS)
     return {name: array for name, array in lab.state().items() if name.startswith(kept)}
 

@@ -78,7 +78,7 @@ class SiteMethod(ABC):
         """
 
     def open(self, lab: Lab) -> SiteNetwork:
-        """Build the network to train and measure; by default with all received arrays."""
+        """Build the network to train and measure; by default with the received weights."""
         return lab.classifier(lab.arrays())
 
     @abstractmethod
@@ -86,10 +86,12 @@ class SiteMethod(ABC):
         """Train at this site, and return the arrays that leave and those that stay."""
 
     def follow(self, part: MaskedPart, sites: int, before: ProvenSum | None) -> None:
-        """Check that the message asks what this site itself computes from the sum before it.
+        """Check that the server's message asks for what must follow from the sum before it.
 
-        It is called at trust 'sums' before the training, if the method's settings have
-        ``proves_sums`` (the server proves each sum to the sites). Such a method overrides it.
+        The site computes this itself from the sum of the round before. So the server cannot choose
+        freely at which values it asks for sums. The check is made at trust 'sums' before the
+        training, if the method's settings have ``proves_sums`` (the server proves each sum to the
+        sites). Such a method overrides this function.
 
         Args:
             part: the message, with its instruction and the received arrays.
@@ -124,10 +126,10 @@ class SiteMethod(ABC):
 def on_own_labels(lab: Lab, network: SiteNetwork) -> Iterator[Measured]:
     """Yield ``network`` for a measurement on only the labels that the site has training samples of.
 
-    It is yielded once, in the final evaluation, if some test samples have other labels. In any
-    other case nothing is yielded, because the metrics would equal the usual ones or are not needed
-    yet. The metrics are the task's headline metric and the loss, named ``own-labels-<metric>``,
-    such as ``own-labels-accuracy``.
+    It is yielded once, in the final evaluation, if some test samples have labels that no training
+    sample of the site has. In any other case nothing is yielded, because the metrics would equal
+    the usual ones or are not needed yet. The metrics are the task's headline metric and the loss,
+    named ``own-labels-<metric>``, such as ``own-labels-accuracy``.
     """
     known = torch.unique(lab.task.strata(lab.silo.train.labels))
     ends = lab.instruction.phase == EVALUATE

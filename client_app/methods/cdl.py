@@ -32,10 +32,10 @@ class CDLSite(DecentralisedSite):
         """Train the main model and the support model together; send the main model and store both.
 
         The support model is a second model that never leaves the silo. If the server asks for
-        metrics, the received consensus model or, without it, the silo's own model is measured
-        first. The main model starts from the silo's own model mixed with its neighbours' models.
-        Both models are trained on the same batches with the loss of ``_divergence_loss``, by two
-        optimisers with the same settings.
+        metrics, the received mean of all silos' models is measured first or, if the server sent
+        none, the silo's own model. The main model starts from the silo's own model mixed with its
+        neighbours' models. Both models are trained on the same batches with the loss of
+        ``_divergence_loss``, by two optimisers with the same settings.
 
         In the silo's first round there is no stored support model. Then only the main model is
         trained, with the usual loss, and a copy of it is stored as the support model.
@@ -60,8 +60,8 @@ class CDLSite(DecentralisedSite):
         """Compute the main model's loss plus the divergence between both models, for one batch.
 
         The divergence is ``contrastive_divergence`` between the outputs of both models, with
-        'cdl.divergence-beta'. One term of it trains only the main model, and the other term trains
-        only the support model. The support model has no other loss.
+        'cdl.divergence-beta'. It has two terms: one trains only the main model, and the other
+        trains only the support model. The support model has no other loss.
 
         Args:
             batch: the inputs and labels, and the losses to use.

@@ -33,10 +33,13 @@ class DecentralisedSite(SiteMethod):
     trains_stacked = True
 
     def open(self, lab: Lab) -> SiteNetwork:
-        """Build the network with the received consensus model or, without it, the silo's own model.
+        """Build the network with the received mean model or, without it, the silo's own model.
+
+        The mean model is the mean of all silos' models. The server sends it only in some messages.
+        The silo's own model is the one that it stored in its last round.
 
         Raises:
-            SiteError: no consensus model was sent, and the silo has no stored model.
+            SiteError: the server sent no mean model, and the silo has no stored model.
         """
         return lab.classifier(lab.arrays(MODEL) or own_model(lab))
 
@@ -61,9 +64,10 @@ class DecentralisedSite(SiteMethod):
     def _start(self, lab: Lab) -> dict[str, Tensor]:
         """Return the weights to train from: the silo's own model mixed with its neighbours' models.
 
-        The own model is the stored one or, if none is stored, the received mean model. The message
-        has the weights of the mixture, one row of the mixing matrix. If the message has no
-        neighbours' models, the own model is returned unchanged.
+        The own model is the stored one or, if none is stored, the received mean model. The server's
+        message has the neighbours' models, and the weight of each model in the mixture (this silo's
+        row of the mixing matrix). If it has no neighbours' models, the own model is returned
+        unchanged.
 
         Raises:
             SiteError: there is neither a stored nor a received model, or neighbours' models came
@@ -80,8 +84,8 @@ class DecentralisedSite(SiteMethod):
         First ``network`` is yielded as it is, with the mean of the silos' models. More is yielded
         only in the final evaluation, if the silo has stored its own model:
 
-        - ``network`` is loaded with the own model and yielded again. Those of its accuracy,
-          balanced accuracy, AUC and loss that the task has are reported as ``own-<metric>``.
+        - ``network`` is loaded with the own model and yielded again. Its accuracy, balanced
+          accuracy, AUC and loss, as far as the task has them, are reported as ``own-<metric>``.
         - If some test samples have labels that the silo never trained on, the own model is yielded
           once more, to be measured only on the labels that it was trained on.
 

@@ -27,8 +27,8 @@ class EnsembleSite(LocalSite):
     def train(self, lab: Lab) -> Outgoing:
         """Train the site's own model, and store it for the next round.
 
-        The model is measured first, if the server asks for metrics. The trained model is also sent,
-        but only if the server asks for arrays.
+        The model is measured first, if the server asks for metrics. The trained model is also sent
+        to the server, but only if the server asks for arrays.
         """
         network = lab.open()
         lab.measure(network)

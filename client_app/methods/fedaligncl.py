@@ -111,9 +111,9 @@ class FedAlignCLSite(SiteMethod):
         epoch, but the network, as it is now, does not. The share of forgotten samples is also
         reported as a metric.
 
-        The right predictions of the last epoch's end are not stored if this epoch has no
-        curriculum, or if the site missed that end. Then the result is None, which means a random
-        order, and nothing is reported.
+        The comparison needs the site's predictions at the end of the last epoch. They are not
+        stored if this epoch has no curriculum, or if the site missed the last epoch's final round.
+        Then the result is None, which means a random order, and nothing is reported.
 
         Raises:
             SiteError: the site has more or fewer training samples than at the end of the last
@@ -185,10 +185,12 @@ class FedAlignCLSite(SiteMethod):
         return kept
 
     def _embedding_count(self, lab: Lab) -> int:
-        """Return the number of embeddings to send: as requested, at most 'shared-embeddings'.
+        """Return the number of embeddings to send to the server after this round's training.
 
-        The number is 0 if the next round does not align embeddings, and so does not need them. A
-        negative request counts as 0. Whether the site has that many samples is not checked here.
+        The server's message requests a number. The site sends that many, but at least 0 and at most
+        'shared-embeddings'. It sends none if the next round (this round's number + 1) belongs to an
+        epoch in which the settings align no embeddings, because nobody would use them. Whether the
+        site has that many samples is not checked here.
         """
         used = epoch_of(lab.instruction.round + 1, lab.common)
         if not self.settings.aligns(used):

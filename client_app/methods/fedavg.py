@@ -9,7 +9,10 @@ class FedAvgSite(SiteMethod):
     trains_stacked = True
 
     def train(self, lab: Lab) -> Outgoing:
-        """Train the global model on this silo, and send it."""
+        """Train the received global model on this silo's data, and send it to the server.
+
+        The received model is measured first, if the server asks for metrics.
+        """
         network = lab.open()
         lab.measure(network)
         lab.fit(network)

@@ -64,6 +64,6 @@ class FedAvgFTSite(SiteMethod):
         return Outgoing(network, keep=exchanged_arrays(network))
 
     def train_shared(self, lab: Lab, network: SiteNetwork) -> Outgoing:
-        """Train the received network in place, and return it to be sent."""
+        """Train the received global model in place, and return it to be sent to the server."""
         lab.fit(network)
         return Outgoing(network)

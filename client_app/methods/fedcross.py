@@ -10,9 +10,10 @@ class FedCrossSite(SiteMethod):
     trains_stacked = True
 
     def train(self, lab: Lab) -> Outgoing:
-        """Measure the mean of all models if it was sent, then train the drawn model and send it.
+        """Train the model that the server drew for this site, and send it back.
 
-        If no mean was sent, nothing is measured before the training.
+        If the message also has the mean of all models, the mean is measured first. Otherwise
+        nothing is measured before the training. Nothing is stored at the site.
         """
         network = lab.open()
         mean = lab.arrays(MODEL)

@@ -38,10 +38,13 @@ class FedDynSite(SiteMethod):
     def train(self, lab: Lab) -> Outgoing:
         """Train with two terms added to the loss, send the network, and store the local gradient.
 
-        The terms are minus the local gradient times the weights, and a penalty towards the received
-        weights. After the training, alpha times (trained minus received weights) is subtracted from
-        the local gradient. The gradient is 0 in the first round. If the server did not use this
-        site's last reply, the gradient continues from the last reply that the server used.
+        The local gradient has an array for each trained parameter. The site stores it from round to
+        round, and it is 0 in the site's first round. If the server did not use the site's last
+        reply, the gradient is the one from the last reply that the server used.
+
+        One term of the loss is minus the local gradient times the weights. The other is a penalty
+        that pulls the weights towards the received ones, with the factor alpha. After the training,
+        alpha times (trained minus received weights) is subtracted from the local gradient.
         """
         network, alpha = lab.open(), self.settings.regularisation_alpha
         lab.measure(network)

@@ -33,7 +33,11 @@ class FedEFMSite(DecentralisedSite):
     phases = ("train", "overseas", "distil")
 
     def overseas(self, lab: Lab) -> Outgoing:
-        """Train each visiting model on this silo's data (eq. 1), and send it back."""
+        """Train each visiting model on this silo's data (eq. 1), and send it to the server.
+
+        A visiting model is another silo's model, which the server sent here to be trained. The
+        trained model has the name of the silo that it came from.
+        """
         returned: dict[str, Tensor] = {}
         for owner, trained in self._train_models(lab, VISITOR).items():
             returned |= with_prefix(f"{VISITOR}{owner}/", trained)
@@ -68,11 +72,12 @@ class FedEFMSite(DecentralisedSite):
     train = distil  # No model has been overseas in round 1
 
     def _start(self, lab: Lab) -> dict[str, Tensor]:
-        """Return the weights from which the silo's own model starts; by default the home model.
+        """Return the weights from which the training of the silo's own model starts.
 
-        The home model is the silo's own, or the received mean ('fedefm.continue-from'). If
-        neighbours' models were sent (as with 'fedefm.visit' "average"), they are trained here
-        first. The start is then half the home model plus half the mean of the trained models.
+        They are those of the home model: the silo's own model, or the received mean of all silos'
+        models ('fedefm.continue-from'). If the server also sent neighbours' models (as with
+        'fedefm.visit' "average"), these are first trained on this silo's data. The start is then
+        half the home model plus half the mean of the trained models.
 
         Raises:
             SiteError: the message or the silo has no home model to start from (``_home_model``).

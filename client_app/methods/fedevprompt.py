@@ -153,10 +153,10 @@ class FedEvPromptSite(SiteMethod):
     def _maps(self, lab: Lab, vit: PromptedViT) -> dict[str, Tensor]:
         """Return attention maps of this site's training samples, named ``maps/<class>``.
 
-        Each array is (m, cells) with m up to 'fedevprompt.buffer-maps'. With
-        'fedevprompt.buffer-selection' "uncertainty", the maps are of the class's samples with the
-        lowest vacuity (the most evidence). Otherwise they are of random samples. A class without
-        samples has no array.
+        Each array is (m, cells), with the maps of m samples of the class, at most
+        'fedevprompt.buffer-maps'. If 'fedevprompt.buffer-selection' is "uncertainty", they are the
+        samples with the lowest vacuity, for which the network has the most evidence. Otherwise they
+        are drawn at random. A class without samples has no array.
         """
         train, count = lab.silo.train, self.settings.buffer_maps
 

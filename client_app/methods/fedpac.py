@@ -33,12 +33,14 @@ class FedPACSite(FedRepSite):
         return SiteMethod.open(self, lab)
 
     def train(self, lab: Lab) -> Outgoing:
-        """Train, and send the network and the class means before and after training.
+        """Train the network; send it with each class's mean embedding before and after training.
 
-        ``received/<class>`` (d + 1,) holds the mean embedding by the received network, and the mean
-        of the embeddings' squared lengths. ``prototype/<class>`` (d,) holds the mean embedding by
-        the trained network. Classes with too few training samples have neither. The method stores
-        no arrays at the site.
+        - ``received/<class>`` (d + 1,) is from the received network: the mean embedding of the
+          class, followed by the mean of the embeddings' squared lengths.
+        - ``prototype/<class>`` (d,) is from the trained network: the mean embedding of the class.
+
+        Classes with too few training samples have neither (``_class_means``). The site stores no
+        arrays.
         """
         network = cast(TokenClassifier, lab.open())
         lab.measure(network)
@@ -52,7 +54,12 @@ class FedPACSite(FedRepSite):
         )
 
     def body_objective(self, lab: Lab, network: SiteNetwork) -> Objective | None:
-        """Return the loss with the distance to the prototypes (eq. 4); None without prototypes."""
+        """Build the loss for the shared arrays: the usual loss plus a prototype distance (eq. 4).
+
+        A prototype is the global mean embedding of a class, which the server sent. The distance is
+        that of ``prototype_loss``, times 'alignment-weight'. If no prototypes were received, the
+        result is None, and the usual loss is used.
+        """
         classifier = cast(TokenClassifier, network)
         prototypes = with_prefix(PROTOTYPE, lab.arrays(PROTOTYPE))
         return prototype_loss(lab, classifier, prototypes, self.settings.alignment_weight)

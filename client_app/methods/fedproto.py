@@ -28,8 +28,10 @@ class FedProtoSite(LocalSite):
     def train(self, lab: Lab) -> Outgoing:
         """Train near the global prototypes, then send this site's prototype (l * c,) of each class.
 
-        A prototype is the mean of the flattened tokens over a class. A class with too few training
-        samples is not sent. The network is stored at the site.
+        A site's prototype of a class is the mean of the network's flattened tokens over the class's
+        training samples. The received global prototypes attract the tokens during the training
+        (``prototype_loss``). A class with too few training samples is not sent. The network itself
+        is not sent, but stored at the site.
         """
         network = cast(TokenClassifier, lab.open())
         lab.measure(network)

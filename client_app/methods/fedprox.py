@@ -31,7 +31,11 @@ class FedProxSite(SiteMethod):
         refuse_forgetful(session.settings, least, mu)
 
     def train(self, lab: Lab) -> Outgoing:
-        """Train the global model with the proximal term, and send it."""
+        """Train the received global model with the proximal term, and send it to the server.
+
+        The received model is measured first, if the server asks for metrics. The term pulls the
+        weights towards the received ones, with the factor 'fedprox.proximal-mu'.
+        """
         network = lab.open()
         lab.measure(network)
         lab.fit(network, penalty=proximal(network, self.settings.proximal_mu))

@@ -74,7 +74,22 @@ class GLMSite(SiteMethod):
             read_patients(session, self.settings)
 
     def follow(self, part: MaskedPart, sites: int, before: ProvenSum | None) -> None:
-        """Check that the message asks the next question of the fit (``glm_path``)."""
+        """Check that the message asks for the next sums of the fit, at trust 'sums'.
+
+        The hospital computes itself, from the sum of the round before, at which coefficients the
+        server must ask for the next sums (``follow_path``).
+
+        Args:
+            part: the message.
+            sites: the number of hospitals in the sum that the message asks for.
+            before: the sum of the round before; None in round 1.
+
+        Raises:
+            RefusedError: the message asks for anything else, or the fit has ended.
+            SettingError: the settings name a column that the table lacks, or name one twice.
+            SiteError: the message's notes cannot be read.
+            CheckpointError: the hospital's record of the fit is damaged, or cannot be written.
+        """
         follow_path(part, self.settings, sites, before)
 
     def train(self, lab: Lab) -> Outgoing:

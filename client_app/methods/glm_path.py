@@ -112,13 +112,22 @@ def follow_path(
 
 
 def _total_of(answered: FitProgress, before: ProvenSum, common: CommonSettings) -> Floats | None:
-    """Compute the total that answers a question from the proven sum, as the server computes it.
+    """Compute the answer to the question before: the sums over all hospitals, as the server does.
 
-    The sites divided their numbers by the question's scale, so the total is multiplied by it. The
-    result is None if a hospital had to clip its numbers, because the total is then wrong.
+    Each hospital divided its numbers by the question's scale, so that they fit the range of the
+    masked sum. Here the joined sums are multiplied by this scale again.
+
+    Args:
+        answered: the question before, of which only ``scale`` is used.
+        before: the proven sum of the hospitals' answers to it.
+        common: the run's settings.
+
+    Returns:
+        The sums, (m,). None if a hospital had to clip its numbers, because the sums are then wrong.
 
     Raises:
-        RefusedError: a hospital could not answer, so the fit must end.
+        RefusedError: in ``before`` at least one hospital counts as failed, because it could not
+            answer. The fit must then end.
     """
     if before.failed:
         raise _refusal("follows a round in which a hospital could not answer")
@@ -131,6 +140,8 @@ def _total_of(answered: FitProgress, before: ProvenSum, common: CommonSettings) 
 
 def _step_after(model: FittedModel, answered: FitProgress, vector: Floats | None) -> FitProgress:
     """Compute the question that follows an answered question, as the server computes it.
+
+    A question is what the server asks sums for: the columns' units, the coefficients and the scale.
 
     Args:
         model: the regression's family and columns.

@@ -41,15 +41,17 @@ def send_class_means(
 ) -> Outgoing:
     """Build the reply with the mean of ``rows`` for each class; ``network`` is stored at the site.
 
-    A class with too few training samples is left out. In a private run the means get noise and are
-    charged to the ledger, and the reported counts decide which classes have too few.
+    The means are over this site's training samples. A class with too few of them is left out. In a
+    private run the means get noise, their epsilon is charged to the site's ledger, and the numbers
+    of samples that the site reports decide which classes have too few.
 
     Args:
         lab: the lab of the message.
         network: the site's own network, which computes ``rows``.
         prefix: each mean is sent as ``<prefix><class>``.
         rows: maps inputs (batch, *input_shape) to the rows (batch, d) that are averaged.
-        least: the minimum number of samples of a class; 'privacy.sums-min-count' may require more.
+        least: the minimum number of samples of a class; 'privacy.sums-min-count' counts instead if
+            it is larger.
     """
     least = max(least, lab.common.sums_min_count)
     means = class_means(network, lab.silo, lab.compute, rows, least, lab.privacy.means())
@@ -58,5 +60,8 @@ def send_class_means(
 
 
 def from_others(lab: Lab) -> dict[str, Tensor]:
-    """Return the received arrays except the run's initial weights, which begin with ``START``."""
+    """Return the arrays that come from other sites: all received ones but the initial weights.
+
+    The names of the run's initial weights begin with ``START``.
+    """
     return {name: array for name, array in lab.arrays().items() if not name.startswith(START)}

@@ -31,7 +31,8 @@ class MoonSite(SiteMethod):
     def open(self, lab: Lab) -> SiteNetwork:
         """Build the network with the received weights, on the compute device.
 
-        Except in the final evaluation, it also has the projection head.
+        In every phase but the final evaluation (``EVALUATE``), the network also gets the projection
+        head, with its received weights.
 
         Raises:
             SettingError: the arrays do not fit the network.
@@ -44,11 +45,12 @@ class MoonSite(SiteMethod):
         return lab.compute.place(network)
 
     def train(self, lab: Lab) -> Outgoing:
-        """Train towards the global model's representations, and away from the last own model's.
+        """Train towards the global model's representations, and away from the previous model's.
 
-        In the site's first round there is no last own model, and the network's own loss is used.
-        The trained network and its projection head are sent, and are stored as the last own model
-        for the next round.
+        The previous model is the one that this site trained and stored in its last round. In the
+        site's first round there is none, and the network's own loss is used. The trained network
+        and its projection head are sent to the server. A copy is stored as the next round's
+        previous model.
         """
         network = cast(TokenClassifier, lab.open())
         lab.measure(network)
@@ -64,8 +66,8 @@ class MoonSite(SiteMethod):
         """Build the loss: the network's own loss plus mu times the model-contrastive loss (eq. 4).
 
         The contrastive loss pulls the network's representations towards those of the global model,
-        and pushes them away from those of the site's previous model. Both are fixed networks. mu is
-        'moon.contrast-mu'.
+        and pushes them away from those of the site's previous model. Both models are fixed copies,
+        which are not trained. mu is 'moon.contrast-mu'.
 
         Args:
             network: the network to train. A frozen copy of its present state is the global model.

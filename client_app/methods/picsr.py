@@ -43,6 +43,8 @@ class PICSRSite(SiteMethod):
     def admit(self, session: SiteSession) -> None:
         """Check that the site has enough training samples for a prototype, by its reported counts.
 
+        A prototype is the mean of the site's training inputs.
+
         Raises:
             SiteError: the site has fewer training samples than 'picsr.prototype-min-count' or
                 'privacy.sums-min-count'.

@@ -60,7 +60,12 @@ class UEFLSite(SiteMethod):
         return lab.compute.place(UEFLNetwork(classifier, books, self.settings))
 
     def train(self, lab: Lab) -> Outgoing:
-        """Train network and codebooks (eq. 2, with the loss of eq. 7), and send both."""
+        """Train the network and its codebooks (eq. 2, with the loss of eq. 7), and send both.
+
+        A codebook is a set of learned vectors (codewords), and the network replaces each segment of
+        a token by the nearest codeword. The received model is measured first, if the server asks
+        for metrics.
+        """
         network = cast(UEFLNetwork, lab.open())
         lab.measure(network)
         lab.fit(network)
@@ -88,9 +93,9 @@ class UEFLSite(SiteMethod):
         than the hospital's 'sums-min-count'. The centroids are sent with the numbers of their
         features, and the number of centroids is reported as a metric.
 
-        If the message asks for codewords of a new book and 'uefl.codeword-start' is "gaussian",
-        nothing is clustered or sent, because the server draws them. Only 'uefl.codes' is reported
-        as the number.
+        The server asks for centroids to start a new codebook, or to refresh the first one. If it
+        starts a new one and 'uefl.codeword-start' is "gaussian", nothing is clustered or sent,
+        because the server draws the codewords itself. Then 'uefl.codes' is reported as the number.
 
         Raises:
             RefusedError: centroids are needed but the run is private, and centroids have no noise.

@@ -213,9 +213,11 @@ def settings_digest_of(common: CommonSettings, own: Any) -> str:
 def _was_dropped(keys: list[tuple[int, int]], instruction: Instruction) -> bool:
     """Tell whether the site had a state from before ``instruction``, and has deleted it since.
 
-    The caller has found no such state on disk. The answer is no in three cases: in round 1, if no
-    state is stored, and if all stored states are from the requested round, which is then the site's
-    first. Otherwise a later round is stored, and the answer is yes.
+    The caller has found no such state on the disk: every stored state is from the requested round
+    and step, or from later ones. So a state of a later round shows that older states were deleted.
+    The answer is yes if there is one and the requested round is not round 1. If all stored states
+    are from the requested round, the site stored its first state in that round, and the answer is
+    no. Without a stored state the answer is no, too.
 
     Args:
         keys: the (round, step) of all stored states.

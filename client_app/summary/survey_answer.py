@@ -256,10 +256,14 @@ class AnswerBuilder:
     def answer(self) -> Survey:
         """Build the answer to a survey: statistics of the site's samples without small counts.
 
-        The answer says where it comes from and which classes and features it describes. It counts
-        the samples that are in no split, and has the statistics of each split
-        (``_describe_splits``). Files, such as images, are also described (``_describe_files``),
-        unless fedsilo has cut the silo from a shared data set, whose files belong to many sites.
+        A count below the hospital's 'sums-min-count' is None in the answer. At a simulated site the
+        run's 'privacy.sums-min-count' decides. The answer names the site, its classes and the
+        features that are described. It has statistics of the training, validation and test splits
+        (``_describe_splits``). It also counts the samples that were left out of all splits, because
+        they are incomplete or unreadable.
+
+        Files, such as images, are described too (``_describe_files``). The exception is a silo that
+        fedsilo has cut from a shared data set, because those files belong to many sites.
 
         Raises:
             DataError: a file cannot be read again.
@@ -281,11 +285,11 @@ class AnswerBuilder:
     def _describe_splits(self, measures: list[Measure]) -> dict[str, Any]:
         """Return the survey's parts that have a value per split, by the part's name.
 
-        The parts are "samples" and "labels" (counts), "means" (with standard deviations),
-        "percentiles" and "histograms". Each part maps a split to its value. In the last three parts
-        this value maps the name of a measure, one feature of all samples, to its statistics. Only
-        measures with bin edges or levels have a histogram. Empty splits are left out, and counts
-        that must not leave are None.
+        A measure holds the values of one feature for all samples. The parts are "samples" and
+        "labels" (counts), "means" (with standard deviations), "percentiles" and "histograms". Each
+        part maps a split's name to its value. In the last three parts, this value maps a measure's
+        name to the statistics of the measure. Only measures with bin edges or levels have a
+        histogram. Empty splits are left out. Counts that must not leave the site are None.
         """
         labels = self.site.silo.label_counts()
         described = _SplitParts()
@@ -303,11 +307,17 @@ class AnswerBuilder:
         return vars(described)
 
     def _describe_files(self, files: list[Measure]) -> dict[str, Any]:
-        """Return histograms and percentiles of the site's files (such as widths), by survey part.
+        """Return histograms and percentiles of the features of the site's files, by survey part.
 
-        The keys are "files" and "file_percentiles". Each maps the name of a measure, one feature of
-        all files, to its value, and is empty without files. If a measure has values under several
-        keys, a later key overwrites the histogram, and the percentiles if it has any.
+        A measure holds the values of one feature, such as the image width, for all files. The
+        result has two parts. "files" maps each measure's name to its histogram, in which counts
+        that must not leave are None. "file_percentiles" maps each measure's name to its
+        percentiles, and lacks measures with too few values. Both are empty if there are no
+        measures. A measure of files usually has all its values under one split name. If it has
+        several, a later split's histogram and percentiles overwrite an earlier split's.
+
+        Args:
+            files: the measures of the files.
         """
         histograms: dict[str, list[Count]] = {}
         percentiles: dict[str, tuple[float, float]] = {}
@@ -319,7 +329,11 @@ class AnswerBuilder:
 
     @property
     def floor(self) -> int:
-        """The smallest count that may leave; at a hospital its own limits decide, never the run."""
+        """The smallest count that may leave the site.
+
+        It is the hospital's own limit 'sums-min-count', whatever the run's settings say. Only at a
+        simulated site it is the run's 'privacy.sums-min-count'.
+        """
         if self.site.simulated:
             return self.site.settings.sums_min_count
         return self.site.limits.sums_min_count
@@ -348,10 +362,11 @@ class AnswerBuilder:
     def _count_left_out(self, rows: LeftOutRows) -> LeftOut:
         """Count the samples that are in no split, and per column those without a valid value.
 
-        Counts that must not leave are None. With the floor f, the number of left-out samples is
-        None if it is below f. A column's count is None if it is below f. It is also None if fewer
-        than f left-out samples have a valid value, because a reader could subtract the count from
-        the total. A floor of 1 or less hides nothing.
+        A count that must not leave the site is None. The smallest count that may leave is f
+        (``floor``). The number of left-out samples is None if it is below f, and so is a column's
+        count. A column's count is also None if fewer than f left-out samples have a valid value in
+        the column, because a reader could compute their number from the total. A floor of 1 or less
+        hides nothing.
         """
         missing = {}
         for name, count in rows.missing.items():
@@ -363,10 +378,11 @@ class AnswerBuilder:
     def _means(self, measures: list[Measure], split: str) -> Iterator[tuple[str, MeanAndDeviation]]:
         """Yield each measure's name with the mean and standard deviation of its values in a split.
 
-        A measure is one feature of all samples. It must be numeric, have declared bin edges, and
-        have at least as many known values as the smallest count that may leave. A real site first
-        clips values beyond the outer edges to them, which hides outliers, and then leaves out
-        measures with at most 10 distinct values. The deviation divides by n.
+        A measure holds the values of one feature for all samples. It is left out if it has no
+        declared bin edges, or fewer known values than the smallest count that may leave
+        (``floor``). A real site first clips the values to the range from the first edge to the last
+        one, which hides outliers. It then leaves out measures with at most 10 distinct values. The
+        standard deviation divides by n.
 
         Args:
             measures: the measures.
@@ -391,16 +407,19 @@ class AnswerBuilder:
     ) -> dict[str, tuple[float, float]]:
         """Return the 5th and the 95th percentile of each measure's values, by the measure's name.
 
-        A measure is one feature of all samples or files. About 5 % of its known values lie beyond
-        each percentile. If these are fewer than the smallest count that may leave, the measure is
-        left out. Measures with levels are left out too, and at a real site those with at most 10
-        distinct values.
+        A measure holds the values of one feature for all samples or files. Three kinds of measures
+        are left out:
+
+        - Those of which 5 % of the known values are fewer than the smallest count that may leave
+          (``floor``). These values lie beyond each percentile, so they hide an outlier.
+        - Those with levels (categories), or without a known value.
+        - At a real site, those with at most 10 distinct values.
 
         Args:
             measures: the measures.
-            split: the split, or for measures of files the key of their values.
+            split: the split's name, a key of the measures' ``values``.
             include_few_values: True to include measures with at most 10 distinct values, such as
-                file sizes.
+                image widths, at a real site too.
         """
         found = {}
         for one in measures:
@@ -416,9 +435,10 @@ class AnswerBuilder:
     ) -> Values | None:
         """Return a measure's values in a split without the missing ones (NaN), or None.
 
-        A measure is one feature of all samples or files. The result is None if the measure has
-        levels or no known value. Unless ``include_few_values`` is True, a real site also returns
-        None for at most 10 distinct values. A mean over so few distinct values would reveal counts.
+        A measure holds the values of one feature for all samples or files. The result is None if
+        the measure has levels (categories), or no known value in the split. Unless
+        ``include_few_values`` is True, a real site also returns None if there are at most 10
+        distinct values, because a mean over them would reveal counts.
         """
         values = measure.values[split]
         known = values[~np.isnan(values)]
@@ -438,5 +458,9 @@ def _declare(measure: Measure) -> MeasuredFeature:
 
 
 def fingerprint(silo: Silo) -> Mapping[str, str]:
-    """Return the digests that identify a silo's data: its schema and its fingerprints, by name."""
+    """Return the digests that identify a silo's data, by name.
+
+    They are "schema", a digest of the columns, or of the classes and image size, and one digest of
+    the data of each split, under the split's name.
+    """
     return {"schema": silo.schema, **silo.fingerprints}

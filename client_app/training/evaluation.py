@@ -140,7 +140,15 @@ def measured_parts(
 
 
 def select_strata(split: Split, strata: Tensor, chosen_strata: Tensor) -> Split:
-    """Return the samples whose stratum, in ``strata`` (n,), is one of ``chosen_strata`` (k,)."""
+    """Return a new split with only the samples of the chosen strata, in their order.
+
+    A stratum is a group of samples that the task defines, such as those of one class.
+
+    Args:
+        split: the samples.
+        strata: the number of each sample's stratum, (n,).
+        chosen_strata: the numbers of the strata to return, (k,).
+    """
     chosen = torch.isin(strata, chosen_strata)
     return Split(split.inputs[chosen], split.labels[chosen])
 

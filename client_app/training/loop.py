@@ -35,11 +35,12 @@ Objective = Callable[[Tensor, Tensor], Tensor]
 
 
 def batches(count: int, size: int, rng: torch.Generator, smallest: int = 1) -> list[Tensor]:
-    """Shuffle the indices 0 to ``count`` - 1 into batches (size,); the last may differ in size.
+    """Shuffle the indices 0 to ``count`` - 1, and cut them into batches of ``size`` indices.
 
-    A last batch of one sample is joined to the previous batch, because batch norm has no variance
-    over a single 1x1 map. A last batch of fewer than ``smallest`` samples is joined too, because
-    its gradient would depend on too few patients. If there is only one batch, it is never changed.
+    The last batch may be smaller. A last batch of one sample is joined to the previous batch,
+    because batch norm has no variance if a channel has only one value, as in a 1x1 feature map. A
+    last batch of fewer than ``smallest`` samples is joined too, because its gradient would depend
+    on too few patients. If there is only one batch, it is never changed.
 
     Args:
         count: the number of samples in the epoch.
@@ -113,9 +114,9 @@ def add_gradients(
     """Add a batch's gradients to those of the parameters, and return the batch's loss.
 
     The loss is the mean over the batch plus the penalty. If 'train.micro-batch' is above 0, the
-    batch is computed in parts of about that many samples. The parts' losses are weighted by their
-    numbers of samples, so the gradients are those of the whole batch. Only batch norm sees one part
-    at a time.
+    batch is computed in parts of about that many samples, to save memory. Each part's loss is
+    weighted by its share of the samples, so the gradients are those of the whole batch. The
+    exception is batch norm, whose statistics are those of one part at a time.
 
     Args:
         objective: maps inputs and labels to a mean loss.
@@ -402,14 +403,14 @@ def round_steps(
 ) -> int:
     """Return the number of optimiser steps in a round, from which the learning rate follows.
 
-    The first rule that fits decides. A schedule includes a warm-up here.
+    A schedule of the learning rate includes a warm-up here. The first rule that fits decides:
 
-    - A private training has the steps of its mechanism.
-    - If epochs span rounds, a round has 'train.pace' steps. With a schedule, this rule applies only
-      to the site's own model.
-    - With a schedule, the batches over the training samples are counted by the training's own
-      settings, because a round may have several trainings.
-    - Without one, they are counted by the run's settings.
+    - A private training has as many steps as its DP-SGD takes in a round.
+    - If epochs span rounds, a round has 'train.pace' steps. The rule is skipped if there are both a
+      schedule and an ``aside``.
+    - In all other cases ``steps_of`` counts the batches of the training samples. With a schedule it
+      uses ``training.settings``, because a round may have several trainings of different length.
+      Without one it uses ``settings``.
 
     Args:
         training: the training, with its samples and its own settings.
@@ -427,10 +428,10 @@ def round_steps(
 
 
 def count_steps(steps: int, settings: CommonSettings, rounds: int) -> tuple[int, int]:
-    """Return the number of a site's optimiser steps in earlier rounds, and in all rounds.
+    """Return the number of a site's optimiser steps in earlier rounds, and in the whole run.
 
-    Each round is assumed to be as long as this one. The second number is 0 without a schedule or
-    warm-up of the learning rate.
+    Each round is assumed to have ``steps`` steps. If the learning rate has neither a schedule nor a
+    warm-up, the second number is 0, because nothing needs it.
 
     Args:
         steps: the optimiser steps of this round.
@@ -448,9 +449,10 @@ def anneal_evidence(
 ) -> Callable[[int], None]:
     """Return a function that sets the evidential KL weight before each pass of this round.
 
-    The function takes the index of the pass in the round, from 0. The weight is t / 10, at most 1,
-    where t is the number of passes over the samples in all rounds before this pass. If epochs span
-    rounds, t is this index plus the number of the epoch, from 0, in which the round is.
+    The weight scales the Kullback-Leibler term of an evidential loss. The function takes the index
+    of the pass in this round, from 0. It sets the weight to t / 10, at most 1. Here t is the number
+    of passes before this one, counted over all rounds. If epochs span rounds, t is instead the
+    index of the pass plus the number of this round's epoch, from 0.
 
     Args:
         training: the training; the evidential losses of its network get the weight.

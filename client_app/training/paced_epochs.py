@@ -71,8 +71,8 @@ def train_continued(
     new, or whose shape has changed, begins with new moments.
 
     Args:
-        training: the training; its ``optimiser`` is set here and, if epochs span rounds, its
-            ``plan``.
+        training: the training. This function sets its ``optimiser``. If epochs span rounds, it also
+            sets its ``plan``, the batches of this round.
         stored: the site's state before this message; may be empty.
         round_: the round, from 1.
         site: the site's name.
@@ -83,9 +83,10 @@ def train_continued(
         The mean loss over the last pass, and the arrays to store for the next round.
 
     Raises:
-        SiteError: the number of training samples has changed within the epoch, or the training
-            diverged.
-        RefusedError: the training is smaller than the hospital allows.
+        SiteError: the training diverged. Or the site's number of training samples is not the one
+            that it had in an earlier round of the same epoch.
+        RefusedError: the training has fewer steps, or fewer samples in a batch, than the hospital
+            requires.
     """
     network, settings = training.network, training.settings
 
@@ -137,7 +138,8 @@ def open_pacing(
         new_order: returns the order (samples,) of the samples in a given epoch.
 
     Raises:
-        SiteError: the number of training samples has changed within the epoch.
+        SiteError: the site's number of training samples is not the one that it had in an earlier
+            round of the same epoch.
     """
     epoch, size = epoch_of(round_, settings), batch_of(samples, settings)
     known = stored.get(f"{PREFIX}{_EPOCH}")

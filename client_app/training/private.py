@@ -18,7 +18,7 @@ from fedsilo.models.privacy.release import Release
 
 @dataclass(frozen=True)
 class PrivateTraining:
-    """The mechanism of one DP-SGD training that was already charged to the ledger."""
+    """The mechanism of one DP-SGD training, whose epsilon was already charged to the ledger."""
 
     settings: CommonSettings  # clip norm C, noise multiplier z and the length
     # The reported number of training samples; the real one would reveal who is there
@@ -28,7 +28,7 @@ class PrivateTraining:
 
     @property
     def rate(self) -> float:
-        """The sampling rate q of a sample per batch; 1 if a batch would have all samples."""
+        """The probability q that a sample is in a batch; see ``private_rate``."""
         return private_rate(self.settings, self.reported)
 
     def steps(self) -> int:
