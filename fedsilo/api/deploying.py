@@ -152,7 +152,7 @@ def logs(
 ) -> str:
     """Print the last lines of a member's log.
 
-    In Python, nothing is printed, and the lines are returned as one text.
+    This is the command. The Python function returns the lines as one text and prints nothing.
 
     Raises:
         FedsiloError: ``lines`` is below 1, ``member`` is not in the deployment, or its log does not

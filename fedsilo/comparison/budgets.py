@@ -286,8 +286,10 @@ class Budgets:
         return pd.DataFrame(records)
 
     def mark_unequal(self, results: pd.DataFrame) -> pd.DataFrame:
-        """Return a copy of a results table in which experiments with unequal budgets are marked.
+        """Return a copy of a results table that marks experiments of unequal budgets.
 
+        Marked are those whose budget differs from the budget of the first experiment on the same
+        data set.
         ``MARK`` is added to their names in the columns ``experiment`` and ``compared_with``, if the
         table has these columns.
         """
