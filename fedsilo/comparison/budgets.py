@@ -290,6 +290,7 @@ class Budgets:
 
         Marked are those whose budget differs from the budget of the first experiment on the same
         data set.
+
         ``MARK`` is added to their names in the columns ``experiment`` and ``compared_with``, if the
         table has these columns.
         """
@@ -335,9 +336,9 @@ def budget_of(settings: RunSettings, trials: int = 0) -> Budget:
 def planned_budgets(plans: Mapping[str, RunSettings], sources: RunSources) -> Budgets:
     """Build the budgets of experiments from their settings, before any run.
 
-    A budget also has the number of points (choices of values) that tuning tried. It comes from the
-    simulation file. If the file does not state it, or states 0, it comes from the results of
-    'fedsilo tune' in the folder of runs (see ``tuned_over``).
+    Besides its settings, a budget has the number of points (choices of values) that tuning tried.
+    It comes from the simulation file. If the file does not state that number, or states 0, it comes
+    from the results of 'fedsilo tune' in the folder of runs (see ``tuned_over``).
 
     Args:
         plans: the name of each experiment -> its settings.

@@ -169,7 +169,8 @@ class _ResultsTable:
         """Format a metric's value over seeds, in bold if it is among the ``best``.
 
         ``best`` has (experiment, group, metric) of each value in bold. ``seeds`` is the number of
-        the experiment's seeds. If fewer seeds have a value, the cell says how many. Without a row, the cell is empty.
+        the experiment's seeds. If fewer seeds have a value,
+        the cell says how many. Without a row, the cell is empty.
         """
         if row is None:
             return ""
