@@ -105,8 +105,8 @@ def finetune(
     A starting point in ``weights`` is a run, a file of a ViT's weights, 'timm:NAME' or 'scratch'.
     For each one, one network per seed is trained on the pooled training images of the sites. The
     epoch with the best validation metric is measured on the test images. Metrics, curves and the
-    best model of the first starting point are written to the folder ``out``. If a training fails,
-    nothing is written.
+    best model of the first starting point are written to the folder ``out``. If the training of
+    any network fails, nothing is written.
 
     Raises:
         FedsiloError: a starting point, setting or site is unknown, weights do not fit the network,

@@ -152,7 +152,7 @@ def logs(
 ) -> str:
     """Print the last lines of a member's log.
 
-    In Python, nothing is printed, and the lines are returned as one text.
+    The command prints the lines. The Python function returns them as one text instead.
 
     Raises:
         FedsiloError: ``lines`` is below 1, ``member`` is not in the deployment, or its log does not
@@ -258,9 +258,9 @@ def backup(
 ) -> MadeBackup:
     """Write an encrypted backup of a deployment while it runs.
 
-    The backup has the keys, the registrations, the SuperLink's database, all run directories with
-    their checkpoints, and the private state of sites on this machine. Hospitals on other machines
-    back up their own folders.
+    The backup contains the keys, the registrations, the SuperLink's database, all run directories
+    with their checkpoints, and the private state of sites on this machine. Hospitals on other
+    machines back up their own folders.
 
     Raises:
         FedsiloError: the file exists, the passphrase is unusable, the folder does not contain a

@@ -286,7 +286,10 @@ class Budgets:
         return pd.DataFrame(records)
 
     def mark_unequal(self, results: pd.DataFrame) -> pd.DataFrame:
-        """Return a copy of a results table in which experiments with unequal budgets are marked.
+        """Return a copy of a results table that marks experiments of unequal budgets.
+
+        Marked are those whose budget differs from the budget of the first experiment on the same
+        data set.
 
         ``MARK`` is added to their names in the columns ``experiment`` and ``compared_with``, if the
         table has these columns.
@@ -333,9 +336,9 @@ def budget_of(settings: RunSettings, trials: int = 0) -> Budget:
 def planned_budgets(plans: Mapping[str, RunSettings], sources: RunSources) -> Budgets:
     """Build the budgets of experiments from their settings, before any run.
 
-    A budget also has the number of points (choices of values) that tuning tried. It comes from the
-    simulation file. If the file does not state it, or states 0, it comes from the results of
-    'fedsilo tune' in the folder of runs (see ``tuned_over``).
+    Besides its settings, a budget has the number of points (choices of values) that tuning tried.
+    It comes from the simulation file. If the file does not state that number, or states 0, it comes
+    from the results of 'fedsilo tune' in the folder of runs (see ``tuned_over``).
 
     Args:
         plans: the name of each experiment -> its settings.

@@ -412,7 +412,7 @@ def _cell(interval: Any, most: int) -> str:
 
 
 def markdown_text(intervals: pd.DataFrame, metrics: Sequence[str]) -> str:
-    """Build the text of a Markdown file: for each metric an explanation and its table."""
+    """Build the text of a Markdown file: each metric's explanation and table of ``intervals``."""
     parts = []
     for metric in metrics:
         body = markdown_table(_lines(intervals, metric))

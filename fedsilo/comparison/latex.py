@@ -166,10 +166,11 @@ class _ResultsTable:
                 yield lower
 
     def _cell(self, row: Any, best: set[Any], seeds: int) -> str:
-        """Format a value over seeds, in bold if it is among the ``best``.
+        """Format a metric's value over seeds, in bold if it is among the ``best``.
 
-        ``seeds`` is the number of the experiment's seeds. If the value is over fewer seeds, the
-        cell says how many. Without a row, the cell is empty.
+        ``best`` has (experiment, group, metric) of each value in bold. ``seeds`` is the number of
+        the experiment's seeds. If fewer seeds have a value,
+        the cell says how many. Without a row, the cell is empty.
         """
         if row is None:
             return ""

@@ -217,8 +217,8 @@ def two_sided(later: str, earlier: str, samples: Samples, paired: bool) -> Outco
 def _outcome(test: Callable[[], Any], freedom: tuple[int, int] = (0, 0)) -> Outcome:
     """Run one of scipy's tests, and return its statistic and p value as an outcome.
 
-    Warnings are suppressed. If the p value is undefined (NaN), the outcome has the reason in its
-    place.
+    Warnings are suppressed. If the p value is undefined (NaN), the outcome has no p value, and
+    ``why`` says that the values leave the test undefined.
 
     Args:
         test: calls the test.

@@ -212,7 +212,7 @@ def group_lines(
         titles: metric -> title of its column.
         published: metric -> title of its column of published numbers; only metrics that have one.
         cell: formats a row of ``spreads``.
-        missing: the cell of a group that lacks a metric.
+        missing: the cell of a group that lacks a metric. Its published cell is empty.
     """
     columns = []
     for metric, title in titles.items():

@@ -169,7 +169,7 @@ def measurement(model: str, split: str, metric: str) -> str:
 def measurements(metrics: Mapping[str, object]) -> Iterable[tuple[str, str, str, float]]:
     """Yield (model, split, metric, value) for each measurement in ``metrics``, sorted by key.
 
-    A key counts as a measurement if it has at least two dots and does not end at the second. The
+    A key counts as a measurement if it has at least two dots and text after the second. The
     metric is all that follows the second dot. ``metric_names`` need not know the metric, because a
     hospital uses this function to decide which metrics it withholds. Other keys are skipped.
 

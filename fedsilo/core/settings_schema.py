@@ -303,8 +303,8 @@ def keys_in(cls: type, *groups: str) -> tuple[str, ...]:
 def keys_with(cls: type, *roles: str) -> tuple[str, ...]:
     """List the keys of all settings of a class that have any of the given roles.
 
-    A role is a label that ``setting`` gives to settings of several groups, such as "own" for those
-    that a site may override. The keys are in the order of declaration.
+    A role is a label that ``setting`` gives to some settings, such as "own" for those that a site
+    may override. The keys are in the order of declaration.
 
     Raises:
         ValueError: at least one of the roles belongs to no setting of ``cls``, so it is probably

@@ -216,8 +216,8 @@ class Survey(Part):
         """Build a site's answer to a survey from the entries of a ConfigRecord.
 
         Args:
-            config: name of a part, with '-' in place of '_' -> JSON string, for each part that the
-                site did not withhold.
+            config: name of a part -> its JSON string, for each part that the site did not
+                withhold. The names have '-' in place of '_'.
 
         Raises:
             ValueError, RecursionError: the entries are not a valid answer to a survey, perhaps

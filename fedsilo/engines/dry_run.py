@@ -20,7 +20,7 @@ _WEIGHT = 4  # bytes of a float32
 def describe_run(
     settings: RunSettings, resources: Mapping[str, Value], engine: str
 ) -> Iterator[str]:
-    """Check a planned run as its start would, and yield its plan, its cost and its folder as lines.
+    """Check that a planned run could begin, and yield lines on its plan, its cost and its folder.
 
     Nothing is run or written.
 

@@ -35,7 +35,7 @@ def _flat_settings(content: Any) -> Any:
     """Flatten nested settings to one mapping with keys ``group.key``, for validation by pydantic.
 
     None and other empty values become an empty mapping. Any other value that is not a mapping is
-    returned unchanged, because pydantic then rejects it with a better message.
+    returned unchanged, because pydantic then rejects it and names the fault.
 
     Raises:
         PydanticCustomError: ``flat_values`` refuses the settings, for example because a setting is

@@ -275,9 +275,9 @@ def _error_in(line: str) -> str:
 def ray_variables(address: str, variables: Mapping[str, str]) -> dict[str, str]:
     """Build the environment variables by which Ray finds its cluster.
 
-    For a running cluster, one of them passes further variables to the workers on other machines.
-    These are the variables of fedsilo and Flower, the number of OpenMP threads, and the workspace
-    of cuBLAS.
+    For a running cluster, a second variable holds those that Ray passes on to its workers on other
+    machines. These are the variables of fedsilo and Flower, the number of OpenMP threads, and the
+    workspace of cuBLAS.
 
     Args:
         address: the address of a running cluster. If it is empty, Ray starts a cluster for the run,

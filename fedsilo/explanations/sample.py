@@ -86,7 +86,7 @@ def explain_case(lab: Lab, network: SiteNetwork, cases: Split, row: int, title: 
 
 
 def refuse_row(silo: Silo, split: str, row: int) -> None:
-    """Check that a silo's split has a row with this number, counted from 0.
+    """Refuse a row number, counted from 0, that a silo's split does not have.
 
     Raises:
         DataError: the row is not in the split. The message says how many rows the split has.

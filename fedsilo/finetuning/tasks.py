@@ -301,7 +301,7 @@ class TrainedSeed:
 def _logits(network: nn.Module, inputs: Tensor, compute: Compute) -> Iterator[Tensor]:
     """Yield the class scores of each pixel of the images, for at most 32 images at a time.
 
-    The network is put in eval mode.
+    The network is put in eval mode. Gradients are not turned off here.
 
     Args:
         network: on the compute device.

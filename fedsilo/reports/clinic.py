@@ -431,9 +431,10 @@ def class_outcomes(
 ) -> list[ClassOutcome]:
     """Collect for each class of a site how many test samples it has and how well it is recognised.
 
-    A class without samples, or with a hidden number of samples, is left out. A count or an AUC that
-    the site does not have is None. If the numbers of names and counts differ, the result is empty.
-    This is so for tasks that count other groups than classes, such as censored patients.
+    A class without samples, or with a hidden number of samples, is left out. If the metrics lack
+    the number of right predictions, of false ones, or the AUC, that value is None. If the numbers
+    of names and counts differ, the result is empty. This is so for tasks that count other groups
+    than classes, such as censored patients.
 
     Args:
         metrics: the site's metrics from ``final_metrics``.

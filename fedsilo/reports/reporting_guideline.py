@@ -337,11 +337,11 @@ def _measures(run: Shown) -> str:
 
 
 def _imbalance(run: Shown) -> Item:
-    """Build item 13 on class imbalance: where the sizes of the classes can be read.
+    """Build item 13 on class imbalance, which says where to read the sizes of the classes.
 
-    For a number as outcome, the item does not apply and needs no answer. At trust levels at which
-    the task's counts do not leave the sites, a person must answer it. At trust level ``nobody``,
-    the answer mentions the hospitals' noise.
+    If the outcome is a number, the item does not apply. At trust levels at which the task's counts
+    do not leave the sites, a person must answer it. Otherwise a person must still add what was done
+    about the imbalance. At trust level ``nobody``, the answer mentions the hospitals' noise.
     """
     answer, place, missing = _GROUPS[run.task], "Sites", "what was done about it"
     if run.task == REGRESSION:

@@ -67,7 +67,8 @@ def site_name_fault(name: str) -> str | None:
     A name has 1 to 64 visible characters in the Unicode form NFC. It begins with a letter, a digit
     or '_', and has no character such as '/' or '$'. ``_find_fault`` checks these and some further
     rules. The name 'all' is refused too, because it stands for the mean over sites. The same holds
-    for a name that the form NFKC turns into 'all', such as 'all' in full-width letters.
+    for a name that the form NFKC turns into 'all', such as 'all' in full-width letters. Capitals
+    are another name: 'ALL' is accepted.
     """
     if is_site_name(name):
         # Another form of the same letters, such as full-width ones, would look like it

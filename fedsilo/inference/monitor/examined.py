@@ -127,7 +127,7 @@ def _join_names(first: str, second: str) -> str:
 
 
 def group_patients(pooled: Examined, column: GroupColumn) -> list[Group]:
-    """Count the patients and the correct predictions of each class, by group of a column.
+    """Count each class's patients and correct predictions in each group of a column.
 
     ``merge_small_groups`` merges the groups that are too small to be shown. The list is empty if
     all patients together are too few.

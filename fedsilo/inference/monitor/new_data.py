@@ -111,7 +111,7 @@ def _read_class_labels(model: TrainedModel) -> Mapping[str, Sequence[str]]:
 
 
 def _label_reader(task: str, classes: Mapping[str, Sequence[str]]) -> ReadLabel:
-    """Choose the function that converts the text of a label to a number, by the task.
+    """Choose the function that converts the text of a label to a number.
 
     For classification it gives the number of the class, and for regression the number itself. It
     gives None for an unknown label. For other tasks every label is unknown.

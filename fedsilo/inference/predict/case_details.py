@@ -143,8 +143,8 @@ class ValueTexts:
         """Describe the usual values of a column in training, from its features' ``rows`` (n, f).
 
         For a numeric column with more than five different values, the text is the range of 90 % of
-        the patients. If that leaves fewer than ``floor`` patients at or beyond each end, it is the
-        range of 50 %. If that range leaves too few as well, the text is empty.
+        the patients. If 5 % of the patients with known values are fewer than ``floor``, it is the
+        range of 50 %. If 25 % of them are fewer than ``floor`` as well, the text is empty.
 
         For any other column, ``_common`` lists the values that enough patients have, with the
         shares of these patients. The list may be empty.
@@ -177,6 +177,7 @@ class ValueTexts:
     def _common(self, column: str, names: Sequence[str], counts: Sequence[int]) -> str:
         """List the values that at least ``floor`` patients have, with their shares.
 
+        A share is of all patients in ``counts``. ``floor`` is the smallest count that may be shown.
         If the total would reveal the count of a hidden value, further values are hidden as well.
         """
         shown = suppress(counts, self.floor, self._secret, column)

@@ -13,7 +13,7 @@ from fedsilo.runs.finished_run import Shown
 
 
 def result(run: Shown, site: str | None) -> str:
-    """Summarise the mean AUC over findings on test samples in one sentence.
+    """State in one sentence the AUC on test samples, averaged over the findings.
 
     The sentence is about ``site``, or about the mean over all sites if ``site`` is None or empty.
     If no AUC may be shown, the sentence says so.

@@ -69,8 +69,8 @@ class Guard:
     def _refuse(self, scope: Scope) -> PlainTextResponse | None:
         """Return the reply that refuses a request, or None if the request may be answered.
 
-        The status of the reply is 403 if the request names an unknown host, as a request from
-        another web page would. Otherwise it is 405 if the method is neither GET nor HEAD.
+        The status of the reply is 403 if the request's header ``Host`` does not name a known host.
+        Otherwise it is 405 if the method is neither GET nor HEAD.
         """
         host = host_name(Headers(scope=scope).get("host", ""))
         if not self._is_known(host):
