@@ -160,7 +160,8 @@ class ValueTexts:
         if len(found) <= _FEW:
             return self._common(column.name, [f"{one:.4g}" for one in found], counts.tolist())
         for share in (0.05, 0.25):
-            # No end is a single patient's value: ``floor`` patients or more are at or beyond it
+            # An end may equal one patient's value, but it is never the smallest or the largest:
+            # ``floor`` patients or more are at or beyond it
             if len(known) * share >= self.floor:
                 low, high = np.quantile(known[:, 0], (share, 1 - share))
                 return f"{low:.4g} to {high:.4g} ({1 - 2 * share:.0%} of patients)"
