@@ -160,9 +160,10 @@ def grouped_refusals(refused: Iterable[str]) -> list[str]:
 def needed_sites(met: Participants, settings: CommonSettings) -> int:
     """Return the number of sites that a run needs.
 
-    It is 'run.min-sites' or, if that is 0, the number of sites in 'server.sites'. If that setting
-    is empty too, it is the number of nodes in ``met.asked``. Outside a simulation, a node that
-    repeats another node's site is not among these.
+    It is 'run.min-sites' if that is above 0. Otherwise it is the number of sites in 'server.sites'.
+    If 'server.sites' is empty, it is the number of nodes in ``met.asked``, the nodes that are not
+    asked again. In a deployment, ``met.asked`` leaves out a node that states the same site as
+    another node.
     """
     return settings.min_sites or len(met.terms.sites) or len(met.asked)
 

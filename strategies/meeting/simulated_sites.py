@@ -54,11 +54,13 @@ class SimulatedSites(Grid):
         return [_FIRST_NODE + partition for partition in range(self._sites)]
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        """Send each message to a SuperNode that answers for its site, and return the message ids.
+        """Send each message for a simulated site to a SuperNode, and return the message ids.
 
-        A record in the message names the simulated site. With n SuperNodes, the message to site k
-        goes to SuperNode k modulo n. Any SuperNode can answer for any site, because a simulated
-        site keeps its state in files under its own name, never in the SuperNode's context.
+        The destination of each message is the node id of a simulated site. A copy of the message is
+        sent, with an added record that gives the site's number and the number of sites. With n
+        SuperNodes sorted by id, the message for site k goes to SuperNode k modulo n, both from 0.
+        Any SuperNode can answer for any site, because a simulated site keeps its state in files
+        under its own name.
         """
         supernodes = sorted(self._grid.get_node_ids())
         sent = []
