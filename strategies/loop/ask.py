@@ -30,10 +30,10 @@ class TooFewSitesError(SiteError):
 
 @dataclass(frozen=True)
 class ExactSum:
-    """A secret sum before it is rounded to float32.
+    """The sites' mean update from a secret sum, before it is rounded to float32.
 
     Attributes:
-        samples: the number of samples that all sites count for together.
+        samples: the sum of the numbers of samples that the sites count for.
         mean: the mean update of each array, float64, weighted by samples.
     """
 
@@ -42,7 +42,7 @@ class ExactSum:
 
 
 class Replies(dict[str, Reply]):
-    """The replies of a phase, by site name, sorted."""
+    """The usable replies to one question: site name -> reply, sorted by name."""
 
     # After a secure sum only the mean over sites is known: the replies hold no arrays
     sums: Mapping[str, NDArray] | None = None

@@ -35,13 +35,13 @@ Hello = NodeAnswer[SiteFacts]
 
 @dataclass(frozen=True)
 class Participants:
-    """The sites of a run by name, sorted.
+    """The sites that take part in a run, and the nodes that were refused.
 
     Attributes:
-        facts: each site's hello.
-        nodes: each site's node id.
-        traffic: the bytes of asking each site: down to the site, and up from it.
-        refused: why other nodes could not take part, one line each.
+        facts: each site's hello, its description of itself and its data.
+        nodes: the id of each site's node, by which Flower addresses the site.
+        traffic: for each site, the bytes of the question sent to it and of its hello.
+        refused: the reasons why other nodes cannot take part, one line each.
         asked: the ids of nodes that are not asked again.
         terms: the operator's terms for sites, and the sites that the run names.
     """

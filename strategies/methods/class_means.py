@@ -83,9 +83,9 @@ class ClassMeans(Local):
 
     @abstractmethod
     def means_that_leave(self) -> list[str]:
-        """Return sentences on the class means that leave a site.
+        """Return sentences for ``privacy.json`` on the class means that sites send.
 
-        At least one site must send a mean.
+        It is called only if at least one site sends a mean.
         """
 
     def sample_condition(self) -> str:

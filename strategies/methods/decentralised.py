@@ -53,10 +53,10 @@ class Decentralised(Method):
     capabilities = Capabilities(initial_weights=True)
 
     def kind(self) -> str:
-        """Return the topology's kind: the method's setting 'topology', or the method's name.
+        """Return the topology's kind, such as "ring", which says which silos are neighbours.
 
-        The name counts if the method has no such setting. "star" becomes "hub", a star with one of
-        the silos in the middle.
+        It is the method's setting 'topology' or, if the method has no such setting, the method's
+        name. "star" becomes "hub", a star with one of the silos in the middle.
         """
         return among_silos(str(getattr(self.settings, "topology", self.common.method)))
 
@@ -69,7 +69,10 @@ class Decentralised(Method):
 
     @cached_property
     def _silo_set(self) -> SiloSet | None:
-        """The silo set of the run, which has the known links; None if 'split.silo-set' is empty."""
+        """The silo set of the run: the names of silos, and the known links between them.
+
+        None if 'split.silo-set' is empty.
+        """
         if not self.common.silo_set:
             return None
         return open_silo_set(self.common.silo_set)
@@ -156,7 +159,10 @@ class Decentralised(Method):
         return replace(state, arrays=arrays | with_prefix(MODEL, theta))
 
     def add_seconds(self, replies: Mapping[str, Reply]) -> None:
-        """Add each reply's training seconds to the silo's total, and count the reply."""
+        """Add each reply's training seconds to the silo's total, and count the reply.
+
+        A reply that does not state its seconds adds 0, and is counted.
+        """
         for site, reply in replies.items():
             total, count = self._seconds.get(site, (0.0, 0))
             self._seconds[site] = (total + reply.metrics.get(SECONDS, 0.0), count + 1)
@@ -167,7 +173,11 @@ class Decentralised(Method):
         return {}
 
     def visit_seconds(self) -> Mapping[str, float] | None:
-        """Return site -> seconds to train one visiting model. The default is None: no visits."""
+        """Return site -> mean seconds in which the site trains one visiting model.
+
+        A visiting model is another silo's model that the site trains (``FedEFM``). None means that
+        no models visit, which is the default.
+        """
         return None
 
     def documents(self, state: Any, values: Mapping[str, Mapping[str, float]]) -> dict[str, Any]:

@@ -39,9 +39,10 @@ class FedAvg(Method):
         return self.state_class(self.starting_weights())
 
     def round(self, state: Any, ask: Ask) -> Any:
-        """Let all sites train the weights, and average the results by 'server.aggregation'.
+        """Send the weights to each asked site to train, and average the weights that it returns.
 
-        If no reply is usable, the weights do not change.
+        'server.aggregation' averages them, usually weighted by samples. A site without a usable
+        reply does not count. If no reply is usable, the weights do not change.
         """
         trained = ask(TRAIN, dict.fromkeys(ask.sites, state.arrays))
         return replace(state, arrays=self.average(trained, state.arrays))

@@ -47,7 +47,11 @@ if TYPE_CHECKING:
 
 
 class FedEvPrompt(Method):
-    """Stores the attention buffer; averages prompts only if the settings say so."""
+    """Passes each site's attention maps to all other sites, and never averages the backbone.
+
+    The buffer in the state holds the maps of the last round. If 'shared-prompts' says so, the
+    prompts are averaged, with or without the head.
+    """
 
     settings: FedEvPromptSettings
     capabilities = Capabilities(

@@ -127,16 +127,17 @@ class GLM(Method):
 
         The state decides which step comes next:
 
-        - While ``beta`` is empty, the sites are asked for the columns' moments. The moments give
-          better units or, once the units fit, the first coefficients.
+        - While ``beta`` (the coefficients) is empty, the sites are asked for the columns' moments.
+          They give better units (a centre and a deviation per column) or, once the units fit, the
+          first coefficients.
         - Then the sites are asked for the gradient and the Hessian at ``beta``, which give a step
           of Newton's method.
         - Once ``sums`` is set, each site is asked for its own fit, and the run ends. This step
           comes only at trust 'server' with 'glm.heterogeneity'. Without it, the run ends when the
           coefficients have converged.
 
-        If a site had to clip its numbers, its sums are not used. The next round then asks again
-        with a larger ``scale``.
+        If a site had to clip its numbers, because they were too large to send, no site's sums are
+        used. The next round then asks again with a larger ``scale``.
 
         Raises:
             FitError: the columns or outcomes determine no coefficients, a site could not answer,
@@ -151,9 +152,10 @@ class GLM(Method):
         return after
 
     def _advance(self, state: GLMState, ask: Ask) -> GLMState:
-        """Ask the sites the next question, as ``round`` describes, and return the state after it.
+        """Ask the sites for the next sums or fits, and return the state after their answers.
 
-        Only ``round`` checks whether the coefficients have converged in time.
+        ``round`` describes the order. Here it is not an error if the last round ends before the
+        coefficients have converged.
         """
         if state.sums:
             return replace(state, sites=self._ask_own_fits(state, ask), ended=True)
