@@ -49,7 +49,9 @@ from fedsilo.strategies.wire.signatures import bound_to, is_signed, key_words, l
 
 
 class SecureAsk(Ask):
-    """An ``Ask`` whose replies to ``train`` hold no arrays; only their mean is known.
+    """An ``Ask`` over secure aggregation: the server learns a sum over sites, not single replies.
+
+    A reply to ``train`` holds no arrays. Only the mean of the sites' arrays is known.
 
     Args:
         ask: the round that asks the questions of each phase.

@@ -55,7 +55,7 @@ _MARGIN = 1.001
 
 
 class SecureSum:
-    """The server's data on one secure sum, which it collects phase by phase.
+    """The server's part in one secure sum: it collects keys, shares and masked arrays by phase.
 
     Args:
         round_: the round, from 1.

@@ -42,7 +42,7 @@ class FedAvg(Method):
         """Send the weights to each asked site to train, and average the weights that it returns.
 
         'server.aggregation' averages them, usually weighted by samples. A site without a usable
-        reply does not count. If no reply is usable, the weights do not change.
+        reply does not count. Too few usable replies ('run.min-sites') make the round fail.
         """
         trained = ask(TRAIN, dict.fromkeys(ask.sites, state.arrays))
         return replace(state, arrays=self.average(trained, state.arrays))

@@ -41,7 +41,7 @@ class FedDBE(FedAvg):
         A site returns its trained network and a mean feature. Both are averaged by
         'server.aggregation', usually weighted by samples. While the server's mean feature is all
         zeros, as in round 1, the average of the replies becomes the new one. After that the
-        server's mean feature stays unchanged. If no reply is usable, nothing changes.
+        server's mean feature stays unchanged. A site without a usable reply does not count.
         """
         send = dict.fromkeys(ask.sites, state.arrays)
         # Without the mean, which is no update of weights: its length must not count as one

@@ -71,9 +71,9 @@ class FedEFM(Decentralised):
 
         In round 1 each silo trains its own model on its own data, because the server has no silo's
         model yet. Later rounds have two phases. In ``overseas`` the server sends each silo the
-        models of the silos whose in-neighbour it is, and the silo trains and returns them. In ``distil`` the server
-        sends each silo the trained copies of the silo's own model. The silo learns from these
-        copies and returns its new model.
+        models of the silos whose in-neighbour it is, and the silo trains and returns them. In
+        ``distil`` the server sends each silo the trained copies of the silo's own model. The silo
+        learns from these copies and returns its new model.
 
         If a neighbour gives no usable reply in ``overseas``, its copies are missing in ``distil``.
         A silo without a usable reply in ``distil`` keeps its earlier model. If 'fedefm.visit' is

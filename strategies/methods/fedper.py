@@ -41,8 +41,8 @@ class FedPer(FedAvg):
 
         A site trains them together with its own arrays, and returns only the shared ones.
         'server.aggregation' averages them, usually weighted by samples. The first message to a site
-        may also hold initial weights for the arrays that stay at the site. If no reply is usable,
-        the shared arrays do not change.
+        may also hold initial weights for the arrays that stay at the site. A site without a usable
+        reply does not count in the average.
         """
         before = dict.fromkeys(ask.sites, state.arrays)
         trained = ask(TRAIN, self._with_starts(state, ask), reference=before)

@@ -53,7 +53,10 @@ from fedsilo.strategies.wire.records import NDArray
 
 
 class PICSR(Method):
-    """Collects experts and prototypes, then averages the router."""
+    """Collects each site's expert and prototype, then averages a router that mixes the experts.
+
+    An expert is a network that one site has trained. A prototype is a site's mean training sample.
+    """
 
     settings: PICSRSettings
     # A mixture of probabilities does not have evidence alpha
@@ -99,8 +102,9 @@ class PICSR(Method):
 
         The number of finished rounds decides the stage. In a warm-up round the sites train the
         network like FedAvg. In an experts round each site trains its own expert
-        (``_experts_round``). In a router round the sites train only the router. The warm-up and
-        router rounds average the trained arrays by 'server.aggregation', usually weighted by
+        (``_experts_round``). In a router round each asked site receives the router and all experts
+        and prototypes, but trains and returns only the router. The warm-up and router rounds
+        average the returned arrays by 'server.aggregation', usually weighted by
         samples. If 'router-average' is "equal", all sites have the same weight for the router.
         """
         stage = self.settings.stage(state.round)
