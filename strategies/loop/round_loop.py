@@ -107,8 +107,9 @@ class RoundLoop:
 
         If the method allows it, sites that have connected meanwhile are admitted first. All sites
         may be asked or, with 'server.sites-per-round', only that number of randomly drawn sites.
-        The hooks learn the size of each site's update, and that the round has ended. If the round
-        raises an error, the state stays as it was.
+        With secure aggregation the method asks through ``SecureAsk``. At the end the hooks learn
+        the size of each site's update, and that the round has ended. If the round raises an error,
+        for example because too few sites replied, the state stays as it was.
         """
         before, method = self.state, self.method
         number = before.round + 1

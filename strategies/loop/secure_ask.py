@@ -160,7 +160,8 @@ class SecureAsk(Ask):
 
         Only the number of these sites is known, because such a site adds 0 to the sum without
         naming itself. If the number is 0, nothing happens. The hooks get the number as one failure
-        of site "unknown". If 'run.min-sites' is 0, all sites that were asked must answer.
+        of site "unknown". At least 'run.min-sites' sites must have answered. If the setting is 0 or
+        above the number of asked sites, all asked sites must have.
 
         Args:
             sum_: the secure sum after unmasking.

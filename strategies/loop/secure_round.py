@@ -270,7 +270,7 @@ class SecureSum:
             self.replies[site] = replace(reply, arrays={})
 
     def take_signatures(self, replies: Mapping[str, Reply]) -> None:
-        """Store each site's verified signature of the list of sites whose weights arrived.
+        """Store each site's verified signature of the list of sites whose masked arrays arrived.
 
         Raises:
             SiteError: fewer sites than the threshold replied or, if the sum is to be proven, not

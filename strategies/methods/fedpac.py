@@ -56,10 +56,11 @@ class FedPAC(FedProto):
     def round(self, state: State, ask: Ask) -> State:
         """Let sites train, average shared arrays and prototypes, and mix a classifier per site.
 
-        Each site receives the shared arrays, its own mixed classifier, and the global prototypes if
-        it sends prototypes itself. Shared arrays are averaged, weighted by samples. Prototypes are
+        Each asked site receives the shared arrays, its own mixed classifier, and the global
+        prototypes if it sends prototypes itself. It returns the trained arrays and its class
+        statistics (``specs``). Shared arrays are averaged, weighted by samples. Prototypes are
         averaged by ``merge_prototypes``, and classifiers are mixed by ``_mix_heads``. A site that
-        did not reply keeps its classifier.
+        did not reply keeps its classifier, which is then in no other site's mix.
         """
         send: dict[str, Arrays] = {}
         expect: dict[str, dict[str, NDArray | ArraySpec]] = {}

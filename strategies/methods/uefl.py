@@ -109,8 +109,8 @@ class UEFL(Method):
 
         A codebook is a list of vectors (codewords). The network replaces each feature by the
         nearest one. Each asked site gets the network and the codebooks that it may use
-        (``model_for``), and returns them trained. Before the training of round 1, K-means on the sites' features
-        fills the first codebook if 'uefl.first-book' is 'kmeans'.
+        (``model_for``), and returns them trained. Before the training of round 1, K-means on the
+        sites' features fills the first codebook if 'uefl.first-book' is 'kmeans'.
 
         Every iteration but the last ends with a check: the asked sites measure their uncertainty,
         and uncertain sites get a new codebook. If 'uefl.refresh' is 'kmeans' and the run continues,
