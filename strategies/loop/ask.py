@@ -120,7 +120,7 @@ def weighted_mean(
 def weighted_sums(
     replies: Replies, names: Iterable[str]
 ) -> tuple[float, dict[str, npt.NDArray[np.float64]]]:
-    """Return the number of all sites' samples, and the sum of each array, weighted by samples.
+    """Return the samples of all sites that replied, and the sum of each array, weighted by them.
 
     The sums over sites are float64, also after a secret sum. A site's weight is the number of
     samples that it reports, even if 'run.site-weights' has another number.
@@ -177,7 +177,9 @@ class Ask(ABC):
         metrics: Sequence[str] = (),
         fault: Check | None = None,
     ) -> Replies:
-        """Ask sites and return their usable replies.
+        """Send one question to sites, wait for them, and return their usable replies by site.
+
+        A site without a usable reply is left out of the result.
 
         Args:
             phase: the phase; a site answers it with the function of that name in its method.

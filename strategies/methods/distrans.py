@@ -42,7 +42,7 @@ _EMBEDDING = "embedding/"
 
 
 class DisTrans(FedAvg):
-    """Averages the trained networks and aggregates the offsets."""
+    """Averages the trained networks, and combines the offsets that shift the sites' images."""
 
     settings: DisTransSettings
     beside = (_EMBEDDING,)  # the embedding never leaves the server

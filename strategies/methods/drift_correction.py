@@ -184,9 +184,9 @@ class FedNova(FedAvg):
 def most_steps(common: CommonSettings, samples: int) -> int:
     """Return the largest number of optimiser steps that a site can take in a round.
 
-    If 'train.epoch-steps' and 'train.pace' are set, the result is the pace. If 'train.local-steps'
-    is set without 'train.epoch-steps', it is that number. Otherwise it is the number of epochs
-    times the batches per epoch, including a last, smaller batch.
+    If 'train.epoch-steps' and 'train.pace' are both set, the result is 'train.pace'. If
+    'train.local-steps' is set without 'train.epoch-steps', it is 'train.local-steps'. Otherwise it
+    is 'train.local-epochs' times the batches per epoch, including a last, smaller batch.
 
     Args:
         common: the run's settings.

@@ -142,8 +142,8 @@ class Mix(FedAvg):
     def round(self, state: State, ask: Ask) -> State:
         """Let the first site by name train on the data of all sites; its weights become the model.
 
-        The other sites receive the model too, but return no arrays. If the first site gives no
-        usable reply, the model does not change.
+        The server sends all asked sites the model and the names of all sites. Only the first site
+        returns arrays. If it gives no usable reply, the model does not change.
         """
         trainer, sites = self.participants.sites()[0], self.participants.sites()
         replies = ask(

@@ -88,7 +88,7 @@ class GLM(Method):
 
     @property
     def column_places(self) -> ChosenColumns:
-        """The places of the columns and of the outcome."""
+        """The indices of the regression's columns and of its outcome among the features."""
         return find_columns(self.features, self.settings)
 
     @property
@@ -215,8 +215,9 @@ class GLM(Method):
     def _ask_own_fits(self, state: GLMState, ask: Ask) -> dict[str, list[list[float]]]:
         """Ask each site for a fit to its own patients: site -> [coefficients, variances].
 
-        Both are lists in the units that the state has. They are empty if the site has no usable
-        fit, or if one of its variances is not above 0.
+        The server sends each asked site the units (a centre and a deviation per column), in which
+        both lists are. The lists are empty if the site has no usable fit, or if one of its
+        variances is not above 0. A site without a usable reply is left out.
         """
         spec = ArraySpec((len(self.names),))
         expect = {ESTIMATES: spec, VARIANCES: spec, USABLE: ArraySpec((1,))}
@@ -288,8 +289,8 @@ class GLM(Method):
     def _units(self, state: GLMState) -> Units:
         """Return the units of the state, which convert coefficients to the columns' own units.
 
-        Units are a centre and a deviation for the outcome and for each column. The first ones in
-        the state are the outcome's, and the others are the columns'.
+        Units are a centre and a deviation for the outcome and for each column. In the state's two
+        lists the outcome comes first, and then the columns follow.
         """
         centers, deviations = np.array(state.centers), np.array(state.deviations)
         return Units(
