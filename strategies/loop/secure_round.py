@@ -287,7 +287,7 @@ class SecureSum:
 
         The sites sent updates, so the mean update is added to ``before``. Variances of batch norm
         are raised to 0 if rounding made them negative. ``failed`` is set to the number of sites in
-        the sum that could not answer, and ``exact`` to the sum before it is rounded to float32.
+        the sum that could not answer, and ``exact`` to the mean update before rounding to float32.
 
         Args:
             replies: the replies of phase ``secure-unmask``, which have the shares.

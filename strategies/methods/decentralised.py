@@ -93,11 +93,11 @@ class Decentralised(Method):
     def round(self, state: Any, ask: Ask) -> Any:
         """Let each silo mix its own model with its neighbours' models, and train the mixture.
 
-        The server sends each silo its neighbours' models and its row of the mixing matrix, and the
-        silo mixes the models itself. The server also sends Theta, the mean of all silos' models, to
-        a silo that needs it (``theta_for``). The new state has the trained models, and their
-        unweighted mean as Theta. A silo without a reply keeps its earlier model and does not count
-        in this mean.
+        The server sends each asked silo its neighbours' models and its row of the mixing matrix.
+        The silo mixes these models with its own, trains the result and returns it. The server also
+        sends Theta, the mean of all silos' models, to a silo that needs it (``theta_for``). The new
+        state has the trained models, and their unweighted mean as Theta. A silo without a usable
+        reply keeps its earlier model and does not count in this mean.
         """
         send: dict[str, Arrays] = {}
         notes: dict[str, MixingNotes] = {}

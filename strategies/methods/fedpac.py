@@ -162,9 +162,9 @@ class FedPAC(FedProto):
     def _statistics(self, site: str, reply: Reply) -> tuple[NDArray, float]:
         """Return a site's p(y) E[f | y] over all classes, (classes * d,), and V / n of eq. 8.
 
-        V / n is the variance of the first value (``variance_of``). p(y) is the class's share of the
-        site's training samples, and E[f | y] the mean embedding that the site sent. A class that
-        the site does not send counts as 0.
+        p(y) is the share of class y in the site's training samples. E[f | y] is the mean embedding
+        of the class by the received network, which the site sent. V / n is the variance of the
+        first value (``variance_of``). A class that the site does not send counts as 0.
         """
         classes, samples = self.shape.outputs, self.participants.facts[site].sizes["train"]
         means, squares = np.zeros((classes, self.size)), np.zeros(classes)
