@@ -48,7 +48,8 @@ class Hook:
     def objection(self, round_: int, phase: str, reply: Reply) -> str | None:
         """Return the reason, in one line, to refuse one site's reply.
 
-        It is asked last, if the server's own checks of this reply have found no fault. The value None means that this hook accepts the reply.
+        It is asked last, if the server's own checks of this reply have found no fault. The value
+        None means that this hook accepts the reply.
         """
         return None
 

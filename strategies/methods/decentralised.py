@@ -45,8 +45,8 @@ _DOCUMENT = "topology.json"
 class Decentralised(Method):
     """Lets each silo mix its model with its neighbours' and train; a subclass names the topology.
 
-    A state holds Theta as ``model/<array>`` and the newest model of each silo as
-    ``silo/<site>/<array>``.
+    A state holds Theta, the mean of the silos' models, as ``model/<array>``, and the newest model of
+    each silo as ``silo/<site>/<array>``.
     """
 
     settings: LinkSettings
@@ -257,10 +257,11 @@ class Star(Decentralised):
         return "star"
 
     def round(self, state: State, ask: Ask) -> State:
-        """Let all silos train Theta, the common model, and replace it by the mean of the results.
+        """Let each asked silo train Theta, the common model, and average the results.
 
-        All silos have the same weight in the mean. Any 'server.aggregation' but "mean" or "auto"
-        takes the place of the mean. If no silo replied, Theta is unchanged.
+        The server sends Theta to each silo. The mean of the returned models, all with the same
+        weight, becomes the new Theta. Any 'server.aggregation' but "mean" or "auto" takes the place
+        of the mean. A silo without a usable reply does not count.
         """
         theta = self.model(state)
         trained = ask(

@@ -41,7 +41,7 @@ Edges = Mapping[str, float]  # "owner<-host" -> mean closeness
 
 @dataclass(frozen=True)
 class FedEFMState(State):
-    """The silos' models and Theta."""
+    """The silos' models, their mean (Theta), and the closeness of the models that visited hosts."""
 
     # Round -> "owner<-host" -> mean closeness of the model that the host trained
     closeness: Mapping[str, Edges] = field(default_factory=dict)
