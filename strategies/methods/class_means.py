@@ -145,10 +145,11 @@ class FedProto(ClassMeans):
     kind = PROTOTYPE
 
     def means_that_leave(self) -> list[str]:
-        """Return one or two sentences on the prototypes that leave a site.
+        """Return one or two sentences for ``privacy.json`` on the prototypes that sites send.
 
-        The first names the prototype with the fewest samples. The second, for network "logistic",
-        warns that a prototype is an exact mean of rows. At least one site must send a mean.
+        The first names the prototype over the fewest samples. The second, only for network
+        "logistic", warns that a prototype is an exact mean of rows. The method is called only if at
+        least one site sends a mean.
         """
         sentences = [
             f"each round: for each class that {self.sample_condition()}, the mean "
@@ -257,7 +258,7 @@ class FedDistill(ClassMeans):
     kind = LOGITS
 
     def means_that_leave(self) -> list[str]:
-        """Describe in one sentence which mean logits leave a site, and which sites receive them.
+        """Describe in one sentence which mean logits sites send, and which sites receive them.
 
         The sentence has the condition for sending a class's mean logits (``sample_condition``) and
         names the mean over the fewest samples. The receiver depends on the number of sites: with

@@ -45,8 +45,8 @@ _DOCUMENT = "topology.json"
 class Decentralised(Method):
     """Lets each silo mix its model with its neighbours' and train; a subclass names the topology.
 
-    A state holds Theta, the mean of the silos' models, as ``model/<array>``, and the newest model of
-    each silo as ``silo/<site>/<array>``.
+    A state holds Theta, the mean of the silos' models, as ``model/<array>``. It holds the newest
+    model of each silo as ``silo/<site>/<array>``.
     """
 
     settings: LinkSettings

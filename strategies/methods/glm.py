@@ -215,8 +215,8 @@ class GLM(Method):
     def _ask_own_fits(self, state: GLMState, ask: Ask) -> dict[str, list[list[float]]]:
         """Ask each site for a fit to its own patients: site -> [coefficients, variances].
 
-        The server sends each asked site the units (a centre and a deviation per column), in which
-        both lists are. The lists are empty if the site has no usable fit, or if one of its
+        The server sends each asked site the units (a centre and a deviation per column). Both lists
+        are in these units. They are empty if the site has no usable fit, or if one of its
         variances is not above 0. A site without a usable reply is left out.
         """
         spec = ArraySpec((len(self.names),))
