@@ -23,7 +23,10 @@ _FIRST_NODE = 1001
 
 
 class SimulatedSites(Grid):
-    """A grid with one node per simulated site, over a grid with any number of SuperNodes.
+    """A Flower grid that has one node for each simulated site.
+
+    It passes the messages for these nodes on to the SuperNodes of the simulation's own grid, of
+    which there may be any number.
 
     Args:
         grid: the simulation's own grid.
@@ -48,7 +51,10 @@ class SimulatedSites(Grid):
         return self._grid.create_message(*given, **named)
 
     def get_node_ids(self) -> Iterable[int]:
-        """Return the sites' node ids, or none while no SuperNode is connected."""
+        """Return the node ids of the simulated sites: site k, from 0, has the id 1001 + k.
+
+        The list is empty if no SuperNode is connected.
+        """
         if not list(self._grid.get_node_ids()):
             return []
         return [_FIRST_NODE + partition for partition in range(self._sites)]
@@ -82,7 +88,7 @@ class SimulatedSites(Grid):
         return self._grid.push_messages(sent)
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        """Return the replies to ``message_ids`` that have arrived."""
+        """Return the replies to the messages with these ids, as far as they have arrived."""
         return self._grid.pull_messages(message_ids)
 
     def send_and_receive(
