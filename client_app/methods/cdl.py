@@ -57,14 +57,14 @@ class CDLSite(DecentralisedSite):
     def _divergence_loss(
         self, batch: Batch, main: TokenClassifier, support: TokenClassifier
     ) -> Tensor:
-        """Compute the main model's loss plus the divergence between both models, for one batch.
+        """Compute the main model's task loss plus the divergence between both models, for a batch.
 
         The divergence is ``contrastive_divergence`` between the outputs of both models, with
         'cdl.divergence-beta'. It has two terms: one trains only the main model, and the other
         trains only the support model. The support model has no other loss.
 
         Args:
-            batch: the inputs and labels, and the losses to use.
+            batch: the inputs and labels, the task's loss, and the mean over samples.
             main: the main model.
             support: the support model, which stays at the silo.
 

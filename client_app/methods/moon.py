@@ -48,7 +48,7 @@ class MoonSite(SiteMethod):
         """Train towards the global model's representations, and away from the previous model's.
 
         The previous model is the one that this site trained and stored in its last round. In the
-        site's first round there is none, and the network's own loss is used. The trained network
+        site's first round there is none, and only the task's loss is used. The trained network
         and its projection head are sent to the server. A copy is stored as the next round's
         previous model.
         """
@@ -63,18 +63,20 @@ class MoonSite(SiteMethod):
     def _contrastive_objective(
         self, network: TokenClassifier, stored: dict[str, Tensor]
     ) -> StackableLoss | None:
-        """Build the loss: the network's own loss plus mu times the model-contrastive loss (eq. 4).
+        """Build MOON's loss: the task's loss plus mu times the model-contrastive loss (eq. 4).
 
-        The contrastive loss pulls the network's representations towards those of the global model,
-        and pushes them away from those of the site's previous model. Both models are fixed copies,
-        which are not trained. mu is 'moon.contrast-mu'.
+        The task's loss is the usual loss on the labels. The contrastive loss pulls the network's
+        representations towards those of the global model, and pushes them away from those of the
+        site's previous model. Both models are fixed copies, which are not trained. mu is
+        'moon.contrast-mu', and the temperature is 'moon.contrast-temperature'.
 
         Args:
             network: the network to train. A frozen copy of its present state is the global model.
             stored: the arrays of the site's previous model; empty in the site's first round.
 
         Returns:
-            The loss, or None if ``stored`` is empty.
+            The loss, or None if ``stored`` is empty. The network is then trained with the task's
+            loss alone.
         """
         if not stored:
             return None
@@ -90,10 +92,10 @@ class MoonSite(SiteMethod):
         incoming: TokenClassifier,
         previous: TokenClassifier,
     ) -> Tensor:
-        """Compute a batch's loss (eq. 4): the network's own plus the weighted contrastive loss.
+        """Compute a batch's loss (eq. 4): the task's loss plus mu times the contrastive loss.
 
         Args:
-            batch: the inputs and labels, and the losses to use.
+            batch: the inputs and labels, the task's loss, and the mean over samples.
             network: the network in training.
             incoming: the fixed global model, which attracts the representations.
             previous: the site's fixed previous model, which repels them.

@@ -296,18 +296,20 @@ class KnownKeys:
         return known
 
     def mark(self, site: str, code: str = "") -> str:
-        """Record that another site's key was compared today, and return the key's code.
+        """Record that a person compared another site's key today, and return the key's code.
+
+        Without ``code``, the last received key counts as compared. It must be the one that ``show``
+        last showed to a person, because a server could send its own key while two hospitals are on
+        the telephone.
 
         Args:
             site: the site that has the key.
-            code: the code that the other hospital read out. It is stored even if another key, or no
-                key, was received. If it is empty, the last received key is marked, but only if it
-                has not changed since it was listed.
+            code: the code that the other hospital read out; empty for that of the last received
+                key. A given code is stored even if another key, or no key, was received.
 
         Raises:
-            SettingError: the site's name or the code is malformed; or, without a code, no key was
-                received, or it arrived after the last listing. A server can send its own key while
-                two hospitals are on the telephone.
+            SettingError: the site's name or the code is malformed. Or no code is given, and no key
+                was received or the received key has changed since it was shown.
             CheckpointError: the list is damaged, or cannot be written.
         """
         with self.file.lock():

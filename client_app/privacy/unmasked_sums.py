@@ -258,10 +258,10 @@ class SummedBefore:
             raise self._other_sites(before)
 
     def has_failed(self, arrays: str) -> bool:
-        """Tell whether this site has added 0 to a sum of these received arrays, because it failed.
+        """Tell whether this site failed on these received arrays before, and so sent 0 for the sum.
 
-        If so, it must add 0 again, because the difference between the two sums would be its own
-        part. ``arrays`` is the digest of the received arrays.
+        If it did, it must send 0 again. Otherwise the difference between the two sums would reveal
+        the site's part. ``arrays`` is the digest of the received arrays.
 
         Raises:
             CheckpointError: the record of the sums is damaged.
@@ -283,10 +283,11 @@ class SummedBefore:
                 self._write(arrays, replace(before, answered=True))
 
     def refuse_failure_after_answer(self, arrays: str) -> None:
-        """Check that this site, which cannot answer now, has not answered on these arrays before.
+        """Check that this site, which cannot answer now, has not answered for these arrays before.
 
-        Otherwise a sum with its part and a sum with its 0 could be subtracted. ``arrays`` is the
-        digest of the received arrays.
+        Otherwise a server could subtract a sum with the site's 0 from a sum with the site's part.
+        ``arrays`` is the digest of the received arrays. A site that failed for these arrays before
+        passes.
 
         Raises:
             RefusedError: the site has masked its part for these arrays before. That the site cannot

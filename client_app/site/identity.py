@@ -171,13 +171,14 @@ def node_cap(context: Context) -> NodeCap:
 
 
 def _weights_by_name(settings: CommonSettings) -> str:
-    """Return the path of the backbone weights that the run names, within the site's cache.
+    """Return the path of the file that the run's 'vit.backbone-weights' names.
 
-    "" and the words "timm" and "random" are returned unchanged. Whether the file exists is not
-    checked.
+    The file is in the folder of backbones in the site's cache. Whether it exists is not checked. If
+    the setting is "", "timm" or "random", it names no file and is returned unchanged.
 
     Raises:
-        SettingError: the name has a folder, or does not end in ".safetensors".
+        SettingError: the setting is not a plain file name without a folder, or does not end in
+            ".safetensors".
     """
     name = settings.backbone_weights
     if name in ("", "timm", "random"):

@@ -35,8 +35,8 @@ def initial_classifier(
 
     Raises:
         SettingError: the backbone's weights are missing or belong to another architecture; the
-            run's own class weights are not one per class; or an evidential network has no training
-            labels.
+            listed class weights are not one for each class; or an evidential network has no
+            training labels.
     """
     network = build_classifier(common, silo.shape, task)
     if common.backbone_weights or common.network == "vit":
@@ -50,10 +50,14 @@ def initial_classifier(
 
 
 def weighted_criterion(common: CommonSettings, silo: Silo) -> Callable[[Tensor, Tensor], Tensor]:
-    """Return a function of (logits, labels): the cross-entropy with 'train.class-weights'.
+    """Return the class-weighted cross-entropy, as a function of (logits, labels).
+
+    The weights come from 'train.class-weights'. The silo (a site's data) gives the class counts for
+    "balanced", and the number of classes. Callers do not call this function for "none", which means
+    the unweighted loss.
 
     Raises:
-        SettingError: the run's own weights are not one per class, or the setting is "none".
+        SettingError: 'train.class-weights' is "none", or does not list one weight for each class.
     """
     return partial(_weighted_loss, class_weights(common, silo))
 
@@ -63,11 +67,11 @@ def class_weights(common: CommonSettings, silo: Silo) -> Tensor:
 
     The "balanced" weight of class k is n / (K n_k). Here n is the number of the site's training
     samples, n_k the number in class k, and K the number of classes with samples. The mean weight
-    over the samples is then 1. A class without samples has weight 0. For any other setting the
-    run's own weights are returned.
+    over the samples is then 1. A class without samples has weight 0. Any other value of
+    'train.class-weights' is a list of numbers, which are returned.
 
     Raises:
-        SettingError: the run's own weights are not one per class, or the setting is "none".
+        SettingError: 'train.class-weights' is "none", or does not list one weight for each class.
     """
     if common.class_weights == "balanced":
         counts = torch.bincount(silo.train.labels, minlength=silo.shape.outputs).double()

@@ -122,18 +122,27 @@ def _describe_impossible(column: Column, tokens: Mapping[str, str]) -> str:
 def _columns(
     lines: Lines, schema: TableSchema, where: str, id_column: str | None
 ) -> tuple[list[str], Lines]:
-    """Find the names of the columns in a table of new patients; separate a header from the rows.
+    """Find the names of the columns in a table of new patients, and the lines of its rows.
 
-    Without a header the names are the schema's. If the first line has as many cells as the schema
-    has columns without the label's, the label's columns are taken to be absent. Most labels have
-    one column, but a time to an event has two.
+    The first line is a header if the schema has one, if ``id_column`` is given, or if the line
+    names a column that becomes a feature. Upper and lower case, and extra spaces, do not matter.
+
+    Without a header the names are the schema's, in its order. The label's columns are left out if
+    the first line has exactly as many cells as the schema has other columns. Most labels have one
+    column, but a time to an event has two.
+
+    Args:
+        lines: the table's lines, as (line number, cells).
+        schema: the schema of the training data.
+        where: the table's name, for errors.
+        id_column: the column of patients' ids, which the header must name; None for no ids.
 
     Returns:
         The columns' names, in the schema's spelling if the schema knows them, and the lines of the
         rows.
 
     Raises:
-        DataError: the header lacks a needed column or names it twice.
+        DataError: the header lacks a column of a feature or of the ids, or names it twice.
     """
     declared = schema.column_names()
     folded = {name.casefold(): name for name in declared}

@@ -109,13 +109,13 @@ def read_table(path: Path, delimiter: str = ",", guess_delimiter: bool = False) 
 def _kind_of(path: Path) -> str:
     """Return the ending that decides how to read a file, such as '.xlsx'; '' for text.
 
-    The file's own ending is returned, in lower case, if it is that of Excel or Parquet. Otherwise
-    the first four bytes of the file decide. A missing or unreadable file gives '' unless it has
-    such an ending.
+    If the path ends in .xlsx, .xlsm, .xls, .parquet or .pq, in any case, this ending is returned in
+    lower case. For any other path the first four bytes of the file decide. If they match no known
+    format, or cannot be read, the result is ''.
 
     Raises:
-        DataError: the path is a pipe or device, the file is too large, or a file with such an
-            ending is missing.
+        DataError: the path is a pipe or device, or the file is too large. Or the path has one of
+            the endings above, and there is no such file.
     """
     ending = path.suffix.lower()
     is_packed = ending in (*_EXCEL, *_PARQUET, _OLD_EXCEL)

@@ -59,8 +59,8 @@ class GLMSums:
     def vector(self) -> Floats:
         """Concatenate all sums into one vector, so that the vectors of several sites can be added.
 
-        The order is objective, patients, outcomes, the gradient, and the Hessian's upper triangle
-        with its diagonal, row by row.
+        The order is ``objective``, ``patients`` and ``outcomes``, one number each, then the
+        gradient (k,), and then the Hessian's upper triangle with its diagonal, row by row.
         """
         upper = self.hessian[np.triu_indices(len(self.gradient))]
         numbers = [self.objective, self.patients, self.outcomes]
@@ -104,7 +104,8 @@ class Moments:
     def vector(self) -> Floats:
         """Concatenate all sums into one vector, so that the vectors of several sites can be added.
 
-        The order is ``patients``, ``known``, ``totals`` and ``squares``.
+        The order is ``patients``, one number, and then ``known``, ``totals`` and ``squares``, each
+        with one number per column.
         """
         return np.concatenate([[self.patients], self.known, self.totals, self.squares])
 

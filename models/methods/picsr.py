@@ -98,19 +98,21 @@ class PICSRSettings(OwnSettings):
         return ROUTING_STAGE
 
     def check(self, common: CommonSettings, is_table: bool) -> None:
-        """Check that prototypes differ and stay protected, and that rounds are left for the router.
+        """Check the settings that PICSR's prototypes and its router depend on.
 
-        A prototype is the mean training sample of a silo.
+        A prototype is the mean training sample of a silo. A silo with fewer training samples than
+        'picsr.prototype-min-count' sends none.
 
         Args:
             common: the run's common settings.
             is_table: whether the data set is a table.
 
         Raises:
-            SettingError: one of these holds; only the first is reported. Data are standardised per
-                site, which makes all prototypes equal. A table is standardised by pooled sums, and
-                a site too small for a prototype could still send these sums, which give the same
-                mean. Warm-up and experts take all rounds.
+            SettingError: the first of these faults. First, 'data.standardise' is "site", so each
+                prototype would be 0. Second, it is "pooled", the data set is a table, and
+                'picsr.prototype-min-count' exceeds 'privacy.sums-min-count'. A site too small for a
+                prototype could then send feature sums, which give the same mean. Third, the warm-up
+                and the experts take all rounds, so none is left for the router.
         """
         if common.standardise == "site":
             raise SettingError(

@@ -64,11 +64,15 @@ _RESNET22 = _Architecture(
 
 
 def fill_vgg(encoder: nn.Module, content: Mapping[str, Any], where: str) -> None:
-    """Load VGG16's convolutional weights into ``encoder``, a ``VggEncoder``, all or none.
+    """Load VGG16's convolutional weights from a file into ``encoder``, all or none.
+
+    Only arrays under "features." are loaded. Their names may have one of the prefixes "module.",
+    "model.", "encoder." and "backbone.". An array under "features." that the encoder does not have
+    is surplus.
 
     Args:
-        encoder: the network to fill.
-        content: a file's arrays by name; arrays of a classifier are ignored.
+        encoder: the ``VggEncoder`` to fill, in place.
+        content: a file's arrays by name. All other arrays, such as a classifier's, are ignored.
         where: the file, for errors.
 
     Raises:
@@ -78,10 +82,15 @@ def fill_vgg(encoder: nn.Module, content: Mapping[str, Any], where: str) -> None
 
 
 def fill_resnet22(encoder: nn.Module, content: Mapping[str, Any], where: str) -> None:
-    """Load the weights of ResNet-22 from a published file into ``encoder``, a ``ResNet22``.
+    """Load the weights of ResNet-22 from a published file into ``encoder``, all or none.
+
+    The names in the file are those of the encoder after one of three prefixes:
+    "four_view_resnet.cc.", "view_resnet." or "". The first prefix with which the file has
+    'first_conv.weight' is used. Arrays without this prefix are ignored. An array with the prefix is
+    surplus if the encoder has no array of that name.
 
     Args:
-        encoder: the network to fill.
+        encoder: the ``ResNet22`` to fill, in place.
         content: a file's arrays by name, or a mapping that has them under the key 'model'.
         where: the file, for errors.
 
@@ -179,7 +188,8 @@ def _check_shapes(
     grey images are the likeliest mistake. The arrays are then checked in their order in ``given``.
 
     Args:
-        given: the file's arrays by the network's names, with the first convolution.
+        given: the file's arrays by the network's names. ``source.first``, the weights of the first
+            convolution, must be among them.
         wanted: the network's arrays by name, at least those in ``given``.
         where: the file, for errors.
         source: the architecture, for errors.

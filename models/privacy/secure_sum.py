@@ -62,16 +62,17 @@ class Quantisation:
     def quantise(self, values: Floats) -> Words:
         """Round values of any shape to integer levels, uint32.
 
-        Values are clipped to -limit..limit; the rounding error is at most half a step. A value that
-        is not finite counts as 0: an error would tell the server that this site has such a value,
-        and casting NaN to an integer is undefined.
+        Values are clipped to -limit..limit. Level 0 stands for -limit, and level 2^bits - 1 for
+        limit. Neighbouring levels are one ``step`` apart, so the rounding error is at most half a
+        step. A NaN or infinite value counts as the value 0. An error instead would tell the server
+        that this site has such a value.
         """
         finite = np.where(np.isfinite(values), values, 0.0)
         cut = np.clip(finite, -self.limit, self.limit)
         return np.asarray(np.rint((cut + self.limit) / self.step), np.uint32)
 
     def total(self, sums: Words, sites: int) -> Floats:
-        """Convert the sum of integers from ``sites`` sites to the sum of their values, float64."""
+        """Convert the sum of the levels of ``sites`` sites to the sum of their values, float64."""
         # Every site has added R to each value, hence the subtraction
         return np.asarray(sums.astype(np.float64) * self.step - sites * self.limit)
 

@@ -385,11 +385,14 @@ def _parse_toml(path: Path) -> dict[str, Any]:
 
 
 def read_run_config(config: Path) -> RunConfig:
-    """Read a run directory's config.toml, with the current names of renamed settings.
+    """Read a run directory's config.toml, the record of the run's settings and environment.
+
+    If a setting has been renamed since the file was written, the result has its current key.
 
     Returns:
-        The settings by key, ``launch`` (engine and resources) and ``environment`` (versions). A
-        table that the file lacks becomes an empty mapping. The ranges of the settings are not
+        The three parts of the file: ``settings`` by key, such as 'train.class-weights'; ``launch``
+        with the engine and the resources; and ``environment`` with the versions of software. If the
+        file lacks ``launch`` or ``environment``, it is empty. The ranges of the settings are not
         checked.
 
     Raises:

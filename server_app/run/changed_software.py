@@ -18,12 +18,13 @@ _OWN_VERSIONS = {
 
 
 def changed_software(directory: RunDirectory) -> str:
-    """Describe in one line which versions, and whether the processor, changed since the run began.
+    """Describe in one line the changes of software and processor since the run began.
 
-    Other versions and processors may round differently, and change the results. The versions are
-    those of packages, of Python, and of fedsilo with its git revision. A package is compared only
-    if it was installed at the start and still is. Changes are sorted by name. The result is an
-    empty string if nothing has changed, or if the directory has no config.toml.
+    Such changes may alter the rounding, and so the results. The line compares config.toml, written
+    when the run began, with this machine: packages, Python, fedsilo, fedsilo's git revision and the
+    processor. A package is compared only if it was installed at the start and still is. Changes are
+    sorted by name. The result is an empty string if nothing has changed, or if the directory has no
+    config.toml.
 
     Raises:
         RunDirectoryError: another version of fedsilo wrote config.toml, or it is malformed.

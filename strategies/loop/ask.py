@@ -30,10 +30,10 @@ class TooFewSitesError(SiteError):
 
 @dataclass(frozen=True)
 class ExactSum:
-    """A secret sum before it is rounded to float32.
+    """The sites' mean update from a secret sum, before it is rounded to float32.
 
     Attributes:
-        samples: the number of samples that all sites count for together.
+        samples: the sum of the numbers of samples that the sites count for.
         mean: the mean update of each array, float64, weighted by samples.
     """
 
@@ -42,7 +42,7 @@ class ExactSum:
 
 
 class Replies(dict[str, Reply]):
-    """The replies of a phase, by site name, sorted."""
+    """The usable replies to one question: site name -> reply, sorted by name."""
 
     # After a secure sum only the mean over sites is known: the replies hold no arrays
     sums: Mapping[str, NDArray] | None = None
@@ -120,7 +120,7 @@ def weighted_mean(
 def weighted_sums(
     replies: Replies, names: Iterable[str]
 ) -> tuple[float, dict[str, npt.NDArray[np.float64]]]:
-    """Return the number of all sites' samples, and the sum of each array, weighted by samples.
+    """Return the samples of all sites that replied, and the sum of each array, weighted by them.
 
     The sums over sites are float64, also after a secret sum. A site's weight is the number of
     samples that it reports, even if 'run.site-weights' has another number.
@@ -177,7 +177,9 @@ class Ask(ABC):
         metrics: Sequence[str] = (),
         fault: Check | None = None,
     ) -> Replies:
-        """Ask sites and return their usable replies.
+        """Send one question to sites, wait for them, and return their usable replies by site.
+
+        A site without a usable reply is left out of the result.
 
         Args:
             phase: the phase; a site answers it with the function of that name in its method.

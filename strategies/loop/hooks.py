@@ -46,9 +46,10 @@ class Hook:
         """Called when the set of disconnected sites without a reply has changed to ``sites``."""
 
     def objection(self, round_: int, phase: str, reply: Reply) -> str | None:
-        """Return the reason, in one line, to refuse a well-formed reply.
+        """Return the reason, in one line, to refuse one site's reply.
 
-        The value None means that the reply is accepted.
+        It is asked last, if the server's own checks of this reply have found no fault. The value
+        None means that this hook accepts the reply.
         """
         return None
 
@@ -58,10 +59,13 @@ class Hook:
     def updates_measured(
         self, round_: int, phase: str, parts: Mapping[str, UpdateStatistics]
     ) -> None:
-        """Called with each site's update statistics for a phase whose replies are updates."""
+        """Called after a round, for each phase whose replies are updates of sent arrays.
+
+        ``parts`` has the size and direction of each site's update, by site.
+        """
 
     def sums_measured(self, round_: int, phase: str, means: Mapping[str, float]) -> None:
-        """Called with the means over all sites of the metrics that were summed in secret."""
+        """Called after a secret sum, with the mean over the sites of each summed metric."""
 
     def answer_failed(self, round_: int, phase: str, site: str, code: str, cause: str) -> None:
         """Called for each failure to get a usable answer, before the run continues or ends.
@@ -78,7 +82,7 @@ class Hook:
         """
 
     def site_failed(self, round_: int, phase: str, site: str, reason: str) -> None:
-        """Called when the run continues without ``site`` in this phase."""
+        """Called when the run continues without a usable reply of ``site`` in this phase."""
 
     def round_ended(self, state: State) -> None:
         """Called after each round that succeeds, with the new state."""
@@ -87,9 +91,9 @@ class Hook:
         """Called after the final evaluation."""
 
     def why_finished(self, state: State) -> str | None:
-        """Return the reason to end the run after ``state``.
+        """Return the reason to end the run early, in ``state``; called before each further round.
 
-        The value None means that the run continues.
+        The value None means that this hook does not end the run.
         """
         return None
 
@@ -112,11 +116,14 @@ class Hook:
         return None
 
     def restore(self, state: Any) -> None:
-        """Take back the values that ``state`` returned."""
+        """Take back the values that ``state`` returned, when a run is resumed."""
 
 
 class Hooks:
-    """The hooks of a run, by event; an event lists only the hooks that override it."""
+    """The hooks of a run, to call at its events.
+
+    An event is a method of ``Hook``. Only the hooks that override it are called.
+    """
 
     def __init__(self, hooks: Sequence[Hook]) -> None:
         self._by_event: dict[str, list[Callable[..., Any]]] = {}
@@ -128,7 +135,7 @@ class Hooks:
                     self._by_event.setdefault(event, []).append(getattr(hook, event))
 
     def call(self, event: str, *args: Any, **named: Any) -> None:
-        """Call each hook that overrides the event, in their order."""
+        """Call each hook that overrides ``event``, in the order in which the hooks were given."""
         for hook in self._by_event.get(event, ()):
             hook(*args, **named)
 

@@ -98,14 +98,19 @@ class Round(Ask):
     def put(self, question: Question) -> Replies:
         """Send a question to its sites and return the usable replies, sorted by site.
 
-        If a reply says that its site has stored state, ``stateful_sites`` gets the round and phase
-        for the site, as one number (``state_key``). The hooks are called during the phase, such as
-        for each failed site, and once after it. A question without sites sends nothing, calls no
+        A question is one phase of the round. The call waits until each site has replied or failed.
+        A site without a usable reply is left out, and ``failed`` has the reason. If a reply says
+        that its site has stored state, ``stateful_sites`` gets the round and phase for the site, as
+        one number (``state_key``).
+
+        The hooks hear of the start of the phase, of each reply, of sites that are away, of each
+        failed site, and of the end of the phase. A question without sites sends nothing, calls no
         hook, and returns no replies.
 
         Raises:
             SiteError: the method asks a site that does not take part.
-            TooFewSitesError: fewer than 'run.min-sites' replies are usable.
+            TooFewSitesError: fewer than 'run.min-sites' replies are usable. If the setting is 0 or
+                larger than the number of asked sites, all of these are needed.
             RunDirectoryError: the file for the replies' arrays cannot be written.
         """
         self._step += 1

@@ -28,7 +28,7 @@ from fedsilo.strategies.wire.reply import Spill
 
 
 class RoundLoop:
-    """Runs a method's rounds over the sites of a grid."""
+    """Runs a method's rounds over the sites that a grid connects, and the final evaluation."""
 
     def __init__(self, method: Method, hooks: Sequence[Hook] = (), run_dir: str = "") -> None:
         self.method = method  # defines the rounds
@@ -49,8 +49,8 @@ class RoundLoop:
     def start(self, grid: Grid, num_rounds: int, timeout: float = 3600.0) -> State:
         """Run the remaining rounds, let the sites measure the model, and return the final state.
 
-        A resumed run continues after ``self.state``. If no round remains, only the measuring is
-        left. It also follows if the method or a hook ends the run early.
+        A resumed run continues after ``self.state``. If no round remains, the sites only measure.
+        They also measure if the method or a hook ends the run early.
 
         Args:
             grid: connects the server with the sites.
@@ -107,8 +107,9 @@ class RoundLoop:
 
         If the method allows it, sites that have connected meanwhile are admitted first. All sites
         may be asked or, with 'server.sites-per-round', only that number of randomly drawn sites.
-        The hooks learn the size of each site's update, and that the round has ended. If the round
-        raises an error, the state stays as it was.
+        With secure aggregation the method asks through ``SecureAsk``. At the end the hooks learn
+        the size of each site's update, and that the round has ended. If the round raises an error,
+        for example because too few sites replied, the state stays as it was.
         """
         before, method = self.state, self.method
         number = before.round + 1
@@ -193,8 +194,8 @@ def draw_sites(common: CommonSettings, sites: Sequence[str], round_: int) -> lis
 def refuse_site_count(common: CommonSettings, sites: int) -> None:
     """Check that enough sites take part for the run's settings.
 
-    The number of sites asked in a round is 'server.sites-per-round' or, if that is 0, ``sites``.
-    The aggregation and secure aggregation are checked for this number.
+    Each round asks 'server.sites-per-round' sites or, if that is 0, all ``sites``. This number must
+    suffice for 'server.aggregation' and for secure aggregation.
 
     Args:
         common: the run's settings.

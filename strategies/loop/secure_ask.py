@@ -49,7 +49,9 @@ from fedsilo.strategies.wire.signatures import bound_to, is_signed, key_words, l
 
 
 class SecureAsk(Ask):
-    """An ``Ask`` whose replies to ``train`` hold no arrays; only their mean is known.
+    """An ``Ask`` over secure aggregation: the server learns a sum over sites, not single replies.
+
+    A reply to ``train`` holds no arrays. Only the mean of the sites' arrays is known.
 
     Args:
         ask: the round that asks the questions of each phase.
@@ -158,7 +160,8 @@ class SecureAsk(Ask):
 
         Only the number of these sites is known, because such a site adds 0 to the sum without
         naming itself. If the number is 0, nothing happens. The hooks get the number as one failure
-        of site "unknown". If 'run.min-sites' is 0, all sites that were asked must answer.
+        of site "unknown". At least 'run.min-sites' sites must have answered. If the setting is 0 or
+        above the number of asked sites, all asked sites must have.
 
         Args:
             sum_: the secure sum after unmasking.

@@ -55,7 +55,7 @@ _MARGIN = 1.001
 
 
 class SecureSum:
-    """The server's data on one secure sum, which it collects phase by phase.
+    """The server's part in one secure sum: it collects keys, shares and masked arrays by phase.
 
     Args:
         round_: the round, from 1.
@@ -270,7 +270,7 @@ class SecureSum:
             self.replies[site] = replace(reply, arrays={})
 
     def take_signatures(self, replies: Mapping[str, Reply]) -> None:
-        """Store each site's verified signature of the list of sites whose weights arrived.
+        """Store each site's verified signature of the list of sites whose masked arrays arrived.
 
         Raises:
             SiteError: fewer sites than the threshold replied or, if the sum is to be proven, not
@@ -287,7 +287,7 @@ class SecureSum:
 
         The sites sent updates, so the mean update is added to ``before``. Variances of batch norm
         are raised to 0 if rounding made them negative. ``failed`` is set to the number of sites in
-        the sum that could not answer, and ``exact`` to the sum before it is rounded to float32.
+        the sum that could not answer, and ``exact`` to the mean update before rounding to float32.
 
         Args:
             replies: the replies of phase ``secure-unmask``, which have the shares.

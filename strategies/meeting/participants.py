@@ -35,13 +35,13 @@ Hello = NodeAnswer[SiteFacts]
 
 @dataclass(frozen=True)
 class Participants:
-    """The sites of a run by name, sorted.
+    """The sites that take part in a run, and the nodes that were refused.
 
     Attributes:
-        facts: each site's hello.
-        nodes: each site's node id.
-        traffic: the bytes of asking each site: down to the site, and up from it.
-        refused: why other nodes could not take part, one line each.
+        facts: each site's hello, its description of itself and its data.
+        nodes: the id of each site's node, by which Flower addresses the site.
+        traffic: for each site, the bytes of the question sent to it and of its hello.
+        refused: the reasons why other nodes cannot take part, one line each.
         asked: the ids of nodes that are not asked again.
         terms: the operator's terms for sites, and the sites that the run names.
     """
@@ -160,9 +160,10 @@ def grouped_refusals(refused: Iterable[str]) -> list[str]:
 def needed_sites(met: Participants, settings: CommonSettings) -> int:
     """Return the number of sites that a run needs.
 
-    It is 'run.min-sites' or, if that is 0, the number of sites in 'server.sites'. If that setting
-    is empty too, it is the number of nodes in ``met.asked``. Outside a simulation, a node that
-    repeats another node's site is not among these.
+    It is 'run.min-sites' if that is above 0. Otherwise it is the number of sites in 'server.sites'.
+    If 'server.sites' is empty, it is the number of nodes in ``met.asked``, the nodes that are not
+    asked again. In a deployment, ``met.asked`` leaves out a node that states the same site as
+    another node.
     """
     return settings.min_sites or len(met.terms.sites) or len(met.asked)
 

@@ -23,7 +23,10 @@ _FIRST_NODE = 1001
 
 
 class SimulatedSites(Grid):
-    """A grid with one node per simulated site, over a grid with any number of SuperNodes.
+    """A Flower grid that has one node for each simulated site.
+
+    It passes the messages for these nodes on to the SuperNodes of the simulation's own grid, of
+    which there may be any number.
 
     Args:
         grid: the simulation's own grid.
@@ -48,17 +51,22 @@ class SimulatedSites(Grid):
         return self._grid.create_message(*given, **named)
 
     def get_node_ids(self) -> Iterable[int]:
-        """Return the sites' node ids, or none while no SuperNode is connected."""
+        """Return the node ids of the simulated sites: site k, from 0, has the id 1001 + k.
+
+        The list is empty if no SuperNode is connected.
+        """
         if not list(self._grid.get_node_ids()):
             return []
         return [_FIRST_NODE + partition for partition in range(self._sites)]
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        """Send each message to a SuperNode that answers for its site, and return the message ids.
+        """Send each message for a simulated site to a SuperNode, and return the message ids.
 
-        A record in the message names the simulated site. With n SuperNodes, the message to site k
-        goes to SuperNode k modulo n. Any SuperNode can answer for any site, because a simulated
-        site keeps its state in files under its own name, never in the SuperNode's context.
+        The destination of each message is the node id of a simulated site. A copy of the message is
+        sent, with an added record that gives the site's number and the number of sites. With n
+        SuperNodes sorted by id, the message for site k goes to SuperNode k modulo n, both from 0.
+        Any SuperNode can answer for any site, because a simulated site keeps its state in files
+        under its own name.
         """
         supernodes = sorted(self._grid.get_node_ids())
         sent = []
@@ -80,7 +88,7 @@ class SimulatedSites(Grid):
         return self._grid.push_messages(sent)
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        """Return the replies to ``message_ids`` that have arrived."""
+        """Return the replies to the messages with these ids, as far as they have arrived."""
         return self._grid.pull_messages(message_ids)
 
     def send_and_receive(

@@ -49,8 +49,9 @@ class ClassMeans(Local):
     def notices(self) -> list[str]:
         """Return a list with one warning if 'class-min-count' has no effect; otherwise empty.
 
-        The setting has no effect if it is below the minimum number of samples of every site
-        ('privacy.sums-min-count'), because each site then applies its own, stricter minimum.
+        Each site has a minimum number of samples of its own ('privacy.sums-min-count'). If
+        'class-min-count' is below the lowest of these, every site applies its own, stricter
+        minimum.
         """
         least = int(self.settings.class_min_count)
         floor = min(facts.floor for facts in self.participants.facts.values())
@@ -83,9 +84,9 @@ class ClassMeans(Local):
 
     @abstractmethod
     def means_that_leave(self) -> list[str]:
-        """Return sentences on the class means that leave a site.
+        """Return sentences for ``privacy.json`` on the class means that sites send.
 
-        At least one site must send a mean.
+        It is called only if at least one site sends a mean.
         """
 
     def sample_condition(self) -> str:
@@ -144,10 +145,11 @@ class FedProto(ClassMeans):
     kind = PROTOTYPE
 
     def means_that_leave(self) -> list[str]:
-        """Return one or two sentences on the prototypes that leave a site.
+        """Return one or two sentences for ``privacy.json`` on the prototypes that sites send.
 
-        The first names the prototype with the fewest samples. The second, for network "logistic",
-        warns that a prototype is an exact mean of rows. At least one site must send a mean.
+        The first names the prototype over the fewest samples. The second, only for network
+        "logistic", warns that a prototype is an exact mean of rows. The method is called only if at
+        least one site sends a mean.
         """
         sentences = [
             f"each round: for each class that {self.sample_condition()}, the mean "
@@ -167,10 +169,11 @@ class FedProto(ClassMeans):
     def round(self, state: State, ask: Ask) -> State:
         """Let sites train near the global prototypes, and average the returned ones (eq. 6).
 
-        A site receives all global prototypes, or none if no class may be sent by this site
-        (``sent_classes``). In round 1 there are none yet. The first message to a site may also hold
-        initial weights. Each class's mean is weighted by the sites' samples (``merge_prototypes``).
-        A class that no site sent in this round keeps its global prototype.
+        A prototype is the mean embedding of a class. Each asked site receives all global
+        prototypes, and returns its own for its ``sent_classes``. A site that sends no class
+        receives no prototypes. In round 1 there are none yet. The first message to a site may also
+        hold initial weights. Each class's mean is weighted by the sites' samples
+        (``merge_prototypes``). A class that no site sent in this round keeps its global prototype.
         """
         send: dict[str, Arrays] = {}
         expect: dict[str, Specs] = {}
@@ -206,10 +209,10 @@ class FedProto(ClassMeans):
                 arrays[name] = np.average(sent, axis=0, weights=weights).astype(np.float32)
 
     def model_for(self, site: str, state: State) -> Arrays:
-        """Return the prototypes that ``site`` needs to measure the final model.
+        """Return the global prototypes that ``site`` needs to measure the final model.
 
-        Returns no arrays if 'inference' is "head", because sites then measure their own models.
-        Also returns none for a site that does not send any prototype itself.
+        The mapping is empty if 'inference' is "head", because sites then measure their own models.
+        It is also empty for a site that sends no prototype itself.
         """
         if self.settings.inference == "head":
             return {}
@@ -255,7 +258,7 @@ class FedDistill(ClassMeans):
     kind = LOGITS
 
     def means_that_leave(self) -> list[str]:
-        """Describe in one sentence which mean logits leave a site, and which sites receive them.
+        """Describe in one sentence which mean logits sites send, and which sites receive them.
 
         The sentence has the condition for sending a class's mean logits (``sample_condition``) and
         names the mean over the fewest samples. The receiver depends on the number of sites: with
@@ -273,8 +276,8 @@ class FedDistill(ClassMeans):
     def round(self, state: State, ask: Ask) -> State:
         """Let each site train on the other sites' mean logits, and store the logits it returns.
 
-        The participants' facts determine the classes that a site sends (``sent_classes``). For each
-        of these classes, a site receives the unweighted mean of the other sites' logits, if any of
+        The sites' hellos decide which classes each site sends (``sent_classes``). For each of these
+        classes, an asked site receives the unweighted mean of the other sites' logits, if any of
         them has sent some. After its training it returns its own mean logits of these classes,
         which replace its earlier ones in the state. A site that did not reply keeps its earlier
         ones, which still count for the other sites. In round 1 no mean logits are sent. The first

@@ -45,18 +45,18 @@ _DOCUMENT = "topology.json"
 class Decentralised(Method):
     """Lets each silo mix its model with its neighbours' and train; a subclass names the topology.
 
-    A state holds Theta as ``model/<array>`` and the newest model of each silo as
-    ``silo/<site>/<array>``.
+    A state holds Theta, the mean of the silos' models, as ``model/<array>``. It holds the newest
+    model of each silo as ``silo/<site>/<array>``.
     """
 
     settings: LinkSettings
     capabilities = Capabilities(initial_weights=True)
 
     def kind(self) -> str:
-        """Return the topology's kind: the method's setting 'topology', or the method's name.
+        """Return the topology's kind, such as "ring", which says which silos are neighbours.
 
-        The name counts if the method has no such setting. "star" becomes "hub", a star with one of
-        the silos in the middle.
+        It is the method's setting 'topology' or, if the method has no such setting, the method's
+        name. "star" becomes "hub", a star with one of the silos in the middle.
         """
         return among_silos(str(getattr(self.settings, "topology", self.common.method)))
 
@@ -69,7 +69,10 @@ class Decentralised(Method):
 
     @cached_property
     def _silo_set(self) -> SiloSet | None:
-        """The silo set of the run, which has the known links; None if 'split.silo-set' is empty."""
+        """The silo set of the run: the names of silos, and the known links between them.
+
+        None if 'split.silo-set' is empty.
+        """
         if not self.common.silo_set:
             return None
         return open_silo_set(self.common.silo_set)
@@ -90,11 +93,11 @@ class Decentralised(Method):
     def round(self, state: Any, ask: Ask) -> Any:
         """Let each silo mix its own model with its neighbours' models, and train the mixture.
 
-        The server sends each silo its neighbours' models and its row of the mixing matrix, and the
-        silo mixes the models itself. The server also sends Theta, the mean of all silos' models, to
-        a silo that needs it (``theta_for``). The new state has the trained models, and their
-        unweighted mean as Theta. A silo without a reply keeps its earlier model and does not count
-        in this mean.
+        The server sends each asked silo its neighbours' models and its row of the mixing matrix.
+        The silo mixes these models with its own, trains the result and returns it. The server also
+        sends Theta, the mean of all silos' models, to a silo that needs it (``theta_for``). The new
+        state has the trained models, and their unweighted mean as Theta. A silo without a usable
+        reply keeps its earlier model and does not count in this mean.
         """
         send: dict[str, Arrays] = {}
         notes: dict[str, MixingNotes] = {}
@@ -156,7 +159,10 @@ class Decentralised(Method):
         return replace(state, arrays=arrays | with_prefix(MODEL, theta))
 
     def add_seconds(self, replies: Mapping[str, Reply]) -> None:
-        """Add each reply's training seconds to the silo's total, and count the reply."""
+        """Add each reply's training seconds to the silo's total, and count the reply.
+
+        A reply that does not state its seconds adds 0, and is counted.
+        """
         for site, reply in replies.items():
             total, count = self._seconds.get(site, (0.0, 0))
             self._seconds[site] = (total + reply.metrics.get(SECONDS, 0.0), count + 1)
@@ -167,7 +173,11 @@ class Decentralised(Method):
         return {}
 
     def visit_seconds(self) -> Mapping[str, float] | None:
-        """Return site -> seconds to train one visiting model. The default is None: no visits."""
+        """Return site -> mean seconds in which the site trains one visiting model.
+
+        A visiting model is another silo's model that the site trains (``FedEFM``). None means that
+        no models visit, which is the default.
+        """
         return None
 
     def documents(self, state: Any, values: Mapping[str, Mapping[str, float]]) -> dict[str, Any]:
@@ -247,10 +257,11 @@ class Star(Decentralised):
         return "star"
 
     def round(self, state: State, ask: Ask) -> State:
-        """Let all silos train Theta, the common model, and replace it by the mean of the results.
+        """Let each asked silo train Theta, the common model, and average the results.
 
-        All silos have the same weight in the mean. Any 'server.aggregation' but "mean" or "auto"
-        takes the place of the mean. If no silo replied, Theta is unchanged.
+        The server sends Theta to each silo. The mean of the returned models, all with the same
+        weight, becomes the new Theta. Any 'server.aggregation' but "mean" or "auto" takes the place
+        of the mean. A silo without a usable reply does not count.
         """
         theta = self.model(state)
         trained = ask(

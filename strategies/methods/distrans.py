@@ -42,7 +42,7 @@ _EMBEDDING = "embedding/"
 
 
 class DisTrans(FedAvg):
-    """Averages the trained networks and aggregates the offsets."""
+    """Averages the trained networks, and combines the offsets that shift the sites' images."""
 
     settings: DisTransSettings
     beside = (_EMBEDDING,)  # the embedding never leaves the server
@@ -84,11 +84,16 @@ class DisTrans(FedAvg):
         return State(arrays)
 
     def round(self, state: State, ask: Ask) -> State:
-        """Average the networks, and average the offsets or train the embedding for them.
+        """Let each asked site train the network and its offset, and combine the replies.
 
-        'offset-aggregation' decides: with "mean" the offset is one of the averaged arrays, with
-        "embedding" the embedding takes one step towards each site's returned offset, and with
-        "none" only the networks are averaged.
+        An offset is an array as large as an image, by which images are shifted. The networks are
+        averaged by 'server.aggregation'. The setting 'offset-aggregation' decides about the
+        offsets:
+
+        - "mean": all sites share one offset, which is averaged like the network.
+        - "embedding": an embedding network computes each site's offset from its class shares. It
+          takes one step towards each returned offset, and then computes new offsets for all sites.
+        - "none": sites keep their offsets and return only networks.
         """
         trained = ask(TRAIN, {site: self.model_for(site, state) for site in ask.sites})
         arrays = self.average(trained, _network(state.arrays))

@@ -50,8 +50,8 @@ class SCAFFOLD(FedAvg):
     def round(self, state: State, ask: Ask) -> State:
         """Let sites train with control variates, and update the model x and the server's variate c.
 
-        All sites receive x and c. Site i, with n_i samples, takes K_i steps from x to y_i, and
-        returns:
+        Each asked site receives x and c. Site i, with n_i samples, takes K_i steps from x to y_i,
+        and returns:
 
         - x + (y_i - x) / K_i, the received weights plus the mean update of a step,
         - c plus the change of the site's own control variate,
@@ -112,7 +112,10 @@ _H = "h/"  # the prefix of h in the state, which the checkpoint stores
 
 
 class FedDyn(FedAvg):
-    """Averages, then moves past the mean by the drift term h; h is never sent."""
+    """Averages the weights, then moves past the mean by the server's drift term h.
+
+    h accumulates the moves of the mean in all rounds, times -alpha. It is never sent.
+    """
 
     settings: FedDynSettings
     beside = (_H,)
@@ -120,10 +123,11 @@ class FedDyn(FedAvg):
     def round(self, state: State, ask: Ask) -> State:
         """Average like FedAvg, then correct the mean by the server's drift term h.
 
-        With alpha, the setting 'regularisation-alpha', h becomes h - alpha * share * (mean -
-        model). Here share is the part of all training samples at the sites that replied. The new
-        model is mean - h / alpha with the new h, which is 0 before round 1. Running statistics of
-        batch norm become the mean and have no h.
+        Each asked site receives the model, but not h, and returns the trained weights. Before round
+        1 h is 0. With alpha, the setting 'regularisation-alpha', h becomes h - alpha * share *
+        (mean - model). Here share is the part of all training samples at the sites that replied.
+        The new model is mean - h / alpha, with the new h. Running statistics of batch norm become
+        the mean and have no h.
         """
         model, alpha = self.model(state), self.settings.regularisation_alpha
         trained = ask(TRAIN, dict.fromkeys(ask.sites, model))
@@ -150,10 +154,10 @@ class FedNova(FedAvg):
     def round(self, state: State, ask: Ask) -> State:
         """Move the model by the mean update per step, times the sites' mean number of steps.
 
-        A site returns the received weights plus its mean update per step, and its number of steps
-        as a metric. The arrays are combined by 'server.aggregation', usually weighted by samples,
-        and the number of steps is always weighted by samples. Running statistics of batch norm
-        become their mean.
+        Each asked site returns the received weights plus its mean update per step, and its number
+        of steps as a metric. The arrays are combined by 'server.aggregation', usually weighted by
+        samples, and the number of steps is always weighted by samples. Running statistics of batch
+        norm become their mean.
         """
         model = state.arrays
         trained = ask(
@@ -180,9 +184,9 @@ class FedNova(FedAvg):
 def most_steps(common: CommonSettings, samples: int) -> int:
     """Return the largest number of optimiser steps that a site can take in a round.
 
-    If 'train.epoch-steps' and 'train.pace' are set, the result is the pace. If 'train.local-steps'
-    is set without 'train.epoch-steps', it is that number. Otherwise it is the number of epochs
-    times the batches per epoch, including a last, smaller batch.
+    If 'train.epoch-steps' and 'train.pace' are both set, the result is 'train.pace'. If
+    'train.local-steps' is set without 'train.epoch-steps', it is 'train.local-steps'. Otherwise it
+    is 'train.local-epochs' times the batches per epoch, including a last, smaller batch.
 
     Args:
         common: the run's settings.

@@ -100,11 +100,12 @@ class FedAlignCL(FedAvg):
     def round(self, state: FedAlignCLState, ask: Ask) -> FedAlignCLState:
         """Let sites train, average their noisy weights, and collect data for the next round.
 
-        Each site gets the weights, and the other sites' embeddings and discriminators of the round
-        before. All sites have the same weight in the average (algorithm 1). If the next round
-        aligns, the new state has the embeddings of each site that replied and, with 'align-target'
-        "others", its discriminator. Otherwise it has none. The replies' shares of forgotten samples
-        are added to ``forgotten``.
+        Each asked site gets the weights, and the other sites' embeddings and discriminators of the
+        round before, if there are any. It returns noisy weights. All replies have the same weight
+        in the average (algorithm 1). If the next round aligns, the new state has the embeddings of
+        each site that replied and, with 'align-target' "others", its discriminator. Otherwise it
+        has none. The replies' shares of forgotten samples are added to ``forgotten``
+        (``_forgotten_shares``).
         """
         weights = self.model(state)
         send: dict[str, Arrays] = {}

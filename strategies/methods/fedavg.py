@@ -39,9 +39,10 @@ class FedAvg(Method):
         return self.state_class(self.starting_weights())
 
     def round(self, state: Any, ask: Ask) -> Any:
-        """Let all sites train the weights, and average the results by 'server.aggregation'.
+        """Send the weights to each asked site to train, and average the weights that it returns.
 
-        If no reply is usable, the weights do not change.
+        'server.aggregation' averages them, usually weighted by samples. A site without a usable
+        reply does not count. Too few usable replies ('run.min-sites') make the round fail.
         """
         trained = ask(TRAIN, dict.fromkeys(ask.sites, state.arrays))
         return replace(state, arrays=self.average(trained, state.arrays))
@@ -141,8 +142,8 @@ class Mix(FedAvg):
     def round(self, state: State, ask: Ask) -> State:
         """Let the first site by name train on the data of all sites; its weights become the model.
 
-        The other sites receive the model too, but return no arrays. If the first site gives no
-        usable reply, the model does not change.
+        The server sends all asked sites the model and the names of all sites. Only the first site
+        returns arrays. If it gives no usable reply, the model does not change.
         """
         trainer, sites = self.participants.sites()[0], self.participants.sites()
         replies = ask(

@@ -51,9 +51,9 @@ _MEAN = "mean/"  # the prefix of the mean in the state, which the checkpoint sto
 
 
 class FedSWA(FedAvg):
-    """Averages sites, and in the last rounds also averages the models of these rounds.
+    """Averages the sites' weights; in the last rounds it also averages the models of these rounds.
 
-    Sites train from the newest model; the final evaluation measures the mean of models.
+    Sites always train the newest model. The final evaluation measures the mean of the models.
     """
 
     settings: FedSWASettings
@@ -62,8 +62,8 @@ class FedSWA(FedAvg):
     def round(self, state: State, ask: Ask) -> State:
         """Average like FedAvg, and in the last 'averaged-rounds' also update a mean of models.
 
-        The mean covers the models of these last rounds with equal weights, and is stored beside the
-        newest model. Training always continues from the newest model, never from the mean.
+        The mean covers the models after these last rounds, with equal weights. The state has it
+        beside the newest model. Sites always receive the newest model, never the mean.
         """
         last, mean = super().model(state), arrays_below(_MEAN, state.arrays)
         after: State = super().round(replace(state, arrays=last), ask)
@@ -78,7 +78,10 @@ class FedSWA(FedAvg):
         return replace(after, arrays=arrays)
 
     def model(self, state: State) -> Arrays:
-        """Return the mean over rounds after the last round, and the newest model before that."""
+        """Return the mean of the last rounds' models after the run's last round.
+
+        Before that, or if the state has no such mean, the newest model is returned.
+        """
         mean = arrays_below(_MEAN, state.arrays)
         if mean and state.round >= self.common.rounds:
             return mean

@@ -51,13 +51,16 @@ class FedCross(Method):
         return self._state_of(State(), [weights] * len(sites))
 
     def round(self, state: State, ask: Ask) -> State:
-        """Let each site train a model drawn for it, and mix each model with its collaborator.
+        """Let each asked site train a model drawn for it, then mix each model with another one.
 
-        Sites and models are paired by a permutation from the seed and the round. A mixed model is
-        alpha * model + (1 - alpha) * collaborator, where alpha is 'cross-alpha' and the
-        collaborator is another model, which the settings choose. A model whose site gave no
-        usable reply is mixed as it was. The mean of all models after mixing is the model that is
-        measured.
+        There are as many models as sites. A permutation from the seed and the round gives each site
+        one model. If a site is not asked or gives no usable reply, its model is not trained in this
+        round, but it is mixed like all other models.
+
+        Each model becomes alpha * model + (1 - alpha) * collaborator, where alpha is 'cross-alpha'.
+        The setting 'collaborator' chooses the collaborator among the other models: the least
+        similar, the most similar, or each in turn (see ``collaborators``). The new state has the
+        mixed models and their mean, which later rounds measure.
         """
         # Drawn over all sites, also those that are not asked, so that each model has one site
         models, sites = self._models(state), self.participants.sites()

@@ -16,24 +16,32 @@ from fedsilo.strategies.methods.fedavg import FedAvg
 
 
 class FedDBE(FedAvg):
-    """Averages the networks, and once the mean features; biases stay at the sites."""
+    """Averages the networks, and once the sites' mean features.
+
+    A mean feature is the encoder's mean output over a site's training samples. Each site also
+    trains a bias of its own, which is added to the encoder's output and stays at the site.
+    """
 
     beside = (MEAN,)
     # A site that joins a round late would train without its bias; epochs have a mean of their own
     capabilities = replace(FedAvg.capabilities, some_sites=False, paced_epochs=False)
 
     def initial_state(self) -> State:
-        """Return the network's initial weights, and zeros for the mean feature, not yet known."""
+        """Return the network's initial weights, and zeros for the mean feature.
+
+        Zeros mean that the mean feature over all sites is not known yet.
+        """
         network = self.blueprint
         mean = np.zeros((network.tokens, network.channels), np.float32)
         return State(self.starting_weights() | {MEAN: mean})
 
     def round(self, state: State, ask: Ask) -> State:
-        """Let the sites train, and average their networks and mean features.
+        """Send the network and the mean feature to each asked site, and average the replies.
 
-        'server.aggregation' averages both, usually weighted by samples. The mean feature is
-        averaged only while the server's is still all zeros, as in round 1. After that it stays
-        unchanged, and only the networks are averaged.
+        A site returns its trained network and a mean feature. Both are averaged by
+        'server.aggregation', usually weighted by samples. While the server's mean feature is all
+        zeros, as in round 1, the average of the replies becomes the new one. After that the
+        server's mean feature stays unchanged. A site without a usable reply does not count.
         """
         send = dict.fromkeys(ask.sites, state.arrays)
         # Without the mean, which is no update of weights: its length must not count as one

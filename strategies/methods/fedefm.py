@@ -41,7 +41,7 @@ Edges = Mapping[str, float]  # "owner<-host" -> mean closeness
 
 @dataclass(frozen=True)
 class FedEFMState(State):
-    """The silos' models and Theta."""
+    """The silos' models, their mean (Theta), and the closeness of the models that visited hosts."""
 
     # Round -> "owner<-host" -> mean closeness of the model that the host trained
     closeness: Mapping[str, Edges] = field(default_factory=dict)
@@ -69,9 +69,14 @@ class FedEFM(Decentralised):
     def round(self, state: FedEFMState, ask: Ask) -> FedEFMState:
         """Let neighbours train each silo's model, and let the silo distil the results.
 
-        In round 1 each silo trains its own model at home, because there is no model to send yet.
-        Later rounds have two phases. In ``overseas`` each silo trains its neighbours' models, and
-        in ``distil`` each silo learns from the returned copies of its own. If 'fedefm.visit' is
+        In round 1 each silo trains its own model on its own data, because the server has no silo's
+        model yet. Later rounds have two phases. In ``overseas`` the server sends each silo the
+        models of the silos whose in-neighbour it is, and the silo trains and returns them. In
+        ``distil`` the server sends each silo the trained copies of the silo's own model. The silo
+        learns from these copies and returns its new model.
+
+        If a neighbour gives no usable reply in ``overseas``, its copies are missing in ``distil``.
+        A silo without a usable reply in ``distil`` keeps its earlier model. If 'fedefm.visit' is
         "average", every round mixes models like ``Decentralised``.
         """
         if self.settings.visit == "average":
@@ -147,14 +152,17 @@ class FedEFM(Decentralised):
 
     @cached_property
     def _visits(self) -> dict[str, tuple[float, int]]:
-        """The work of each host: host -> (seconds of overseas phases, visitors trained)."""
+        """The work of each host, a site that has trained visiting models in this process.
+
+        Host -> (total seconds of its ``overseas`` phases, number of models trained).
+        """
         return {}
 
     def visit_seconds(self) -> Mapping[str, float] | None:
         """Return each site's mean seconds per visiting model, never None.
 
-        A site that trained no visitor gets the mean over the sites that trained some. If no site
-        did, all values are 0.
+        A visiting model is another silo's model that the site trains. A site that trained none gets
+        the mean over the sites that trained some. If no site did, all values are 0.
         """
         known = {site: total / count for site, (total, count) in self._visits.items()}
         mean = sum(known.values()) / max(1, len(known))

@@ -47,7 +47,11 @@ if TYPE_CHECKING:
 
 
 class FedEvPrompt(Method):
-    """Stores the attention buffer; averages prompts only if the settings say so."""
+    """Passes each site's attention maps to all other sites, and never averages the backbone.
+
+    The buffer in the state holds the maps of the last round. If 'shared-prompts' says so, the
+    prompts are averaged, with or without the head.
+    """
 
     settings: FedEvPromptSettings
     capabilities = Capabilities(
@@ -75,7 +79,10 @@ class FedEvPrompt(Method):
         return Disclosures(*(sentences or ["no weights and no maps"]))
 
     def initial_state(self) -> State:
-        """Return an empty buffer, and the initial values of the averaged arrays."""
+        """Return a state without attention maps, and with initial values of the averaged arrays.
+
+        If 'shared-prompts' is "none", nothing is averaged, and the state has no arrays.
+        """
         weights = self.starting_weights()
         names = shared_names(self.settings, list(weights))
         return State({name: weights[name] for name in names})
@@ -106,7 +113,7 @@ class FedEvPrompt(Method):
         return replace(state, arrays=arrays)
 
     def model_for(self, site: str, state: State) -> Arrays:
-        """Return the averaged arrays, to which each site adds its own prompts."""
+        """Return the averaged arrays, to which each site adds the prompts that it has kept."""
         return _averaged_arrays(state)
 
     def _map_specs(self, site: str) -> dict[str, ArraySpec]:

@@ -56,10 +56,11 @@ class FedPAC(FedProto):
     def round(self, state: State, ask: Ask) -> State:
         """Let sites train, average shared arrays and prototypes, and mix a classifier per site.
 
-        Each site receives the shared arrays, its own mixed classifier, and the global prototypes if
-        it sends prototypes itself. Shared arrays are averaged, weighted by samples. Prototypes are
+        Each asked site receives the shared arrays, its own mixed classifier, and the global
+        prototypes if it sends prototypes itself. It returns the trained arrays and its class
+        statistics (``specs``). Shared arrays are averaged, weighted by samples. Prototypes are
         averaged by ``merge_prototypes``, and classifiers are mixed by ``_mix_heads``. A site that
-        did not reply keeps its classifier.
+        did not reply keeps its classifier, which is then in no other site's mix.
         """
         send: dict[str, Arrays] = {}
         expect: dict[str, dict[str, NDArray | ArraySpec]] = {}
@@ -161,9 +162,9 @@ class FedPAC(FedProto):
     def _statistics(self, site: str, reply: Reply) -> tuple[NDArray, float]:
         """Return a site's p(y) E[f | y] over all classes, (classes * d,), and V / n of eq. 8.
 
-        V / n is the variance of the first value (``variance_of``). p(y) is the class's share of the
-        site's training samples, and E[f | y] the mean embedding that the site sent. A class that
-        the site does not send counts as 0.
+        p(y) is the share of class y in the site's training samples. E[f | y] is the mean embedding
+        of the class by the received network, which the site sent. V / n is the variance of the
+        first value (``variance_of``). A class that the site does not send counts as 0.
         """
         classes, samples = self.shape.outputs, self.participants.facts[site].sizes["train"]
         means, squares = np.zeros((classes, self.size)), np.zeros(classes)

@@ -13,7 +13,10 @@ from fedsilo.strategies.methods.fedavg import FedAvg
 
 
 class FedPer(FedAvg):
-    """Averages the shared arrays; the settings' ``personal`` names the arrays that stay."""
+    """Averages the shared arrays; all other arrays stay at the sites.
+
+    The settings' ``personal`` names the arrays that stay.
+    """
 
     capabilities = replace(FedAvg.capabilities, some_sites=False)
 
@@ -34,11 +37,12 @@ class FedPer(FedAvg):
         return State(shared)
 
     def round(self, state: State, ask: Ask) -> State:
-        """Let the sites train, and average the shared arrays by 'server.aggregation'.
+        """Send the shared arrays to each asked site, and average those that the sites return.
 
-        The average is usually the mean over sites, weighted by samples. The first message to a site
-        may also hold initial weights for the arrays that stay at the site. If no reply is usable,
-        the arrays do not change.
+        A site trains them together with its own arrays, and returns only the shared ones.
+        'server.aggregation' averages them, usually weighted by samples. The first message to a site
+        may also hold initial weights for the arrays that stay at the site. A site without a usable
+        reply does not count in the average.
         """
         before = dict.fromkeys(ask.sites, state.arrays)
         trained = ask(TRAIN, self._with_starts(state, ask), reference=before)
@@ -52,7 +56,10 @@ class FedPer(FedAvg):
         ask(EVALUATE, self._with_starts(state, ask), expect={})
 
     def _with_starts(self, state: State, ask: Ask) -> dict[str, Arrays]:
-        """Return, for each site, the shared arrays and any initial weights (``start``) it needs."""
+        """Return the arrays to send to each asked site, by site.
+
+        These are the shared arrays and, if the site needs them, initial weights (``start``).
+        """
         return {site: {**state.arrays, **self.start(site, ask)} for site in ask.sites}
 
     def disclosures(self) -> Disclosures:
@@ -84,7 +91,7 @@ def refuse_one_part(method: str, shared: int, personal: int) -> None:
 
 
 class FedRep(FedPer):
-    """Averages the representation; the heads stay at the silos."""
+    """Averages the representation (all layers but the head); the heads stay at the sites."""
 
     capabilities = replace(FedPer.capabilities, paced_epochs=False)
 

@@ -88,7 +88,7 @@ class GLM(Method):
 
     @property
     def column_places(self) -> ChosenColumns:
-        """The places of the columns and of the outcome."""
+        """The indices of the regression's columns and of its outcome among the features."""
         return find_columns(self.features, self.settings)
 
     @property
@@ -127,16 +127,17 @@ class GLM(Method):
 
         The state decides which step comes next:
 
-        - While ``beta`` is empty, the sites are asked for the columns' moments. The moments give
-          better units or, once the units fit, the first coefficients.
+        - While ``beta`` (the coefficients) is empty, the sites are asked for the columns' moments.
+          They give better units (a centre and a deviation per column) or, once the units fit, the
+          first coefficients.
         - Then the sites are asked for the gradient and the Hessian at ``beta``, which give a step
           of Newton's method.
         - Once ``sums`` is set, each site is asked for its own fit, and the run ends. This step
           comes only at trust 'server' with 'glm.heterogeneity'. Without it, the run ends when the
           coefficients have converged.
 
-        If a site had to clip its numbers, its sums are not used. The next round then asks again
-        with a larger ``scale``.
+        If a site had to clip its numbers, because they were too large to send, no site's sums are
+        used. The next round then asks again with a larger ``scale``.
 
         Raises:
             FitError: the columns or outcomes determine no coefficients, a site could not answer,
@@ -151,9 +152,10 @@ class GLM(Method):
         return after
 
     def _advance(self, state: GLMState, ask: Ask) -> GLMState:
-        """Ask the sites the next question, as ``round`` describes, and return the state after it.
+        """Ask the sites for the next sums or fits, and return the state after their answers.
 
-        Only ``round`` checks whether the coefficients have converged in time.
+        ``round`` describes the order. Here it is not an error if the last round ends before the
+        coefficients have converged.
         """
         if state.sums:
             return replace(state, sites=self._ask_own_fits(state, ask), ended=True)
@@ -213,8 +215,9 @@ class GLM(Method):
     def _ask_own_fits(self, state: GLMState, ask: Ask) -> dict[str, list[list[float]]]:
         """Ask each site for a fit to its own patients: site -> [coefficients, variances].
 
-        Both are lists in the units that the state has. They are empty if the site has no usable
-        fit, or if one of its variances is not above 0.
+        The server sends each asked site the units (a centre and a deviation per column). Both lists
+        are in these units. They are empty if the site has no usable fit, or if one of its
+        variances is not above 0. A site without a usable reply is left out.
         """
         spec = ArraySpec((len(self.names),))
         expect = {ESTIMATES: spec, VARIANCES: spec, USABLE: ArraySpec((1,))}
@@ -286,8 +289,8 @@ class GLM(Method):
     def _units(self, state: GLMState) -> Units:
         """Return the units of the state, which convert coefficients to the columns' own units.
 
-        Units are a centre and a deviation for the outcome and for each column. The first ones in
-        the state are the outcome's, and the others are the columns'.
+        Units are a centre and a deviation for the outcome and for each column. In the state's two
+        lists the outcome comes first, and then the columns follow.
         """
         centers, deviations = np.array(state.centers), np.array(state.deviations)
         return Units(

@@ -50,8 +50,9 @@ class Ensemble(Method):
     def round(self, state: State, ask: Ask) -> State:
         """Let each site train its own model, and in the run's last round collect the models.
 
-        A collected model is stored as ``expert/<site>/<array>``. A site that did not reply has no
-        stored model. Before the last round the state has no arrays.
+        A collected model is stored as ``expert/<site>/<array>``. A site that gave no usable
+        reply in the last round has no stored model. In the rounds before, sites return only
+        metrics, and the state has no arrays.
         """
         send = {site: self.start(site, ask) for site in ask.sites}
         if state.round + 1 != self.common.rounds:

@@ -54,9 +54,10 @@ class FedAvgFT(FedAvg):
     def round(self, state: PersonalState, ask: Ask) -> State:
         """Average like FedAvg, but in the last 'finetune-rounds' let each site fine-tune a copy.
 
-        In these last rounds a site trains the global weights or, once it has one, its personal
-        model. It returns no arrays, so the global weights stay the same. The new state records the
-        sites whose replies say that they now keep a personal model.
+        In these last rounds a site receives and trains the global weights. Once it has a personal
+        model, it receives no arrays and trains that model instead. It returns no arrays, so the
+        global weights stay the same. The new state records the sites whose replies say that they
+        now keep a personal model.
         """
         if self._finetunes(state):
             send = {site: self.model_for(site, state) for site in ask.sites}

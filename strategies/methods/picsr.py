@@ -53,7 +53,10 @@ from fedsilo.strategies.wire.records import NDArray
 
 
 class PICSR(Method):
-    """Collects experts and prototypes, then averages the router."""
+    """Collects each site's expert and prototype, then averages a router that mixes the experts.
+
+    An expert is a network that one site has trained. A prototype is a site's mean training sample.
+    """
 
     settings: PICSRSettings
     # A mixture of probabilities does not have evidence alpha
@@ -99,8 +102,9 @@ class PICSR(Method):
 
         The number of finished rounds decides the stage. In a warm-up round the sites train the
         network like FedAvg. In an experts round each site trains its own expert
-        (``_experts_round``). In a router round the sites train only the router. The warm-up and
-        router rounds average the trained arrays by 'server.aggregation', usually weighted by
+        (``_experts_round``). In a router round each asked site receives the router and all experts
+        and prototypes, but trains and returns only the router. The warm-up and router rounds
+        average the returned arrays by 'server.aggregation', usually weighted by
         samples. If 'router-average' is "equal", all sites have the same weight for the router.
         """
         stage = self.settings.stage(state.round)
@@ -120,9 +124,10 @@ class PICSR(Method):
     def _experts_round(self, state: PersonalState, ask: Ask) -> PersonalState:
         """Let each site train its own expert, and in the last of these rounds collect the experts.
 
-        In the rounds before the last, no arrays are returned, and the new state only records the
-        sites that keep an expert. The replies of the last round hold the expert and the site's
-        prototype. Such a reply is unusable if the expert has no finite output for that prototype.
+        In the rounds before the last, sites return no arrays, and the new state only records the
+        sites that keep an expert. In the last round each asked site returns its expert and its
+        prototype. Such a reply is unusable if the expert has no finite output for that prototype. A
+        site without a usable reply in the last round has no expert in the mixture.
         """
         send = {site: self._expert_start(site, state, ask) for site in ask.sites}
         notes = StageNotes(EXPERTS)
@@ -137,7 +142,7 @@ class PICSR(Method):
     def evaluate(self, state: PersonalState, ask: Ask) -> None:
         """Let each site measure the final model, and return only metrics.
 
-        The final model is the mixture of all sites' experts, weighted by the router. The sites
+        The final model is the mixture of the collected experts, weighted by the router. All sites
         receive all arrays of this mixture. If the run stopped before the experts were collected,
         there is no mixture. Then a site that has trained an expert receives no arrays and measures
         its expert. Any other site receives the state's arrays: the global weights, or no arrays if

@@ -107,12 +107,14 @@ class UEFL(Method):
     def round(self, state: UEFLState, ask: Ask) -> UEFLState:
         """Train and average network and codebooks, and add a codebook at the end of an iteration.
 
-        Before the training of round 1, K-means fills the first codebook if 'uefl.first-book' is
-        'kmeans'.
+        A codebook is a list of vectors (codewords). The network replaces each feature by the
+        nearest one. Each asked site gets the network and the codebooks that it may use
+        (``model_for``), and returns them trained. Before the training of round 1, K-means on the
+        sites' features fills the first codebook if 'uefl.first-book' is 'kmeans'.
 
-        Every iteration but the last ends with a check: all sites measure their uncertainty, and
-        uncertain sites get a new codebook. If 'uefl.refresh' is 'kmeans' and the run continues, the
-        certain sites' features also re-initialise the first codebook.
+        Every iteration but the last ends with a check: the asked sites measure their uncertainty,
+        and uncertain sites get a new codebook. If 'uefl.refresh' is 'kmeans' and the run continues,
+        the certain sites' features also re-initialise the first codebook.
         """
         if not state.round and self.settings.first_book == "kmeans":
             found = self._request_codewords(state, ask, ask.sites)
@@ -179,8 +181,8 @@ class UEFL(Method):
         """Return the network averaged over all sites, and each codebook averaged over its users.
 
         'server.aggregation' decides how, and usually weighs sites by samples. The users of a
-        codebook are the sites that have access to it.
-        A codebook is unchanged if none of its users replied.
+        codebook are the sites that have access to it. A site that did not reply does not count. A
+        codebook is unchanged if none of its users replied.
         """
         network: dict[str, NDArray] = {}
         books: dict[str, NDArray] = {}

@@ -116,10 +116,14 @@ def cycle_time(
 
 @dataclass(frozen=True, eq=False)
 class _Seconds:
-    """Computes round times over given links.
+    """Computes the seconds of a round over given links.
 
-    Fields: the links, the bits of a model, and the seconds of computing and of training one
-    visiting model, (sites,). ``visits`` is None if no models visit.
+    Attributes:
+        links: the links between the sites.
+        bits: the bits of a model on the wire.
+        compute: the seconds that each site computes in a round, (sites,).
+        visits: the seconds in which each site trains one visiting model, (sites,). None if no
+            models visit other sites.
     """
 
     links: Links
@@ -165,10 +169,11 @@ class _Seconds:
         return self.mixing(uplinks) + float(self.transfer(uplinks.T)[hub].max())
 
     def transfer(self, arcs: Arcs) -> Matrix:
-        """Return the seconds of a transfer over each arc, (from, to): latency + bits / speed.
+        """Return the seconds to send one model over each arc, (from, to): latency + bits / speed.
 
-        The value is 0 if two sites have no arc. A site's transfers in one direction share the
-        capacity of its access line equally.
+        The value is 0 if there is no arc between two sites. All transfers that leave a site share
+        its access line equally, and so do all transfers that enter it. The speed is the lowest of
+        the sender's share, the receiver's share and the capacity of the path.
         """
         arcs, line = _without_self_arcs(arcs), self.links.access_gbps
         # All transfers of a site at one time share its own line

@@ -29,7 +29,7 @@ _KINDS = ("complete", "ring", "star", "hub", "matcha", "graph")
 
 @dataclass(frozen=True, eq=False)
 class Topology:
-    """Sites and the arcs between them."""
+    """The graph of a run: which sites send each other models, and the weights for mixing them."""
 
     kind: str  # complete, ring, star, hub, matcha or graph
     sites: tuple[str, ...]  # sorted names
@@ -43,7 +43,11 @@ class Topology:
     matcha: Matcha | None = None
 
     def matrix(self, round_: int) -> Matrix:
-        """Return the mixing matrix of a round, (sites, sites). Row i has the weights of site i."""
+        """Return the mixing matrix of a round, (sites, sites).
+
+        Row i has the weights that site i gives the models of all sites. ``round_`` matters only for
+        "matcha".
+        """
         if self.matcha:
             return self.matcha.matrix(self.matcha.active(round_))
         return self.weights
@@ -62,7 +66,10 @@ class Topology:
         return weights
 
     def in_neighbours(self, site: str, round_: int) -> list[str]:
-        """Return the sites whose models ``site`` receives in a round, sorted."""
+        """Return the other sites whose models ``site`` receives in a round, sorted.
+
+        These are the sites to whose models it gives a weight above 0.
+        """
         return [name for name in self.mixing(site, round_) if name != site]
 
 

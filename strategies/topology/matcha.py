@@ -32,7 +32,10 @@ _DRAWN = 1000  # sampled rounds that replace all subsets for more matchings
 
 @dataclass(frozen=True)
 class Matcha:
-    """The matchings of ``size`` sites, their probabilities and the step size."""
+    """A graph's matchings, the probability of each in a round, and the step size for mixing.
+
+    A matching is a set of edges of which no two share a site.
+    """
 
     size: int  # the number of sites
     # Edges (a, b), a < b; within a matching no two share a site, and all together are the graph

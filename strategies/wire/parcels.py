@@ -58,7 +58,10 @@ class _Unpickler(pickle.Unpickler):
 
 
 class Packing:
-    """Packs messages for another process; data for several sites are shared once."""
+    """Packs messages for another process, which reads their large data from shared memory.
+
+    If several messages in a row have the same large data, the data are copied there only once.
+    """
 
     def __init__(self) -> None:
         self._before: list[bytes] = []

@@ -57,7 +57,7 @@ Specs = Mapping[str, ArraySpec]
 
 @dataclass(frozen=True)
 class Reply:
-    """A site's reply."""
+    """A site's decoded reply to one question of the server."""
 
     site: str  # the name of the site
     arrays: Arrays = field(default_factory=dict)
@@ -215,7 +215,7 @@ IN_MEMORY = 2**24  # bytes of all replies of a round
 
 @dataclass
 class Spill:
-    """Keeps the arrays of a round's replies, in memory or in a file."""
+    """Keeps the arrays of a round's replies: in memory up to a limit, and in a file beyond it."""
 
     folder: str = ""  # the folder of the file; empty for the machine's temporary files
     in_memory: int = IN_MEMORY  # the bytes of further replies that may stay in memory

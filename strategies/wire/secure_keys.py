@@ -62,7 +62,11 @@ class KeyPair:
 
 @dataclass(frozen=True)
 class Shares:
-    """The shares that a site gives another: of its own mask's seed and of its private mask key."""
+    """One share of each of a site's two secrets, for one other site.
+
+    The secrets are the seed of the site's own mask (``own_mask``), and the private key of the masks
+    that it shares with other sites (``mask_key``).
+    """
 
     own_mask: bytes
     mask_key: bytes

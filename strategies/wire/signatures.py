@@ -58,7 +58,9 @@ def digest(purpose: str, *parts: object) -> bytes:
 def key_words(
     run: str, round_: int, site: str, keys: tuple[bytes, bytes], terms: bytes, splits: str
 ) -> bytes:
-    """Build the text that a site signs to confirm the two public keys it uses in a round.
+    """Build the text that a site signs to confirm its two public keys of a round.
+
+    Other sites check the signature, so a server cannot replace the keys unnoticed.
 
     Args:
         run: the name of the run.

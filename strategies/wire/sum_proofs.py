@@ -25,7 +25,10 @@ _NAMES, _LENGTHS = "proof-names", "proof-lengths"
 
 
 def part_seal(masked: Mapping[str, NDArray], own_mask_check: bytes) -> str:
-    """Return the seal of a site's part in a sum, as 64 hexadecimal digits.
+    """Return the seal of a site's part in a secret sum: a hash, as 64 hexadecimal digits.
+
+    All sites sign all seals before the sum is unmasked. So nobody can change a part afterwards
+    unnoticed.
 
     Args:
         masked: the site's masked arrays by name, uint32; their shapes do not matter.
@@ -37,7 +40,10 @@ def part_seal(masked: Mapping[str, NDArray], own_mask_check: bytes) -> str:
 
 @dataclass(frozen=True)
 class SumProof:
-    """The masked parts of all sites in an unmasked sum, and their own masks.
+    """The proof of a secret sum: all sites' masked parts and own masks, sent to all sites.
+
+    From these each site can compute the sum itself. An own mask is one that a site adds alone,
+    while each other mask belongs to a pair of sites and cancels in the sum.
 
     Attributes:
         parts: site -> its masked arrays by name, (n,) uint32 each; the names and lengths are the
