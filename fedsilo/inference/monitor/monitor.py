@@ -110,13 +110,13 @@ def check_new_cases(
     coverage: float = 0.9,
     calibration: Path | None = None,
 ) -> Monitored:
-    """Check new cases against a finished run: its training data at one site, and its model.
+    """Check whether a finished run's model still suits the new cases at one site.
 
     The features of all readable cases are compared with the site's training data to detect drift.
-    If at least as many cases as the run's floor have a label, predictions are compared with labels
-    too. For classification these checks are coverage, calibration and accuracy; for regression, the
-    mean absolute error. Other tasks have no checks of labels. The result explains each check that
-    is not possible.
+    If enough cases have a label, predictions are compared with labels too. For classification,
+    these checks are coverage, calibration and accuracy. For regression, the check is the mean
+    absolute error. Other tasks have no checks of labels. The result explains each check that is not
+    possible. Enough is the run's floor: the setting 'privacy.sums-min-count'.
 
     Args:
         run: the run of the model.
@@ -127,7 +127,8 @@ def check_new_cases(
         calibration: the file that ``calibrate`` wrote; None for the one in the run directory.
 
     Raises:
-        FedsiloError: the cases cannot be opened, or fewer cases than the floor can be read.
+        FedsiloError: the cases cannot be opened, fewer cases than the floor can be read, or the
+            calibration cannot be used.
     """
     new, floor = open_new_data(model, data), run.floor
     # Reading all files also finds those that cannot be used
@@ -273,9 +274,10 @@ def _label_checks(
     """Yield the checks that need labels: coverage, calibration and accuracy.
 
     Args:
-        own: the model's own probabilities (n, classes).
+        own: the model's own probabilities (n, classes), before calibration.
         labels: the true classes (n,).
-        calibration: the model's calibration; None skips the check of coverage.
+        calibration: the model's calibration. Its temperature corrects the probabilities for the
+            other two checks. None skips the check of coverage and leaves them uncorrected.
         coverage: the coverage that prediction sets promise.
         before: the accuracy on the run's test samples; None skips the check of accuracy.
     """
