@@ -68,9 +68,9 @@ class PatientExplanation:
     def figure(self) -> Figure:
         """Draw the routing of a patient in three panels.
 
-        The left one has each expert's weight and probability. The middle one shows how each
-        distance to a hospital's patients adds to the router's score of each expert. The right one
-        shows how each feature adds to these distances, for at most 30 features.
+        The left one has each expert's weight and its probability of the last class. The middle one
+        shows what each distance, and the bias, adds to the router's score of each expert. The right
+        one shows what each feature adds to each distance, for at most 30 features.
         """
         from matplotlib.figure import Figure
 
@@ -101,8 +101,8 @@ class PatientExplanation:
     def _draw_contributions(self, axes: Axes) -> None:
         """Draw a heat map of each feature's contribution to the distance to each expert.
 
-        At most 30 features are drawn, in the table's order: those with the highest absolute
-        contribution to any of the distances.
+        At most 30 features are drawn, in the table's order. They are those whose largest absolute
+        contribution to any distance is highest, and the first ones if several are equal.
         """
         columns = list(zip(*self.contributions, strict=True))
         # (experts, features) -> (features,): a feature matters if it separates from any expert

@@ -29,8 +29,8 @@ def check_starts(weights: Sequence[str], from_site: str | None) -> None:
     """Check the values of ``--weights`` and ``--from-site`` before any starting point is opened.
 
     Raises:
-        SettingError: a starting point is named twice, or ``from_site`` is given but none of
-            ``weights`` is an existing folder.
+        SettingError: a starting point is named twice; or ``from_site``, the site whose own model is
+            wanted, is given although none of ``weights`` is an existing folder.
     """
     for name in weights:
         if weights.count(name) > 1:

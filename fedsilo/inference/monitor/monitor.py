@@ -112,11 +112,12 @@ def check_new_cases(
 ) -> Monitored:
     """Check whether a finished run's model still suits the new cases at one site.
 
-    The features of all readable cases are compared with the site's training data to detect drift.
-    If enough cases have a label, predictions are compared with labels too. For classification,
-    these checks are coverage, calibration and accuracy. For regression, the check is the mean
-    absolute error. Other tasks have no checks of labels. The result explains each check that is not
-    possible. Enough is the run's floor: the setting 'privacy.sums-min-count'.
+    A check needs at least as many cases as the run's floor (setting 'privacy.sums-min-count'). The
+    features of all readable cases are compared with the site's training data to detect drift. If
+    enough cases have a label, predictions are compared with labels too. For classification, these
+    checks are coverage, calibration and accuracy. For regression, the check is the mean absolute
+    error. Other tasks have no checks of labels. The result explains each check that is not
+    possible.
 
     Args:
         run: the run of the model.

@@ -175,7 +175,7 @@ def _image_samples(model: TrainedModel, silos: Sequence[Silo], split: str) -> _S
 
 
 def _spread(split: Split, count: int) -> Split:
-    """Choose at most ``count`` samples of a split, at equal distances over its order."""
+    """Choose at most ``count`` samples of a split, about equally far apart in its order."""
     chosen = torch.linspace(0, len(split) - 1, min(count, len(split))).long()
     return Split(split.inputs[chosen], split.labels[chosen])
 
