@@ -100,7 +100,7 @@ def draw_sheet(
 
 
 def rollout_map(rollout: Tensor) -> SaliencyMap:
-    """Build a saliency map from an attention rollout.
+    """Build a saliency map from a ViT's attention rollout for one image.
 
     The map explains no particular class. Its ``place`` names the row and column, counted from 1, of
     the patch with the highest value. Its ``floor`` is the smallest value, so patches with that

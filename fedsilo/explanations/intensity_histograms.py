@@ -119,9 +119,10 @@ def measure_pixels(splits: Mapping[str, Split]) -> tuple[Histograms, Histograms]
     + 32768) / 65535. Floats are not scaled. Background pixels are left out. ``splits`` maps each
     site to its images.
 
-    The width of the bins is a multiple of the distance between grey levels. For stored integers the
-    distance is 1 / 255, or 1 / 65535 if any site stores int16. For a network's inputs it is 2 / 255
-    if all sites store 8-bit pixels. In all other cases, pixels count as continuous.
+    The width of the bins is a multiple of the distance between grey levels. If all sites store
+    integers, the distance of stored pixels is 1 / 255, or 1 / 65535 if any site stores int16. If
+    all sites store 8-bit pixels, the distance of a network's inputs is 2 / 255. In all other cases,
+    pixels count as continuous.
 
     Returns:
         The histograms of the stored pixels, then those of the network's inputs.

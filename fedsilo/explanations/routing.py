@@ -134,8 +134,10 @@ def explain_routing(
 ) -> PatientExplanation:
     """Explain for one sample how PICSR weights its experts, and what each expert predicts.
 
-    The explanation also has the distances between the sample and the hospitals' prototypes, the
-    terms of the router's scores, and each feature's contribution to the distances.
+    PICSR is a mixture of the sites' networks (experts). A router weighs them by the sample's
+    distance to each site's prototype, which is the site's mean training sample. The explanation
+    also has these distances, the terms of the router's scores, and each feature's contribution to
+    the distances.
 
     Args:
         network: the mixture of experts; it is put in eval mode.

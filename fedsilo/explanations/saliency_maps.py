@@ -118,9 +118,10 @@ def grad_cam(network: SiteNetwork, inputs: Tensor, label: int) -> Tensor:
 
 
 def has_maps(network: SiteNetwork) -> bool:
-    """Tell whether Grad-CAM can explain a network, which needs convolutional maps.
+    """Tell whether a network has convolutional maps, which Grad-CAM needs.
 
-    A network with several classifiers gives False.
+    It has them if it has a single classifier, whose encoder is one of fedsilo's convolutional
+    encoders. The size of the maps is not checked.
     """
     try:
         last_maps(network)

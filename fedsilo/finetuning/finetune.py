@@ -81,7 +81,8 @@ def train_starts(study: Study, starts: Starts, out: Path, images: int, say: Say)
         study: the data and settings, which are the same for all starting points.
         starts: the starting points, in the order of the result.
         out: the folder to create.
-        images: the number of test images in the picture of predicted masks.
+        images: the largest number of test images in the picture of predicted masks, which is drawn
+            only for segmentation.
         say: is called with each line of progress.
 
     Raises:

@@ -89,7 +89,7 @@ def train_backbone(
         common: the experiment's settings, which give the ViT's size and the data.
         recipe: the recipe of pre-training.
         target: the file to write.
-        say: is called with a line about the images, and one after each tenth of the epochs.
+        say: is called with a line about the images, then with lines of metrics (``_Trainer.run``).
 
     Raises:
         DataError: there are fewer than 20 public images.
@@ -208,8 +208,8 @@ class _Trainer:
     def run(self, say: Callable[[str], None]) -> dict[str, float]:
         """Train for all epochs, and return the metrics on the held-out images after the last epoch.
 
-        ``say`` is called with a line of metrics about ten times: after each tenth of the epochs,
-        and after the last epoch.
+        ``say`` is called with a line of metrics after every ``epochs // 10`` epochs (after each
+        epoch if there are fewer than 20), and after the last epoch.
 
         Raises:
             SettingError: the mean loss of an epoch, or the network's output after an epoch, is not

@@ -205,9 +205,8 @@ class Downstream:
     ) -> dict[str, float]:
         """Measure a network on a split, and return its metrics as name -> value.
 
-        The metrics are ``accuracy``, ``loss`` and the others of ``measure``. They include the
-        metrics in ``shown``. A metric that the split's labels do not define is missing. Dropout is
-        active only if 'train.mc-passes' is set.
+        The metrics are those of ``measure``, among them all metrics in ``shown``. A metric that the
+        split's labels do not define is missing. Dropout is active only if 'train.mc-passes' is set.
         """
         return measure(cast(SiteNetwork, network), split, settings, compute, ("finetune",))
 

@@ -59,11 +59,11 @@ class Program:
         return self.model.lab.task
 
     def difference(self, answers: Tensor, count: int = VECTORS) -> float:
-        """Compare an exported program's answers with fedsilo's on the first test vectors.
+        """Compare an exported program's answers with fedsilo's on the first ``count`` test vectors.
 
         Args:
-            answers: the program's answers (count, ...).
-            count: the number of test vectors.
+            answers: the program's answers (count, ...) to these test vectors.
+            count: the number of test vectors to compare.
 
         Returns:
             The largest absolute difference of an answer; for a numeric outcome, in its standard

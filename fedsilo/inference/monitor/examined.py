@@ -235,8 +235,8 @@ def thresholds(scores: Tensor, floor: int) -> Iterator[float]:
     ``floor`` above it. With fewer, the curve would reveal the predictions for single patients.
 
     0.5 always counts as a neighbour, because sensitivity and specificity are shown for it. So for a
-    threshold below 0.5, only the scores up to 0.5 count as above it. For one beyond 0.5, only the
-    scores from 0.5 on count as below it.
+    threshold below 0.5, only the scores between it and 0.5 count as above it. For a threshold above
+    0.5, only the scores between 0.5 and it count as below it.
     """
     before = 0.0
     for threshold in _THRESHOLDS:

@@ -204,10 +204,12 @@ def _number_checks(
 def _drift(model: TrainedModel, now: Tensor, floor: int) -> Iterator[CaseCheck]:
     """Check whether the features of new cases are distributed as in the site's training data.
 
-    A check is yielded per column. ``now`` has the new cases' features. Images are compared only by
-    the brightness and contrast of each image. At trust level ``nobody``, where no distribution of
-    training data may be used, nothing is yielded. ``floor`` is the smallest number of training
-    samples in a cell of a histogram.
+    A check is yielded for each column that has enough training samples (see ``drift_checks``).
+    Images are compared only by the brightness and contrast of each image. At trust level
+    ``nobody``, where no distribution of training data may be used, nothing is yielded.
+
+    ``now`` has the new cases' features. ``floor`` is the smallest number of training samples in a
+    cell of a histogram.
     """
     if model.common.trust == NOBODY:
         return
@@ -226,11 +228,12 @@ def _pixel_statistics(images: Tensor) -> Tensor:
 def _unchecked_features(
     model: TrainedModel, drift: Sequence[CaseCheck], floor: int
 ) -> Iterator[str]:
-    """Yield a sentence on the columns that could not be checked for drift, unless all were checked.
+    """Yield a sentence on the columns that could not be checked for drift; none if all were.
 
     At trust level ``nobody`` the sentence says that no distribution may be compared. Otherwise it
-    names the columns without a check in ``drift``. Their training values do not give two cells of
-    a histogram with ``floor`` samples each. The columns of images are brightness and contrast.
+    names the columns without a check in ``drift``, and gives the reason: their training values do
+    not fill two cells of a histogram with ``floor`` samples each. The columns of images are
+    brightness and contrast.
     """
     if model.common.trust == NOBODY:
         yield (

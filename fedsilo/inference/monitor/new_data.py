@@ -103,7 +103,7 @@ def _in_order(inputs: Inputs, by_name: Mapping[str, float], unknown: float) -> T
 
 
 def _read_class_labels(model: TrainedModel) -> Mapping[str, Sequence[str]]:
-    """Return class -> the labels that the run's data set declares for it in manifests.
+    """Return class -> the labels that the run's data set declares for it.
 
     If the data set is not an ``ImageDataSet``, each class has no labels.
     """

@@ -182,9 +182,9 @@ class Predictions:
     def lines(self) -> list[str]:
         """Summarise the predictions in lines for a terminal.
 
-        The lines tell the number of answers by class, the novelty of the inputs, and the inputs
-        that could not be read. If there are prediction sets, a line has their mean size. If the
-        true classes are known, the last lines have the metrics.
+        The lines tell the number of answers by class, the novelty of the inputs, remarks on how the
+        inputs were read, and the inputs that could not be read. If there are prediction sets, a
+        line has their mean size. If the true answers are known, the last lines have the metrics.
         """
         answered = torch.tensor(self.answered(), dtype=torch.bool)
         count = int(answered.sum())

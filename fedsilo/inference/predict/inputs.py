@@ -309,6 +309,7 @@ def table_inputs(model: TrainedModel, path: Path, id_column: str | None) -> RowI
     """Read a table file by the run's schema, and standardise its rows as the site's rows are.
 
     A row that cannot be used is added to ``faults``. Inputs are named by their lines in the file.
+    If columns were not read or missing values were imputed, ``notes`` has a sentence about this.
 
     Args:
         model: the model.

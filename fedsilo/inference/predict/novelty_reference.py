@@ -41,8 +41,8 @@ def reference_of(model: TrainedModel, site: str | None) -> Reference | str:
         site: the site whose own model it is; None for a shared model, which all sites trained.
 
     Returns:
-        The reference. If it cannot be built, for example because there are too few training samples
-        here, a text with the reason.
+        The reference. If it cannot be built, a text with the reason, such as too few training
+        samples here or a network for images that mixes several classifiers.
     """
     try:
         if not model.silo.features:

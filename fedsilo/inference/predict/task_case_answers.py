@@ -60,9 +60,9 @@ class NumberAnswers(CaseAnswers):
     def _ends(self) -> tuple[float, float]:
         """The lowest and the highest number of the scale on which all cases are drawn.
 
-        The scale covers all predictions and the mean predictions and outcomes of the test samples,
-        and reaches twice the root mean square error beyond them on each side. If all these are one
-        number, it reaches 1 beyond it.
+        The scale covers the predictions of all cases, and the mean predictions and outcomes of the
+        test samples' groups. On each side it reaches twice the root mean square error beyond them.
+        If both ends would be the same number, it reaches 1 beyond this number on each side.
         """
         numbers = self.predictions.probabilities[:, 0].tolist()
         for one in self._bins:
@@ -75,10 +75,11 @@ class NumberAnswers(CaseAnswers):
         return low, high
 
     def _interval(self, index: int) -> tuple[float, float] | None:
-        """Return the ends of the range of about 19 of 20 outcomes; None without known errors.
+        """Return the ends of the range that holds about 19 of 20 outcomes.
 
-        The ends are the number minus and plus two root mean square errors of test predictions,
-        which suits errors that are about normal.
+        The ends are the predicted number minus and plus two root mean square errors of test
+        predictions. This suits errors that are about normal. If these errors are unknown, the
+        result is None.
         """
         error = self._values[0].get("rmse")
         if error is None:
@@ -346,7 +347,7 @@ class RiskAnswers(CaseAnswers):
         return "the logarithm of the hazard"
 
     def rank(self, index: int) -> float:
-        """Return minus the risk, so that the highest risk comes first."""
+        """Return minus the risk (the log hazard), so that the highest risk comes first."""
         return -self._risk(index)
 
     def bars(self, index: int) -> list[Bar]:
