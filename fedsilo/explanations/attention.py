@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 def attention_sheet(lab: Lab, split: str, images: int) -> Figure | None:
     """Draw the images that a site's ViT is most certain about, by true class, with its attention.
 
-    Certainty is a low vacuity for an evidential network, and a high largest probability for any
-    other. A certain prediction may be wrong.
+    An evidential network is certain if its vacuity is low, and any other network if its largest
+    probability is high. A certain prediction may be wrong.
 
     Args:
         lab: the site, opened after the run.
@@ -68,8 +68,8 @@ def draw_sheet(
 ) -> Figure:
     """Draw two rows of panels for each class: the images, and below them the images with maps.
 
-    A caption gives the true class, the predicted class and the uncertainty, in red if the
-    prediction is wrong. A class without images is captioned 'no image'.
+    A caption above each image has the true class, the predicted class and the uncertainty. It is
+    red if the prediction is wrong. A class without images is captioned 'no image'.
 
     Args:
         sheet: the explanations of each class's images, in the order of ``classes``. Only the first
@@ -100,7 +100,7 @@ def draw_sheet(
 
 
 def rollout_map(rollout: Tensor) -> SaliencyMap:
-    """Build a saliency map from an attention rollout.
+    """Build a saliency map from a ViT's attention rollout for one image.
 
     The map explains no particular class. Its ``place`` names the row and column, counted from 1, of
     the patch with the highest value. Its ``floor`` is the smallest value, so patches with that
@@ -149,9 +149,9 @@ def most_certain_explanations(
 ) -> list[list[ImageExplanation]]:
     """Explain, for each true class, the ``count`` images with the most certain predictions.
 
-    Certainty is low vacuity for an evidential network, and a high largest probability for any
-    other network. A certain prediction may be wrong. The title of an explanation is the name of the
-    image's true class.
+    An evidential network is certain if its vacuity is low, and any other network if its largest
+    probability is high. A certain prediction may be wrong. The title of an explanation is the name
+    of the image's true class.
 
     Returns:
         A list for each class, in the order of ``classes``, with the most certain image first. The

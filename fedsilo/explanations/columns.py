@@ -147,7 +147,7 @@ def explain_columns(
 ) -> ColumnExplanation:
     """Explain a network's prediction for one row of a table by Shapley values of its columns.
 
-    The explanation is of the probability of the predicted class (see ``column_contributions``).
+    The explained number is the probability of the predicted class (see ``column_contributions``).
 
     Args:
         network: on its device; it is put in eval mode.

@@ -151,9 +151,10 @@ def gather(
     selection: Selection,
     tell: Callable[[str], None],
 ) -> Cloud:
-    """Embed the chosen samples of each site by that site's network, and join all sites.
+    """Embed samples of each site by that site's network, and join the results of all sites.
 
-    All networks also embed the same sample. If the results differ, ``own_models`` is True.
+    All networks also embed one common sample, the first one found. If the results differ, the sites
+    have different models, and ``own_models`` is True.
 
     Args:
         sites: the lab and network of each site, which are opened one after another.
@@ -205,10 +206,10 @@ def gather(
 
 
 def _choose_rows(count: int, limit: int | None, seed: int, site: str) -> Tensor:
-    """Choose the rows of a site to embed, in ascending order: int64 (up to ``limit``,).
+    """Choose the rows of a site whose samples are embedded, int64 in ascending order.
 
     If ``limit`` is None or at least ``count``, all ``count`` rows are chosen. Otherwise ``limit``
-    rows are chosen at random. The choice depends only on these arguments, so every run shows the
+    of them are chosen at random. The choice depends only on these arguments, so every run shows the
     same samples.
     """
     if limit is None or limit >= count:
@@ -220,7 +221,7 @@ def _choose_rows(count: int, limit: int | None, seed: int, site: str) -> Tensor:
 def project_to_plane(values: Array, seed: int) -> Array:
     """Map embeddings (n, c) to points (n, 2) by t-SNE with perplexity min(30, (n - 1) / 3).
 
-    Equal seeds give equal points.
+    Equal embeddings and seeds give equal points.
 
     Raises:
         DataError: there are fewer than four embeddings.
@@ -245,8 +246,9 @@ def project_to_plane(values: Array, seed: int) -> Array:
 def measure_separability(cloud: Cloud, seed: int) -> dict[str, float | None]:
     """Measure how well embeddings predict a sample's site and class, by 5-fold cross-validation.
 
-    The predictor is a logistic regression on standardised embeddings. Samples whose site (or whose
-    class, for the class) has fewer than five samples are left out.
+    The predictor is a logistic regression on standardised embeddings. The site is predicted only
+    for samples of sites with at least five samples, and the class only for samples of classes with
+    at least five samples.
 
     Returns:
         ``site accuracy``: the accuracy of predicting the site, 0 to 1. ``largest site``: the share
@@ -340,8 +342,8 @@ def document(panel: Panel, selection: Selection) -> dict[str, Any]:
 def draw_panels(panels: Sequence[Panel], title: str) -> Figure:
     """Draw the panels of several runs side by side, with one legend for all.
 
-    Each site has a colour and each class a marker, the same in all panels. There are at most three
-    panels in a row, and two in a row if there are four.
+    Each site has a colour and each class a marker, the same in all panels. A row has at most three
+    panels, but four panels are drawn as two rows of two.
     """
     from matplotlib.lines import Line2D
 

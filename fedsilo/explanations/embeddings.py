@@ -69,10 +69,12 @@ def _linear_layers(module: nn.Module) -> list[nn.Linear]:
 
 
 def single_classifier(network: SiteNetwork) -> TokenClassifier:
-    """Return the only classifier in a method's network: the network itself, or a part of it.
+    """Return the only ``TokenClassifier`` (an encoder with a head) in a method's network.
+
+    It is the network itself, or a part of it.
 
     Raises:
-        SettingError: the network does not have exactly one classifier.
+        SettingError: the network does not have exactly one such classifier.
     """
     classifiers = [part for part in network.modules() if isinstance(part, TokenClassifier)]
     if len(classifiers) != 1:

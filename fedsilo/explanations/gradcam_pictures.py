@@ -60,8 +60,9 @@ def choose_rows_by_scenario(
 
     The four scenarios of Fed-Align-CL (section V-d and figure 5) are, in this order: "all are
     right"; "all are wrong"; "the first alone is right"; and "the second is right, the first is
-    not", whatever further runs predict. For each scenario and true class, the first ``each``
-    fitting images of the split are taken, so that nobody can pick convincing images.
+    not". In the last scenario, the predictions of further runs do not matter. For each scenario and
+    true class, the first ``each`` fitting images of the split are taken, so that nobody can pick
+    convincing images.
 
     Args:
         truths: (n,), the true classes.
@@ -134,10 +135,12 @@ def open_networks(
 
 
 def choose_by_scenario(runs: Sequence[OpenedRun], each: int, split: str) -> list[tuple[int, str]]:
-    """Predict a split by each run's network, and choose images by ``choose_rows_by_scenario``.
+    """Predict a split by each run's network, and choose images by which runs predict them rightly.
+
+    The rules are those of ``choose_rows_by_scenario``. ``runs`` has at least two runs.
 
     Returns:
-        Row and scenario of each image, at most ``each`` per scenario and class.
+        Row and scenario of each image, at most ``each`` per scenario and true class.
 
     Raises:
         SettingError: none of the images fits a scenario.
@@ -221,8 +224,9 @@ def draw_sheet(sheet: GradCamSheet) -> Figure:
     """Draw a sheet of Grad-CAM maps: a row for each image and a column for each run.
 
     The first column shows the images themselves, with the row, the true class and the scenario.
-    Each other one shows the image with the run's map over it, and the run's prediction, in red if
-    it is wrong. Each map has its own colour scale, so colours cannot be compared between maps.
+    Every other column shows the images with a run's maps over them. The caption of a map has the
+    run's prediction, in red if it is wrong. Each map has its own colour scale, so colours cannot be
+    compared between maps.
     """
     columns, rows = sheet.columns, len(sheet.truths)
     head = max(column.title.count("\n") for column in columns)

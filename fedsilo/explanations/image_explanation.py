@@ -82,7 +82,7 @@ class ImageExplanation:
 
         It has the title, the values of the map under the map's name, the classes, their
         probabilities and beliefs, and the vacuity. If the map belongs to a class, ``label`` is the
-        number of the class.
+        number of the class; otherwise this key is missing.
         """
         document: dict[str, Any] = {
             "title": self.title,
@@ -125,8 +125,8 @@ class ImageExplanation:
         """Draw two panels: the image, and the image with its map over it.
 
         Above them are the title, the probability of each class and, for an evidential network, the
-        belief in each class and the vacuity. The name of the most important place, the last of
-        ``lines``, is left out, because the map shows it.
+        belief in each class and the vacuity. The last of ``lines``, about the most important place,
+        is left out, because the map shows it.
         """
         from matplotlib.figure import Figure
 
@@ -189,14 +189,17 @@ def explain_logits(
 
 
 def draw_image(axes: Axes, image: Tensor) -> None:
-    """Draw an image (channels, height, width) as a silo stores it, shrunk to at most 512 pixels."""
+    """Draw an image (channels, height, width) as a silo stores it.
+
+    If its longer side has more than 512 pixels, the image is shrunk to 512.
+    """
     axes.imshow(_pixels(_reduce(image)))
 
 
 def draw_map(axes: Axes, image: Tensor, saliency: SaliencyMap) -> None:
     """Draw an image (channels, height, width) as a silo stores it, with a map over it.
 
-    The more important a place is, the more opaque is its colour.
+    The map is resized to the image. The more important a place is, the more opaque is its colour.
     """
     reduced = _reduce(image)
     share = saliency.shares((reduced.shape[1], reduced.shape[2])).numpy()

@@ -92,8 +92,8 @@ def open_silos(
 def site_histograms(dataset: str, silos: Mapping[str, Silo], split: str) -> SiteHistograms:
     """Compute the histograms of the pixels of all silos that have images in the split.
 
-    Silos without images are left out. The result also has the title of the picture, and the label
-    of each site for the legend.
+    Silos without images in the split are left out. The result also has the title of the picture,
+    and the label of each site for the legend.
 
     Args:
         dataset: the name of the data set, for the title.
@@ -119,9 +119,10 @@ def measure_pixels(splits: Mapping[str, Split]) -> tuple[Histograms, Histograms]
     + 32768) / 65535. Floats are not scaled. Background pixels are left out. ``splits`` maps each
     site to its images.
 
-    The width of the bins is a multiple of the distance between grey levels. For stored integers the
-    distance is 1 / 255, or 1 / 65535 if any site stores int16. For a network's inputs it is 2 / 255
-    if all sites store 8-bit pixels. In all other cases, pixels count as continuous.
+    The width of the bins is a multiple of the distance between grey levels. If all sites store
+    integers, the distance of stored pixels is 1 / 255, or 1 / 65535 if any site stores int16. If
+    all sites store 8-bit pixels, the distance of a network's inputs is 2 / 255. In all other cases,
+    pixels count as continuous.
 
     Returns:
         The histograms of the stored pixels, then those of the network's inputs.
@@ -172,8 +173,8 @@ def _foreground(split: Split, form: Form) -> Iterator[Tensor]:
 def _edges(splits: Mapping[str, Split], form: Form, step: float) -> Tensor:
     """Choose the edges of a histogram with up to 64 equal bins over the pixels of all sites.
 
-    If pixels are continuous, there are always 64 bins. Otherwise each bin has the same number of
-    possible pixel values, because bars of different numbers would alternate in height.
+    If pixels are continuous, there are always 64 bins. Otherwise each bin covers the same number of
+    grey levels. With unequal numbers, neighbouring bins would differ in height without a reason.
 
     Args:
         splits: site -> its images.

@@ -55,7 +55,7 @@ def overlay_sheet(lab: Lab, split: str) -> Figure | None:
         split: 'train', 'val' or 'test'.
 
     Returns:
-        The picture; None if no image of the split has anything to mark, in either mask.
+        The picture; None if all true and all predicted masks of the split are empty.
 
     Raises:
         SettingError: the run's task is not segmentation.
@@ -93,8 +93,9 @@ def choose_cases(scores: Tensor) -> list[_Case]:
     """Choose the images with the best, the median and the worst score, each image once.
 
     For an even number of images, the median is the lower of the two middle scores. Among images
-    with equal scores, the one with the lower row ranks as better. Images without a score (NaN) do
-    not count. A single image with a score is the best. Of two, the worse one is the median.
+    with equal scores, the one with the lower row ranks as better. Images without a score (NaN) are
+    left out. With one image, it is the best. With two, the worse one is the median, and there is no
+    worst. With none, the list is empty.
 
     ``scores`` is a tensor (n,) with the score of each image.
     """

@@ -68,9 +68,9 @@ class PatientExplanation:
     def figure(self) -> Figure:
         """Draw the routing of a patient in three panels.
 
-        The left one has each expert's weight and probability. The middle one shows how each
-        distance to a hospital's patients adds to the router's score of each expert. The right one
-        shows how each feature adds to these distances, for at most 30 features.
+        The left one has each expert's weight and its probability of the last class. The middle one
+        shows what each distance, and the bias, adds to the router's score of each expert. The right
+        one shows what each feature adds to each distance, for at most 30 features.
         """
         from matplotlib.figure import Figure
 
@@ -101,8 +101,8 @@ class PatientExplanation:
     def _draw_contributions(self, axes: Axes) -> None:
         """Draw a heat map of each feature's contribution to the distance to each expert.
 
-        At most 30 features are drawn, in the table's order: those with the highest absolute
-        contribution to any of the distances.
+        At most 30 features are drawn, in the table's order. They are those whose largest absolute
+        contribution to any distance is highest, and the first ones if several are equal.
         """
         columns = list(zip(*self.contributions, strict=True))
         # (experts, features) -> (features,): a feature matters if it separates from any expert
@@ -134,8 +134,10 @@ def explain_routing(
 ) -> PatientExplanation:
     """Explain for one sample how PICSR weights its experts, and what each expert predicts.
 
-    The explanation also has the distances between the sample and the hospitals' prototypes, the
-    terms of the router's scores, and each feature's contribution to the distances.
+    PICSR is a mixture of the sites' networks (experts). A router weighs them by the sample's
+    distance to each site's prototype, which is the site's mean training sample. The explanation
+    also has these distances, the terms of the router's scores, and each feature's contribution to
+    the distances.
 
     Args:
         network: the mixture of experts; it is put in eval mode.

@@ -31,8 +31,8 @@ _SQUARES = 8  # the number of squares along each side
 def cam_map(cam: Tensor, label: int, classes: Sequence[str]) -> SaliencyMap:
     """Build a saliency map from the Grad-CAM (rows, columns) of class number ``label``.
 
-    The map's ``place`` names the cell with the highest value, counted from 1. If all values are 0,
-    it says that nothing speaks for the class.
+    The map's ``place`` is a text with the row and the column, counted from 1, of the cell with the
+    highest value. If all values are 0, the text says that nothing speaks for the class.
     """
     name, (rows, columns) = classes[label], cam.shape
     row, column = divmod(int(cam.argmax()), columns)
@@ -118,9 +118,10 @@ def grad_cam(network: SiteNetwork, inputs: Tensor, label: int) -> Tensor:
 
 
 def has_maps(network: SiteNetwork) -> bool:
-    """Tell whether Grad-CAM can explain a network, which needs convolutional maps.
+    """Tell whether a network has convolutional maps, which Grad-CAM needs.
 
-    A network with several classifiers gives False.
+    It has them if it has a single classifier, whose encoder is one of fedsilo's convolutional
+    encoders. The size of the maps is not checked.
     """
     try:
         last_maps(network)
@@ -191,8 +192,8 @@ def explain_by_occlusion(
 def occlusion(network: SiteNetwork, image: Tensor, label: int) -> Tensor:
     """Measure how much the probability of a class drops when a square of the image is hidden.
 
-    The image is divided into up to 8 x 8 squares. Each square in turn is replaced by the image's
-    mean colour. If the probability rises, the value of the square is 0.
+    The image is divided into up to 8 x 8 squares (rectangles, if the image is not square). Each in
+    turn is replaced by the image's mean colour. If the probability rises, the square's value is 0.
 
     Args:
         network: in eval mode.
@@ -224,9 +225,10 @@ def occlusion(network: SiteNetwork, image: Tensor, label: int) -> Tensor:
 
 
 def _square_side(side: int) -> int:
-    """Return the length of a square in pixels, at least 1, along an image side of ``side`` pixels.
+    """Return the length in pixels of the squares along an image side of ``side`` pixels.
 
-    At most 8 squares of this length cover the side. The last square may be cut off.
+    It is the smallest length, at least 1, at which 8 squares or fewer cover the side. The last
+    square may be cut off.
     """
     # Ceiling division, so that the squares cover the whole image
     return -(-side // min(_SQUARES, side))

@@ -81,7 +81,8 @@ def train_starts(study: Study, starts: Starts, out: Path, images: int, say: Say)
         study: the data and settings, which are the same for all starting points.
         starts: the starting points, in the order of the result.
         out: the folder to create.
-        images: the number of test images in the picture of predicted masks.
+        images: the largest number of test images in the picture of predicted masks, which is drawn
+            only for segmentation.
         say: is called with each line of progress.
 
     Raises:
@@ -101,9 +102,8 @@ def _train_start(study: Study, source: Source | None, say: Say) -> StartResult:
     Args:
         study: the data, the settings and the number of seeds, which are 0, 1, ...
         source: the model or weights to start from; None for random initial weights.
-        say: is called with a line about each trained seed. With a ``source``, it is first called
-            with a line about the weights that the network received, which is written for the first
-            seed only.
+        say: is called with a line after each seed's training. Before the first training, it is
+            called with a line about the weights that the network received from ``source``.
 
     Raises:
         FedsiloError: no array of the weights fits the network, or training diverged.
@@ -133,11 +133,13 @@ def build_start(
 ) -> tuple[nn.Module, TransferReport | DistilReport | None]:
     """Build the network for one training, with the weights from which the training starts.
 
-    The network is first initialised from ``seed``. Then its arrays are replaced by those arrays of
-    ``source`` that fit. So for the same seed, networks of different starting points differ only in
-    the transferred arrays. If ``source`` is a run's ViT whose arrays the network cannot take, the
-    network is instead trained here to predict that ViT's tokens (distillation, for
-    ``study.distil_epochs`` epochs).
+    The network is first initialised from ``seed``. Then those arrays of ``source`` that fit replace
+    the network's own. So for the same seed, networks of different starting points differ only in
+    the transferred arrays.
+
+    If ``source`` is a run's model whose arrays the network cannot take (a ViT), nothing is copied.
+    Instead, the network's encoder is trained for ``study.distil_epochs`` epochs to predict that
+    ViT's tokens (distillation).
 
     Args:
         study: the task, the data, the settings and the device.

@@ -29,8 +29,8 @@ def check_starts(weights: Sequence[str], from_site: str | None) -> None:
     """Check the values of ``--weights`` and ``--from-site`` before any starting point is opened.
 
     Raises:
-        SettingError: a starting point is named twice, or ``from_site`` is given but none of
-            ``weights`` is an existing folder.
+        SettingError: a starting point is named twice; or ``from_site``, the site whose own model is
+            wanted, is given although none of ``weights`` is an existing folder.
     """
     for name in weights:
         if weights.count(name) > 1:
@@ -118,7 +118,8 @@ def open_start(
     Args:
         weights: 'scratch' for random initial weights; a run directory, or a run's
             model.safetensors, which is opened like its run directory; timm:NAME for weights of the
-            library timm; or another file with the weights of a ViT.
+            library timm, a VGG16 if NAME starts with 'vgg16_bn' and otherwise a ViT; or another
+            file with the weights of a ViT.
         data_dir: for a run, see ``open_run_model``.
         from_site: for a run, see ``open_run_model``.
         state_dir: for a run, see ``open_run_model``.

@@ -41,9 +41,10 @@ class StartResult:
     trained: tuple[TrainedSeed, ...]  # one result per seed
 
     def row(self, metric: str) -> Spread | None:
-        """Summarise a test metric over the seeds that have it by its mean and standard deviation.
+        """Return the mean and the standard deviation of a test metric over the seeds that have it.
 
-        The result is None if no seed has the metric, because the test images do not define it.
+        A seed lacks a metric that its test images do not define. If all seeds lack it, the result
+        is None.
         """
         values = []
         for trained in self.trained:
@@ -54,9 +55,10 @@ class StartResult:
         return Spread.of(tuple(values))
 
     def best(self, headline: str) -> TrainedSeed:
-        """Return the training with the highest validation ``headline``, the first if several tie.
+        """Return the seed's training with the highest validation value of the metric ``headline``.
 
-        A seed without the metric is returned only if no seed has the metric.
+        If several tie, it is the first. A seed without the metric is returned only if no seed has
+        the metric.
         """
         return max(self.trained, key=lambda trained: trained.val.get(headline, -math.inf))
 
@@ -211,11 +213,12 @@ def document(study: Study, starts: Sequence[StartResult]) -> dict[str, Any]:
 def _start_document(result: StartResult) -> dict[str, Any]:
     """Build the entry of a starting point in finetune.json.
 
-    The entry has each seed's best epoch, its validation and test metrics and its seconds, and the
-    mean and standard deviation of each test metric over the seeds that have it. A metric that only
-    one seed has is missing in ``sd``. ``taken`` has the report on copied arrays, or ``distilled``
-    the report on distillation. Whichever did not happen is None; for a start from scratch, both are
-    None.
+    The entry has each seed's best epoch, the metrics of this epoch on the validation and the test
+    images, and the seconds. It also has the mean and the standard deviation of each test metric
+    over the seeds that have it. A metric that only one seed has is missing in ``sd``.
+
+    ``taken`` is the report on copied arrays; it is None if none were copied. ``distilled`` is the
+    report on distillation; it is None if the network was not distilled.
     """
     metrics: set[str] = set()
     seeds = []
@@ -299,11 +302,11 @@ def draw_overlays(
     names: Sequence[str],
     title: str,
 ) -> Figure:
-    """Draw a row for each test image: the image, its true mask, and each start's predicted one.
+    """Draw a row for each test image: the image, its true mask, and the predicted masks.
 
-    In a predicted mask, hits, false alarms and missed pixels have different colours. The caption of
-    a prediction is its Dice score, or '(rightly none)' if the true and the predicted mask are
-    empty. The caption of an empty true mask is '(no catheter)'.
+    There is a predicted mask for each starting point. In it, hits, false alarms and missed pixels
+    have different colours. Its caption is its Dice score, or '(rightly none)' if the true and the
+    predicted mask are both empty. The caption of an empty true mask is '(no catheter)'.
 
     Args:
         images: (n, channels, h, w), as a silo stores them.

@@ -111,9 +111,9 @@ def choose_network(
 def _networks_for(source: Source, of_task: Mapping[str, str]) -> list[str]:
     """List the names of the networks that can start from the weights of ``source``.
 
-    The names are in the order of ``of_task``. ``of_task`` maps each network of the task to the
-    run's network whose weights it accepts, which is empty if it accepts none. If no network accepts
-    the weights, the list is empty.
+    ``of_task`` maps each network of the task to the name of the run's network whose weights it
+    accepts, "" for none. The names in the list have the same order. If no network accepts the
+    weights, the list is empty.
     """
     fitting = []
     for name, accepted in of_task.items():
@@ -123,7 +123,11 @@ def _networks_for(source: Source, of_task: Mapping[str, str]) -> list[str]:
 
 
 def accepts_weights(network: str, source: Source) -> bool:
-    """Tell whether the network named ``network`` can copy the arrays of ``source``."""
+    """Tell whether the network named ``network`` can copy the arrays of ``source``.
+
+    A network for segmentation accepts one kind of a run's network, if any (``RUN_NETWORK``). Any
+    other network accepts only a source whose network has the same name.
+    """
     return RUN_NETWORK.get(network, network) == source.network
 
 
@@ -141,10 +145,10 @@ def build_settings(
 ) -> CommonSettings:
     """Build the settings of data, network and training for fine-tuning, and check them.
 
-    Later sources override earlier ones: the defaults; the settings inherited from the first run
-    (``_inherited_values``); the recipe ``_RECIPE`` for fine-tuning; and the user's ``changes``. If
-    there would be no validation images, one of 5 folds of the training images is used for
-    validation.
+    The settings come from four sources, of which later ones override earlier ones: the defaults;
+    the settings inherited from the first run (``_inherited_values``); the recipe ``_RECIPE`` for
+    fine-tuning; and the user's ``changes``. If there would be no validation images, one of 5 folds
+    of the training images is used for validation.
 
     Args:
         task: 'classification' or 'segmentation'.
@@ -155,7 +159,8 @@ def build_settings(
 
     Raises:
         SettingError: a setting is unknown, out of range or unused in fine-tuning; the data set is
-            unknown, or is not given without a run; or a run may have trained on the test images.
+            unknown; neither a data set nor a run is given; or a run may have trained on the test
+            images.
     """
     first: dict[str, Value] = {}
     if run_models:
@@ -261,9 +266,9 @@ def _data_keys(dataset: str, partition: str, task: str) -> frozenset[str]:
     """List the keys of all settings that concern the data of fine-tuning.
 
     The keys are 'dataset', the keys of files and splits, the data set's own keys, and the keys that
-    the partition (setting 'split.partition') reads. For segmentation on a data set without the key
-    'split.silos', the keys of partitions are left out, because its masks belong to its own sites,
-    which cannot be partitioned anew.
+    the ``partition`` (the value of 'split.partition') reads. Segmentation on a data set without the
+    key 'split.silos' is an exception: all keys of partitions are left out. The masks of such a data
+    set belong to its own sites, which cannot be partitioned anew.
     """
     own_keys = data_set(dataset).settings
     if task == SEGMENTATION and "split.silos" not in own_keys:
@@ -274,8 +279,9 @@ def _data_keys(dataset: str, partition: str, task: str) -> frozenset[str]:
 def used_settings(settings: CommonSettings) -> dict[str, Value]:
     """Select the settings that have an effect on fine-tuning, key -> value.
 
-    These are the settings of the data (as for classification), the network and the training. The
-    settings of a federated run, such as the number of rounds, are left out.
+    These are the settings of the data, the network and the training. For segmentation, the settings
+    of the data are the same as for classification. The settings of a federated run, such as the
+    number of rounds, are left out.
     """
     of_data = _data_keys(settings.dataset, settings.partition, CLASSIFICATION)
     return _select(as_mapping(settings), _OF_NETWORK | _OF_TRAINING | of_data)
@@ -289,9 +295,9 @@ def _refuse_unused(changes: Mapping[str, Value], of_data: frozenset[str]) -> Non
         of_data: the keys of the data settings that apply to the chosen data set and task.
 
     Raises:
-        SettingError: a key is unknown, or has an option of its own ('network.name' has --network,
-            and 'dataset' has --dataset), or is not a setting of the data, the network or the
-            training. The message names the first such key.
+        SettingError: a key is unknown; is not a setting of the data, the network or the training;
+            or must be given by an option instead ('network.name' by --network, and 'dataset' by
+            --dataset). The message names the first such key.
     """
     known = _OF_NETWORK | _OF_TRAINING | of_data
     for key in changes:

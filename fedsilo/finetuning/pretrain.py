@@ -60,8 +60,8 @@ class Pretraining:
 def plan_pretraining(experiment: str, sources: RunSources) -> tuple[CommonSettings, Pretraining]:
     """Read an experiment's settings, and the recipe for pre-training in its simulation file.
 
-    The recipe is the section ``pretraining`` of the file. Values that it does not state have the
-    defaults of ``Pretraining``, also if the section is missing.
+    The recipe is the section ``pretraining`` of the file. A value that it does not state has the
+    default of ``Pretraining``. If the section is missing, all values have their defaults.
 
     Raises:
         SettingError: the experiment is unknown, its network is not a ViT, its data set does not
@@ -89,7 +89,7 @@ def train_backbone(
         common: the experiment's settings, which give the ViT's size and the data.
         recipe: the recipe of pre-training.
         target: the file to write.
-        say: is called with a line about the images, and one after each tenth of the epochs.
+        say: is called with a line about the images, then with lines of metrics (``_Trainer.run``).
 
     Raises:
         DataError: there are fewer than 20 public images.
@@ -118,10 +118,10 @@ def train_backbone(
 
 
 def _read_public_images(common: CommonSettings, recipe: Pretraining) -> tuple[Split, int]:
-    """Read the images of the data set that no silo holds, with their labels.
+    """Read the public images of the data set, which belong to no silo, with their labels.
 
     If the data set has several kinds of labels (setting 'data.target'), the recipe's ``target``
-    chooses one of them.
+    chooses the kind.
 
     Returns:
         The images with labels, and the number of classes.
@@ -145,8 +145,8 @@ def _read_public_images(common: CommonSettings, recipe: Pretraining) -> tuple[Sp
 def backbone_file(common: CommonSettings) -> Path:
     """Return the path of the file with the weights of the ViT that 'vit.backbone-weights' names.
 
-    A relative path is below the folder of backbones in the cache. Whether the file exists is not
-    checked.
+    A relative path is below the folder of backbones in the cache, and an absolute path stays as it
+    is. Whether the file exists is not checked.
 
     Raises:
         SettingError: the setting is empty, 'timm' or 'random', which do not name a file.
@@ -206,10 +206,10 @@ class _Trainer:
         self.weights = self.compute.bring(class_weights(public.labels[self.trained], classes))
 
     def run(self, say: Callable[[str], None]) -> dict[str, float]:
-        """Train for all epochs, and return the metrics on the held-out images after the last one.
+        """Train for all epochs, and return the metrics on the held-out images after the last epoch.
 
-        ``say`` is called with a line of metrics after each tenth of the epochs and after the last
-        epoch.
+        ``say`` is called with a line of metrics after every ``epochs // 10`` epochs (after each
+        epoch if there are fewer than 20), and after the last epoch.
 
         Raises:
             SettingError: the mean loss of an epoch, or the network's output after an epoch, is not

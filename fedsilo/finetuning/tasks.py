@@ -61,7 +61,7 @@ def chosen_sites(settings: CommonSettings, wanted: Sequence[str]) -> list[str]:
 
     Raises:
         SettingError: the data set is a table, or a wanted site is unknown.
-        DataError: this machine does not have any site of the data set.
+        DataError: the data set has no sites on this machine.
     """
     if data_set(settings.dataset).is_table:
         raise SettingError(
@@ -92,9 +92,9 @@ def read_masked_images(settings: CommonSettings, sites: Sequence[str]) -> Pooled
     """Read the images of the sites with their masks, and pool them split by split.
 
     Raises:
-        DataError: a mask differs in size from its image or has a value above 1. Also raised if the
-            sites' images have different shapes, if a split is empty at all sites, or if all masks
-            of the training or the validation images are empty. Test masks may all be empty.
+        DataError: a mask differs in size from its image, or has a value above 1; the sites' images
+            have different shapes; a split is empty at all sites; or all training masks, or all
+            validation masks, are empty. Test masks may all be empty.
     """
     silos = [load_masked_silo(site, settings) for site in sites]
     for silo in silos:
@@ -205,9 +205,8 @@ class Downstream:
     ) -> dict[str, float]:
         """Measure a network on a split, and return its metrics as name -> value.
 
-        The metrics are ``accuracy``, ``loss`` and the others of ``measure``. They include the
-        metrics in ``shown``. A metric that the split's labels do not define is missing. Dropout is
-        active only if 'train.mc-passes' is set.
+        The metrics are those of ``measure``, among them all metrics in ``shown``. A metric that the
+        split's labels do not define is missing. Dropout is active only if 'train.mc-passes' is set.
         """
         return measure(cast(SiteNetwork, network), split, settings, compute, ("finetune",))
 
@@ -236,8 +235,8 @@ class Segmentation(Downstream):
     def trunk(self, network: nn.Module) -> nn.Module:
         """Return the part of a segmentation network that can receive the arrays of a run.
 
-        It is the encoder, whose arrays have the same names as in a run. ``choose_network`` gives no
-        run's arrays to a network without such a part.
+        It is the encoder, whose arrays have the same names as in a run. Some networks do not have
+        such a part; ``choose_network`` makes sure that this method is not called for them.
         """
         trunk = cast(Segmenter, network).trunk()
         assert trunk is not None, (

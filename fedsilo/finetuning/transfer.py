@@ -40,9 +40,10 @@ class TransferReport:
     def summary(self) -> str:
         """Summarise the report in one line.
 
-        The line has the number of copied arrays, and the share of the encoder's values that these
-        arrays have. It names the backbone if one was loaded, mentions the head if it was copied,
-        and names up to three arrays that keep their initial values.
+        The line has the number of the encoder's arrays that were copied, and the share of all its
+        values that they hold. It names the backbone if one was loaded beside the arrays. It
+        mentions the head if it was copied, and names up to three arrays that keep their initial
+        values.
         """
         share = f"{100 * self.share:.1f} % of its numbers"
         parts = [f"gives {self.arrays} of the encoder's {self.of} arrays, {share}"]
@@ -71,8 +72,8 @@ def transfer(
         classes: the names and the number of the classes to learn.
 
     Raises:
-        SettingError: none of a run's arrays fits; or the file or timm's name is unknown, or is for
-            another architecture.
+        SettingError: none of a run's arrays fits. For pretrained weights: the file or the name in
+            timm is unknown, or its weights are for another architecture.
     """
     if isinstance(source, RunModel):
         return _transfer_run(trunk, source, settings, classes)
@@ -208,7 +209,7 @@ def _fitting_head(state: Mapping[str, Tensor], run_model: RunModel) -> dict[str,
     """Return the head of a run's model as name -> array, or an empty dictionary if it does not fit.
 
     ``state`` has the arrays of the network that is to receive the head. The head fits if the run's
-    model has every head array in ``state``, with the same shape.
+    model has each of this network's head arrays in the same shape.
     """
     head: dict[str, Tensor] = {}
     for name, target in state.items():

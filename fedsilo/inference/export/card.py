@@ -51,8 +51,8 @@ def card_text(
 ) -> str:
     """Build a run's model card: a Markdown text about the model, its data, its results and limits.
 
-    It has only metrics that a report may show, so none of too few patients. Texts from the run
-    directory are escaped.
+    The card leaves out every metric that rests on too few patients. Texts from the run directory
+    are escaped.
 
     Args:
         whole: the finished run.
@@ -101,9 +101,10 @@ def card_text(
 
 
 def _meaning(run: Shown, metrics: Sequence[str]) -> str:
-    """Explain the metrics on the card in a sentence, for a task other than classification.
+    """Explain the metrics on the card, for a task other than classification.
 
-    For classification, the text is empty. If there are no ``metrics`` to show, the text says so.
+    The text says what the metrics mean, and that they have no interval. If ``metrics`` is empty,
+    the text says that no metric is shown. For classification, it is empty.
     """
     parts = task_parts(run.task)
     if not parts:
@@ -133,10 +134,12 @@ def _samples(known: Mapping[str, Any], split: str, floor: int) -> str:
 
 
 def _size_rows(run: Shown) -> list[list[str]]:
-    """Build the rows of the table of sites: name, distribution, and samples by split and left out.
+    """Build the rows of the table of sites, with a row for each site.
 
-    The site with the most training samples comes first. The number of left-out samples is shown
-    only at trust level ``server``, and is "n/a" at other levels. Small numbers are hidden.
+    A row has the site's name, its distribution (a name for the kind of its data), its number of
+    samples in train, val and test, and its number of left-out samples. The site with the most
+    training samples comes first. The number of left-out samples is shown only at trust level
+    ``server``, and is "n/a" at other levels. Small numbers are hidden.
     """
     rows = []
     # Sites of equal size stay in the order of the run
@@ -159,10 +162,10 @@ def _metric_row(run: Shown, site: str, metrics: Sequence[str]) -> list[str]:
 
 
 def _sites_with_few_tests(run: Shown, sites: Sequence[str]) -> list[str]:
-    """Return the sites with fewer than 100 test samples, whose intervals are wide.
+    """Return those of ``sites`` with fewer than 100 test samples, whose intervals are wide.
 
-    A hidden number counts as fewer than 100. A site that does not report its test samples is left
-    out.
+    A hidden number counts as fewer than 100. A site that does not report its number of test samples
+    is left out.
     """
     few = []
     for site in sites:
@@ -175,9 +178,9 @@ def _sites_with_few_tests(run: Shown, sites: Sequence[str]) -> list[str]:
 def _class_rows(run: Shown, sites: Sequence[str]) -> list[list[str]]:
     """Build the rows of the table of classes: a row for each site and class.
 
-    A row has the site, the class, its number of test samples, and the estimates in
-    ``clinic.COLUMNS``, such as sensitivity, with their intervals. A class is left out if none of
-    its estimates may be shown, and a site if it does not report its counts by class.
+    A row has the site, the class, its number of test samples, and the class's estimates, such as
+    the sensitivity, with their intervals. A class without any estimate that may be shown is left
+    out. A site that does not report its test samples by class is left out as well.
     """
     rows = []
     for site in sites:
@@ -238,10 +241,10 @@ def _front_matter(run: Shown, sites: Sequence[str]) -> str:
 
 
 def _terms_of(name: str) -> str:
-    """Describe under which terms a data set may be used, in one phrase.
+    """Describe in a phrase the terms under which the data set ``name`` may be used.
 
-    The phrase has the licence with its address and further terms. Without a licence, it gives the
-    origin of the data: made up by fedsilo, or the sites' own.
+    The phrase has the licence, its address and further terms. If the data set has no licence, the
+    phrase says that fedsilo made up the data, or that the data belong to the sites.
     """
     data = data_set(name)
     licence = data.licence
@@ -274,10 +277,10 @@ def _choose_metrics(run: Shown, sites: Sequence[str]) -> list[str]:
 
 
 def _cell(run: Shown, site: str, metric: str) -> str:
-    """Format a site's test metric, with a 95 % interval for accuracy and two-class AUC.
+    """Format a site's test metric, with a 95 % interval for the accuracy and for a two-class AUC.
 
-    If the site does not have the metric, the cell is "n/a". The interval is left out if the test
-    counts may not be shown.
+    If the site does not have the metric, the cell is "n/a". An interval needs the number of test
+    samples, and for the AUC that of each class. If these are hidden, the interval is left out.
     """
     value = run.summary["sites"].get(site, {}).get(metric)
     if value is None:
@@ -296,8 +299,8 @@ def _cell(run: Shown, site: str, metric: str) -> str:
 def _changed_settings(run: Shown) -> list[tuple[Markdown, Markdown]]:
     """Return (key, value) of each setting that differs from its default, sorted by key.
 
-    Method, data set and seed are left out, because the card shows them elsewhere. Folders and other
-    circumstances are left out, because they do not affect the result.
+    Both are formatted as Markdown code. Method, data set and seed are left out, because the card
+    shows them elsewhere. Settings that do not affect the result, such as folders, are left out too.
     """
     values = as_mapping(run.settings.common) | as_mapping(run.settings.own)
     usual = defaults(CommonSettings) | as_mapping(type(run.settings.own)())

@@ -59,11 +59,11 @@ class Program:
         return self.model.lab.task
 
     def difference(self, answers: Tensor, count: int = VECTORS) -> float:
-        """Compare an exported program's answers with fedsilo's on the first test vectors.
+        """Compare an exported program's answers with fedsilo's on the first ``count`` test vectors.
 
         Args:
-            answers: the program's answers (count, ...).
-            count: the number of test vectors.
+            answers: the program's answers (count, ...) to these test vectors.
+            count: the number of test vectors to compare.
 
         Returns:
             The largest absolute difference of an answer; for a numeric outcome, in its standard
@@ -88,8 +88,8 @@ class Program:
         """Describe the program's inputs and outputs for program.json.
 
         Each has a name, a type, a shape and a meaning. The batch size is given as "batch", because
-        it may vary. For a table, the inputs list the features in order; the outputs list the
-        classes.
+        it may vary. The outputs also list the classes. For a table, the inputs also list the names
+        of the features in order.
         """
         silo, pixels = self.model.silo, self.model.pixel_standardisation()
         inputs = {
@@ -115,8 +115,8 @@ class Program:
 def open_program(model: TrainedModel) -> Program:
     """Prepare a model for export: a copy on the CPU that takes raw inputs and returns predictions.
 
-    Made-up test vectors and fedsilo's own answers to them come with it. The exported program is
-    later compared with these answers. Nothing is exported yet.
+    The result also has eight made-up test vectors, and fedsilo's own answers to them. The exported
+    program is later compared with these answers. Nothing is exported yet.
     """
     # A copy, because the caller may go on with the model on its own device
     network = copy.deepcopy(model.network).cpu()
@@ -156,8 +156,9 @@ def made_up_inputs(model: TrainedModel) -> Tensor:
 def _prepare(model: TrainedModel, vectors: Tensor) -> Tensor:
     """Prepare raw inputs for the network, as the site's own code does.
 
-    Rows of a table are standardised. Pixels are scaled if the data set standardises them by a fixed
-    mean and deviation. Otherwise images are returned unchanged.
+    Rows of a table are standardised. If the data set standardises pixels by a fixed mean and
+    deviation, they are divided by 255 and then standardised. All other images are returned
+    unchanged.
     """
     if model.silo.standardisation:
         return standardise(vectors, model.silo.standardisation)
@@ -221,14 +222,15 @@ def write_pt2(program: Program, path: Path) -> float:
 
 
 def write_onnx(program: Program, path: Path) -> float:
-    """Write the program as an ONNX file, run it by ONNX Runtime, and compare the answers.
+    """Write the program as an ONNX file, run it by ONNX Runtime, and check its answers.
 
     Returns:
-        The largest difference of an answer, over batches of 8, 1 and 3 test vectors.
+        The largest difference from fedsilo's answers that ``Program.difference`` finds, over
+        batches of 8, 1 and 3 test vectors.
 
     Raises:
         SettingError: the extra 'onnx' is not installed.
-        ExportError: the program cannot be exported, or the difference is too large.
+        ExportError: the program cannot be exported, or a difference is above ``TOLERANCE`` or NaN.
     """
     # Imported first, so that a missing package is named before the slow trace begins
     with needs_extra("format 'onnx'", "onnx"):
@@ -313,14 +315,15 @@ class Export:
 def export_model(run: FinishedRun, model: TrainedModel, form: str, folder: Path) -> Export:
     """Write a model as a program to a new folder, with test vectors and a model card.
 
-    The folder appears only once all its files are written and the answers were compared.
+    The program's answers to the test vectors are compared with fedsilo's. The folder appears only
+    after this, and only when all its files are written.
 
     Args:
         run: the run of the model.
         model: the model.
         form: the format, one of ``FORMATS``.
-        folder: the folder to write. The caller checks that it does not exist: a folder that has
-            files is left as it is, and the export is dropped.
+        folder: the folder to write. The caller must check that it does not exist. If it already
+            has files, these stay, the export is discarded, and no error is raised.
 
     Raises:
         ExportError: the model cannot be written in this format, or the program's answers differ.
@@ -345,8 +348,8 @@ def export_model(run: FinishedRun, model: TrainedModel, form: str, folder: Path)
 def _write_about(program: Program, folder: Path, own_site: str | None, difference: float) -> None:
     """Write program.json and the file of test vectors into ``folder``.
 
-    program.json describes the inputs and outputs, the origin of the model, and how exactly the
-    program was checked. The other file has the test vectors and fedsilo's answers.
+    program.json describes the inputs and outputs, the origin of the model, and the largest measured
+    and allowed difference. The other file has the test vectors and fedsilo's answers.
 
     Args:
         program: the prepared model.

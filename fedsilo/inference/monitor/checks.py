@@ -41,10 +41,10 @@ def drift_checks(
 ) -> Iterator[CaseCheck]:
     """Yield a check per column that compares the distributions of its new and training values.
 
-    The measure is the population stability index (PSI) over cells. The limit is the larger of
-    ``LARGE`` and the PSI that chance alone exceeds with a probability of 5 %, divided by the number
-    of columns (Bonferroni). A column that does not give two cells of ``floor`` training samples is
-    skipped.
+    The measure is the population stability index (PSI) over the cells of a histogram. The limit is
+    0.25, or the PSI that chance alone exceeds with a small probability, whichever is larger. This
+    probability is 5 % divided by the number of columns (Bonferroni). A column that does not give
+    two cells of ``floor`` training samples is skipped.
 
     Args:
         names: names of the features; a level of a category is called ``column=level``.
@@ -99,7 +99,8 @@ def _cells(old: Array, now: Array, floor: int) -> tuple[list[int], list[int]] | 
     """Divide the values of a column into cells, and count the training and the new samples in each.
 
     The cells of a category are its levels, and those of a number are ranges (``_edges``). Missing
-    values are a cell of their own. Neighbouring cells with too few training samples are merged.
+    values, if there are any, are a cell of their own. A cell with too few training samples is
+    merged with a neighbour.
 
     Args:
         old: training samples (n, features of the column).
@@ -108,7 +109,7 @@ def _cells(old: Array, now: Array, floor: int) -> tuple[list[int], list[int]] | 
 
     Returns:
         The training and the new counts by cell, missing values last. None if fewer than two cells
-        have ``floor`` training samples.
+        have ``floor`` training samples, or if all training values are missing.
     """
     old_missing = np.isnan(old[:, 0])
     now_missing = np.isnan(now[:, 0])

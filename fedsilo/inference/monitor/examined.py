@@ -61,6 +61,10 @@ class GroupColumn:
     def groups(self, rows: Tensor) -> tuple[Tensor, list[str]]:
         """Assign each of the ``rows`` (n, features) to a group of this column.
 
+        For a categorical column, each level is a group. For a numeric column, each range between
+        two edges is a group, and a value on an edge belongs to the range above it. A numeric column
+        without edges has the only group "all".
+
         Returns:
             The group number of each row (n,), and the groups' names by number. If some rows have a
             missing value, they are the last group, "not known".
@@ -114,9 +118,11 @@ def _add(first: Sequence[int], second: Sequence[int]) -> tuple[int, ...]:
 
 
 def _join_names(first: str, second: str) -> str:
-    """Join the names of neighbouring groups: ``30 to 40`` and ``40 to 50`` give ``30 to 50``.
+    """Join the names of two neighbouring groups, for the group that has the patients of both.
 
-    ``40 to 50`` and ``from 50`` give ``from 40``. Other names are joined by "or".
+    ``30 to 40`` and ``40 to 50`` give ``30 to 50``. ``below 30`` and ``30 to 40`` give
+    ``below 40``. ``40 to 50`` and ``from 50`` give ``from 40``. Names that are not neighbouring
+    ranges are joined by "or".
     """
     start, _, end = first.rpartition(" ")
     if second == f"from {end}":
@@ -127,10 +133,11 @@ def _join_names(first: str, second: str) -> str:
 
 
 def group_patients(pooled: Examined, column: GroupColumn) -> list[Group]:
-    """Count each class's patients and correct predictions in each group of a column.
+    """Group the test patients by a column; count each class's patients and right predictions.
 
-    ``merge_small_groups`` merges the groups that are too small to be shown. The list is empty if
-    all patients together are too few.
+    A prediction is right if the true class is the most probable one. ``merge_small_groups`` merges
+    the groups that are too small to be shown. If all patients together are too few, the list is
+    empty.
     """
     assert pooled.rows is not None, "a column is of a table"
     place_of, names = column.groups(pooled.rows)
@@ -221,12 +228,15 @@ def _cell(right: int, samples: int) -> str:
 
 
 def thresholds(scores: Tensor, floor: int) -> Iterator[float]:
-    """Choose the thresholds of a decision curve that may be shown, in ascending order.
+    """Choose the thresholds of a decision curve that may be shown, and yield them in rising order.
 
-    They are multiples of 0.05. At least ``floor`` of the ``scores`` (n,) must lie between a
-    threshold and each of its neighbours, and above the last one. Otherwise the curve would reveal
-    the predictions for the few patients in between. 0.5 always counts as a neighbour, because
-    sensitivity and specificity are shown for it.
+    The multiples of 0.05 from 0.05 to 0.95 are tried in turn. One is chosen if at least ``floor``
+    of the ``scores`` (n,) lie between it and the previously chosen one (0 at first), and at least
+    ``floor`` above it. With fewer, the curve would reveal the predictions for single patients.
+
+    0.5 always counts as a neighbour, because sensitivity and specificity are shown for it. So for a
+    threshold below 0.5, only the scores between it and 0.5 count as above it. For a threshold above
+    0.5, only the scores between 0.5 and it count as below it.
     """
     before = 0.0
     for threshold in _THRESHOLDS:
@@ -246,11 +256,11 @@ def thresholds(scores: Tensor, floor: int) -> Iterator[float]:
 def examine_decisions(pooled: Examined) -> Examination:
     """Build the report's section on the decision curve: does acting on the model's answers help?
 
-    The curve shows the net benefit per patient over the threshold, the probability from which
-    somebody acts (Vickers and Elkin 2006). The section has an explanation, a picture and a table,
-    in which the model is compared with acting on everybody and, in the picture, on nobody. With
-    more or fewer than two classes, or if too few patients lie between the thresholds, the section
-    has only a sentence that says so.
+    The curve shows the net benefit per patient for each threshold, the probability from which
+    somebody acts (Vickers and Elkin 2006). The section has an explanation, a picture and a table.
+    Picture and table compare the model with acting on everybody; the picture also compares it with
+    acting on nobody. If the run does not have two classes, or if too few patients lie between the
+    thresholds, the section has only a sentence that says so.
     """
     if len(pooled.classes) != 2:
         return Examination(_BENEFIT, ["A decision curve needs two classes, but this run has more."])
@@ -329,9 +339,9 @@ def examine(
 ) -> list[Examination]:
     """Build the clinic report's sections that need the sites' data.
 
-    The sections are on the pooled test samples of all sites without hidden test counts. If there is
-    no such site, or at trust levels other than ``server``, the only section explains why the
-    metrics are missing.
+    The sections are on the pooled test samples of all sites whose test counts are not hidden. If
+    there is no such site, or if the trust level is not ``server``, the list has one section, which
+    explains why the metrics are missing.
 
     Args:
         run: the run, without what its pages must not show.
@@ -393,9 +403,9 @@ def _pool_predictions(run: Shown, models: Sequence[TrainedModel]) -> Examined:
 def _column(model: TrainedModel, name: str) -> GroupColumn:
     """Find a column by which patients are to be grouped, in the table of the run.
 
-    The result has the indices of the column's features, and the names of its levels or, for a
-    numeric column, the edges between its groups. The edges are those that the data set declares for
-    surveys.
+    The result has the indices of the column's features. For a categorical column, it has the names
+    of the levels. For a numeric column, it has the edges between the groups, which are those of the
+    column's histogram in a survey (``Column.survey_edges``).
 
     Raises:
         SettingError: the run's data are images, or the column is not in the table.

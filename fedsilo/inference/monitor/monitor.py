@@ -110,13 +110,14 @@ def check_new_cases(
     coverage: float = 0.9,
     calibration: Path | None = None,
 ) -> Monitored:
-    """Check new cases against a finished run: its training data at one site, and its model.
+    """Check whether a finished run's model still suits the new cases at one site.
 
-    The features of all readable cases are compared with the site's training data to detect drift.
-    If at least as many cases as the run's floor have a label, predictions are compared with labels
-    too. For classification these checks are coverage, calibration and accuracy; for regression, the
-    mean absolute error. Other tasks have no checks of labels. The result explains each check that
-    is not possible.
+    A check needs at least as many cases as the run's floor (setting 'privacy.sums-min-count'). The
+    features of all readable cases are compared with the site's training data to detect drift. If
+    enough cases have a label, predictions are compared with labels too. For classification, these
+    checks are coverage, calibration and accuracy. For regression, the check is the mean absolute
+    error. Other tasks have no checks of labels. The result explains each check that is not
+    possible.
 
     Args:
         run: the run of the model.
@@ -127,7 +128,8 @@ def check_new_cases(
         calibration: the file that ``calibrate`` wrote; None for the one in the run directory.
 
     Raises:
-        FedsiloError: the cases cannot be opened, or fewer cases than the floor can be read.
+        FedsiloError: the cases cannot be opened, fewer cases than the floor can be read, or the
+            calibration cannot be used.
     """
     new, floor = open_new_data(model, data), run.floor
     # Reading all files also finds those that cannot be used
@@ -202,10 +204,12 @@ def _number_checks(
 def _drift(model: TrainedModel, now: Tensor, floor: int) -> Iterator[CaseCheck]:
     """Check whether the features of new cases are distributed as in the site's training data.
 
-    A check is yielded per column. ``now`` has the new cases' features. Images are compared only by
-    the brightness and contrast of each image. At trust level ``nobody``, where no distribution of
-    training data may be used, nothing is yielded. ``floor`` is the smallest number of training
-    samples in a cell of a histogram.
+    A check is yielded for each column that has enough training samples (see ``drift_checks``).
+    Images are compared only by the brightness and contrast of each image. At trust level
+    ``nobody``, where no distribution of training data may be used, nothing is yielded.
+
+    ``now`` has the new cases' features. ``floor`` is the smallest number of training samples in a
+    cell of a histogram.
     """
     if model.common.trust == NOBODY:
         return
@@ -224,11 +228,12 @@ def _pixel_statistics(images: Tensor) -> Tensor:
 def _unchecked_features(
     model: TrainedModel, drift: Sequence[CaseCheck], floor: int
 ) -> Iterator[str]:
-    """Yield a sentence on the columns that could not be checked for drift, unless all were checked.
+    """Yield a sentence on the columns that could not be checked for drift; none if all were.
 
     At trust level ``nobody`` the sentence says that no distribution may be compared. Otherwise it
-    names the columns without a check in ``drift``. Their training values do not give two cells of
-    a histogram with ``floor`` samples each. The columns of images are brightness and contrast.
+    names the columns without a check in ``drift``, and gives the reason: their training values do
+    not fill two cells of a histogram with ``floor`` samples each. The columns of images are
+    brightness and contrast.
     """
     if model.common.trust == NOBODY:
         yield (
@@ -273,9 +278,10 @@ def _label_checks(
     """Yield the checks that need labels: coverage, calibration and accuracy.
 
     Args:
-        own: the model's own probabilities (n, classes).
+        own: the model's own probabilities (n, classes), before calibration.
         labels: the true classes (n,).
-        calibration: the model's calibration; None skips the check of coverage.
+        calibration: the model's calibration. Its temperature corrects the probabilities for the
+            other two checks. None skips the check of coverage and leaves them uncorrected.
         coverage: the coverage that prediction sets promise.
         before: the accuracy on the run's test samples; None skips the check of accuracy.
     """

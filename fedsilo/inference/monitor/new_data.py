@@ -103,7 +103,10 @@ def _in_order(inputs: Inputs, by_name: Mapping[str, float], unknown: float) -> T
 
 
 def _read_class_labels(model: TrainedModel) -> Mapping[str, Sequence[str]]:
-    """Return class -> the labels that the data set declares for it; none for other data sets."""
+    """Return class -> the labels that the run's data set declares for it.
+
+    If the data set is not an ``ImageDataSet``, each class has no labels.
+    """
     data, common = data_set(model.common.dataset), model.common
     if isinstance(data, ImageDataSet):
         return data.classes(common, find_places(common.data_dir, common.cache_dir))
@@ -156,6 +159,10 @@ def _class_numbers(classes: Mapping[str, Sequence[str]]) -> dict[str, int]:
 def _table_labels(path: Path, schema: TableSchema, read: ReadLabel) -> Iterator[tuple[str, float]]:
     """Read the labels in a table file, for the rows that have a known label.
 
+    The column of labels is found by its name in the schema, in upper or lower case. Texts are
+    normalised by ``same_text``. A text that ``read`` does not know is read again as a truth value:
+    true is 1, and false is 0.
+
     Yields:
         The line number as a string, and the label. If the table has no column of labels, nothing is
         yielded.
@@ -185,7 +192,7 @@ def _manifest_labels(
     ``columns`` are further columns with labels that the manifest may have. They are not read.
 
     Yields:
-        The file name, and the label.
+        The file name, as ``as_cell`` writes it, and the label.
     """
     optional = tuple({"label", "split", "patient", "mask", *columns})
     for _, row in read_rows(path, ("path",), optional):

@@ -44,7 +44,10 @@ _OF_CLASSES = ("p.<class>", "entropy", "vacuity", "weight.<site>", "set")
 
 
 def columns_of(task: Task) -> dict[str, str]:
-    """Return title -> meaning of each column that a table of the task's predictions may have."""
+    """Return title -> meaning of each column that a table of the task's predictions may have.
+
+    A task with words of its own for its answers has these in place of the columns about classes.
+    """
     if not task.answer_words:
         return dict(COLUMNS)
     columns = {title: words for title, words in COLUMNS.items() if title not in _OF_CLASSES}
@@ -95,7 +98,11 @@ class Predictions:
         return next(iter(answers.values()))
 
     def _repr_html_(self) -> str:
-        """Build HTML for a notebook: a table of answers by class, then the lines of ``lines``."""
+        """Build HTML for a notebook: a table of the number of answers by class, then text.
+
+        The text is that of ``lines``, except for its first line, which the table replaces. For a
+        task that does not predict one class, there is no table, and all lines are shown.
+        """
         if self.task.label_noun != "class":
             return html_of_lines(self.lines())
         answers = list(compress(self.predicted(), self.answered()))
@@ -175,9 +182,9 @@ class Predictions:
     def lines(self) -> list[str]:
         """Summarise the predictions in lines for a terminal.
 
-        The lines tell the number of answers by class, the novelty of the inputs, and the inputs
-        that could not be read. If there are prediction sets, a line has their mean size. If the
-        true classes are known, the last lines have the metrics.
+        The lines tell the number of answers by class, the novelty of the inputs, remarks on how the
+        inputs were read, and the inputs that could not be read. If there are prediction sets, a
+        line has their mean size. If the true answers are known, the last lines have the metrics.
         """
         answered = torch.tensor(self.answered(), dtype=torch.bool)
         count = int(answered.sum())

@@ -62,7 +62,10 @@ class CaseAnswers(ABC):
 
     @abstractmethod
     def question(self) -> str:
-        """Say what the model predicts for each case, as "which of a, b applies to"."""
+        """Return the words for the model's question, which the page ends with "each of 5 cases".
+
+        An example is "which of a, b applies to".
+        """
 
     @abstractmethod
     def cells(self, index: int) -> list[str]:
@@ -77,19 +80,19 @@ class CaseAnswers(ABC):
         """Name the number that a table's columns add to, such as "the probability of ill"."""
 
     def notes(self, index: int) -> list[str]:
-        """Return further sentences about the answer."""
+        """Return further sentences about the answer, by default none."""
         return []
 
     def is_unsure(self, index: int) -> bool:
-        """Tell whether the model is unsure about a case."""
+        """Tell whether the model is unsure about a case, by default never."""
         return False
 
     def rank(self, index: int) -> float:
-        """Return the number that sorts cases of one state, the smallest first."""
+        """Return the number that sorts cases of one state, the smallest first; by default 0."""
         return 0.0
 
     def limits(self) -> list[str]:
-        """Return sentences on how to read the answers, and on what is missing."""
+        """Return sentences on how to read the answers, and on what is missing; by default none."""
         return []
 
 
@@ -164,11 +167,11 @@ class ClassAnswers(CaseAnswers):
         return wilson(similar.right, similar.count)
 
     def _similar(self, index: int) -> Bin | None:
-        """Find the test samples of the run that were predicted with about the confidence of a case.
+        """Find the run's test samples that were predicted about as confidently as a case.
 
-        They are in bins of confidence. The bin whose mean confidence is nearest to the case's is
-        returned, the first one if two are equally near. If none is nearer than 0.1, the result is
-        None.
+        The samples are in bins by confidence. The result is the bin whose mean confidence is
+        nearest to that of the case before calibration, and the first one if two are equally near.
+        If no bin is nearer than 0.1, the result is None.
         """
         # Bins count the model's own confidence, without a calibration's temperature
         sure = float(self.predictions.own[index].max())

@@ -74,6 +74,9 @@ class ValueTexts:
     def of(self, row: Floats, unusual: Sequence[str], adds: Mapping[str, float]) -> Iterator[Value]:
         """Yield the value of each column of a table's row, the largest contribution first.
 
+        The sign of a contribution does not count for this order. A missing value is marked as
+        imputed, even in an unusual column. Columns that the schema ignores are left out.
+
         Args:
             row: the features (f,) as they were read, NaN for a missing value.
             unusual: the columns to mark as unusual.
@@ -348,7 +351,8 @@ def explain_new_case(
         image: the file of the image, or None for a table.
 
     Raises:
-        DataError: the row or the image cannot be used.
+        DataError: the row or the image cannot be used, or the run's data are of the other kind.
+        SettingError: the network's last maps are too small to explain an image.
     """
     refuse_table_or_images(model, table=table is not None)
     if table is not None:

@@ -73,9 +73,9 @@ def find_codes(values: Floats, missing: Booleans) -> dict[int, Code]:
 
     A code is a number that stands for something else, such as 0 for "not measured". A number is
     taken for a code if it is the lowest or the highest value of a feature and at least ten samples
-    share it. It must also be much farther from the next value than neighbouring values are from
-    each other. A feature has at most one code. Features with at most ten different values are
-    skipped.
+    share it. Its distance to the next value must also be above 0.5 standard deviations, and above
+    five times the median distance of neighbouring values. A feature has at most one code: if both
+    ends qualify, it is the lowest value. Features with at most ten different values are skipped.
 
     Args:
         values: (n, f), standardised.
@@ -212,7 +212,7 @@ class CaseNovelty:
 
         For this, scores are divided by the limit. Without a limit they are not divided, and a case
         above 1 is only doubtful. A case with a value in the gap beside a code always gets a score
-        above 1, because such a value suggests a wrong unit.
+        above 1 (at least 1 plus its largest gap), because such a value suggests a wrong unit.
         """
         scores: Floats = self.novelty.score / (self.reference.limit or 1.0)
         gaps = self.gaps.max(axis=1, initial=0.0)
@@ -229,7 +229,8 @@ class CaseNovelty:
     def columns(self, features: Sequence[str]) -> list[tuple[str, ...]]:
         """List for each case the table's columns with a value unlike all training values.
 
-        Such a value is beyond the limit or in a gap.
+        The score of such a value is above the limit (above 1 if there is none), or the value lies
+        in the gap beside a code. ``features`` has the names of the table's features.
         """
         count = len(features)
         beyond = self.novelty.values[:, :count] > (self.reference.limit or 1.0)
@@ -261,8 +262,9 @@ class CaseNovelty:
     def _explain(self, marked: Booleans, features: Sequence[str]) -> list[str]:
         """Explain the scores of the cases that ``marked`` (k,) selects, one string for each case.
 
-        The string names the columns beyond the training values, and says whether the case is unlike
-        all samples or lacks unusual values. For a case that is not selected, it is empty.
+        The string names the columns whose value is beyond the training values. It also says whether
+        the case as a whole is unlike all training samples, and whether it lacks values that
+        training samples rarely lack. For a case that is not selected, the string is empty.
         """
         limit = self.reference.limit or 1.0
         texts = []

@@ -106,7 +106,10 @@ class Inputs(ABC):
 
     @abstractmethod
     def batches(self) -> Iterator[Tensor]:
-        """Yield the readable inputs (batch, *input_shape) as a silo holds them."""
+        """Yield the readable inputs in order and in batches, (batch, *input_shape).
+
+        They are in the form in which a silo holds them.
+        """
 
     def watch_batches(self, watch: Watch) -> Iterator[Tensor]:
         """Yield the batches, and report progress by ``watch(done, total)``.
@@ -134,7 +137,10 @@ class Inputs(ABC):
         return [tuple(dict.fromkeys(compress(names, row))) for row in self.read.isnan().tolist()]
 
     def kept(self) -> list[int]:
-        """Return the indices of the inputs that could be read, known once all were read."""
+        """Return the indices of the inputs that could be read.
+
+        Files are read by ``batches``, so the result is complete only after the last batch.
+        """
         return [place for place in range(len(self.names)) if place not in self.faults]
 
 
@@ -219,8 +225,9 @@ def open_inputs(model: TrainedModel, source: CaseSource) -> Inputs:
     Image files are found now, but read only in ``batches``.
 
     Raises:
-        DataError: the cases cannot be read or are missing, or they are images for a run of tables,
-            or the reverse.
+        DataError: the cases cannot be read or are missing. Also raised if images are given to a run
+            on a table, or a table to a run on images.
+        SettingError: the site does not have the split.
     """
     if source.kind == "split":
         return _split_inputs(model, str(source.where))
@@ -273,7 +280,9 @@ def files_of(source: CaseSource, labels: Sequence[str] = ()) -> Mapping[str, Pat
 
 
 def _split_inputs(model: TrainedModel, split: str) -> RowInputs:
-    """Open the samples of a split as inputs, with their true answers. They are named by their rows.
+    """Open the samples of a split as inputs, with their true answers.
+
+    The name of a sample is its row in the split, counted from 0.
 
     Raises:
         DataError: the split is empty, or has changed since the run.
@@ -300,6 +309,7 @@ def table_inputs(model: TrainedModel, path: Path, id_column: str | None) -> RowI
     """Read a table file by the run's schema, and standardise its rows as the site's rows are.
 
     A row that cannot be used is added to ``faults``. Inputs are named by their lines in the file.
+    If columns were not read or missing values were imputed, ``notes`` has a sentence about this.
 
     Args:
         model: the model.
@@ -353,8 +363,8 @@ def table_schema(model: TrainedModel) -> TableSchema:
 def _find_files(folder: Path) -> dict[str, Path]:
     """Find all files below a folder: name -> path, sorted by name.
 
-    A name is the path inside the folder. Hidden files, files in hidden folders, and DICOM's index
-    are left out. Whether the files are images is not checked.
+    A name is the path inside the folder, as ``as_cell`` writes it. Hidden files, files in hidden
+    folders, and DICOM's index (DICOMDIR) are left out. Whether the files are images is not checked.
 
     Raises:
         DataError: the folder does not exist or has no files, or a file's name cannot be printed.

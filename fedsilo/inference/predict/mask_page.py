@@ -34,7 +34,7 @@ def mask_page(
 ) -> str:
     """Build the HTML page of predicted masks, images without a mask first.
 
-    It shows at most 200 cases, and at most 50 of them with a picture.
+    The page shows at most 200 images. Only the first 50 readable ones have a picture.
 
     Args:
         run: the run of the model, without what pages must not show.

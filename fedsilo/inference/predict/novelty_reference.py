@@ -41,8 +41,8 @@ def reference_of(model: TrainedModel, site: str | None) -> Reference | str:
         site: the site whose own model it is; None for a shared model, which all sites trained.
 
     Returns:
-        The reference. If it cannot be built, for example because there are too few training samples
-        here, a text with the reason.
+        The reference. If it cannot be built, a text with the reason, such as too few training
+        samples here or a network for images that mixes several classifiers.
     """
     try:
         if not model.silo.features:
@@ -175,7 +175,7 @@ def _image_samples(model: TrainedModel, silos: Sequence[Silo], split: str) -> _S
 
 
 def _spread(split: Split, count: int) -> Split:
-    """Choose at most ``count`` samples of a split, at equal distances over its order."""
+    """Choose at most ``count`` samples of a split, about equally far apart in its order."""
     chosen = torch.linspace(0, len(split) - 1, min(count, len(split))).long()
     return Split(split.inputs[chosen], split.labels[chosen])
 

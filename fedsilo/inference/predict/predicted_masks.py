@@ -71,7 +71,7 @@ class MaskPredictions:
 
 
 def is_finetuned(folder: Path) -> bool:
-    """Tell whether a folder is what ``fedsilo finetune`` writes."""
+    """Tell whether ``fedsilo finetune`` has written a folder, by its file finetune.json."""
     return (folder / _DOCUMENT).is_file()
 
 

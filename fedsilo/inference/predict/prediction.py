@@ -39,7 +39,7 @@ class _Collected:
         self._parts: list[dict[str, Tensor]] = []
 
     def see(self, tokens: Tensor) -> None:
-        """Collect a batch."""
+        """Compute and keep the statistics of each sample of a batch, given the encoder's tokens."""
         self._parts.append(self._of_samples(tokens))
 
     def values(self) -> dict[str, float]:

@@ -41,7 +41,8 @@ def predict_run_masks(
     """Predict a mask for each image of a source, and write the masks and a table to a new folder.
 
     The stored value of a pixel is the number of its class, 0 for the background. A palette shows
-    each class in a colour.
+    each class in a colour. An image that cannot be read has a row in the table with the reason, but
+    no mask.
 
     Args:
         run: a run whose task is segmentation.
@@ -52,7 +53,8 @@ def predict_run_masks(
         watch: takes the number of images read so far, and the number of all images.
 
     Raises:
-        FedsiloError: the images cannot be read, ``out`` exists or is None, or ``html`` exists.
+        FedsiloError: no images are found or none can be read; two images would have the same mask
+            file; ``out`` exists or is None; or ``html`` exists.
     """
     if out is None:
         raise SettingError("masks are written to a folder: name one by --out")

@@ -27,15 +27,15 @@ _HORIZONS = 4  # largest number of times at which a case's survival is shown
 
 
 def case_answers(run: Shown, model: TrainedModel, predictions: Predictions) -> CaseAnswers:
-    """Return the answers of a page of cases in the form of the run's task."""
+    """Build the object that formats the answers on a page of cases, as the run's task needs it."""
     return _ANSWERS[predictions.task.name](run, model, predictions)
 
 
 def site_values(run: Shown, model: TrainedModel) -> tuple[dict[str, float], str]:
-    """Return the final test metrics of the model's site, and a phrase that names the site.
+    """Return the final test metrics of the model's site as name -> value, and a phrase about them.
 
-    If the site has no metrics that may be shown, the metrics are the means over all sites, and the
-    phrase says so.
+    The phrase names the site. If the site has no metrics that may be shown, the metrics are the
+    means over all sites, and the phrase says so.
     """
     values, where = values_of(run, model.site)
     if not values:
@@ -60,9 +60,9 @@ class NumberAnswers(CaseAnswers):
     def _ends(self) -> tuple[float, float]:
         """The lowest and the highest number of the scale on which all cases are drawn.
 
-        The scale covers all predictions and the mean predictions and outcomes of the test samples,
-        and reaches twice the root mean square error beyond them on each side. If all these are one
-        number, it reaches 1 beyond it.
+        The scale covers the predictions of all cases, and the mean predictions and outcomes of the
+        test samples' groups. On each side it reaches twice the root mean square error beyond them.
+        If both ends would be the same number, it reaches 1 beyond this number on each side.
         """
         numbers = self.predictions.probabilities[:, 0].tolist()
         for one in self._bins:
@@ -75,10 +75,11 @@ class NumberAnswers(CaseAnswers):
         return low, high
 
     def _interval(self, index: int) -> tuple[float, float] | None:
-        """Return the ends of the range of about 19 of 20 outcomes; None without known errors.
+        """Return the ends of the range that holds about 19 of 20 outcomes.
 
-        The ends are the number minus and plus two root mean square errors of test predictions,
-        which suits errors that are about normal.
+        The ends are the predicted number minus and plus two root mean square errors of test
+        predictions. This suits errors that are about normal. If these errors are unknown, the
+        result is None.
         """
         error = self._values[0].get("rmse")
         if error is None:
@@ -93,8 +94,8 @@ class NumberAnswers(CaseAnswers):
     def cells(self, index: int) -> list[str]:
         """Format the predicted number and its range as two cells of the overview table.
 
-        About 19 of 20 outcomes are in the range. If the errors on test samples are unknown, it is
-        "-".
+        About 19 of 20 outcomes are in the range. If the errors on test samples are unknown, the
+        second cell is "-".
         """
         interval = self._interval(index)
         texts = [format_measure(float(self.predictions.probabilities[index, 0])), "-"]
@@ -130,8 +131,9 @@ class NumberAnswers(CaseAnswers):
     def notes(self, index: int) -> list[str]:
         """Describe the outcomes of the test samples with similar predictions, in a sentence.
 
-        They are the group of test samples whose mean prediction is nearest to the case's. If no
-        group is within the root mean square error, there is no sentence.
+        The run stores test samples in groups of similar predictions. The group whose mean
+        prediction is nearest to the case's is described. If even this mean is farther away than the
+        root mean square error on test samples, the list is empty.
         """
         number = float(self.predictions.probabilities[index, 0])
         nearest, distance = None, self._values[0].get("rmse", 0.0)
@@ -149,7 +151,8 @@ class NumberAnswers(CaseAnswers):
     def limits(self) -> list[str]:
         """List sentences on how far test predictions were off, and what a number's range means.
 
-        If the run has no errors that may be shown, a sentence says that numbers have no range.
+        One also names the ends of the common scale. If the run has no errors that may be shown, a
+        sentence says that numbers have no range.
         """
         values, where = self._values
         low, high = (format_measure(end) for end in self._ends)
@@ -218,8 +221,8 @@ class FindingAnswers(CaseAnswers):
     def limits(self) -> list[str]:
         """List sentences on what the probabilities of findings mean.
 
-        If AUCs on test samples may be shown, the second sentence has each finding's mean over the
-        sites.
+        The last sentence has each finding's AUC on test samples, the mean over the sites that may
+        show it. It is left out if no site may show any.
         """
         said = [
             "A probability is the model's, and nobody has compared it with how often the finding "
@@ -257,7 +260,10 @@ class _Baseline:
     hazard: Floats
 
     def survival(self, risk: float) -> Floats:
-        """Return the survival of a patient with a risk beyond each of the times, (k,)."""
+        """Return the probability of no event up to each of ``times``, (k,), at a patient's risk.
+
+        ``risk`` is the patient's log hazard.
+        """
         # A network may give a risk whose exponential overflows; beyond 50 the survival is 0 or 1
         survival: Floats = np.exp(-self.hazard * np.exp(np.clip(risk - self.risk, -50.0, 50.0)))
         return survival
@@ -341,12 +347,13 @@ class RiskAnswers(CaseAnswers):
         return "the logarithm of the hazard"
 
     def rank(self, index: int) -> float:
-        """Return minus the risk, so that the highest risk comes first."""
+        """Return minus the risk (the log hazard), so that the highest risk comes first."""
         return -self._risk(index)
 
     def bars(self, index: int) -> list[Bar]:
-        """Build a bar for each of up to four times: the share of such patients without the event.
+        """Build the bars of a case's survival, each at one of at most four points in time.
 
+        A bar shows the share of patients with the case's risk who have no event up to that time.
         The times are round numbers. The shares come from the baseline hazard of the site's training
         patients and the case's risk. If the training patients do not determine the survival, the
         list is empty.
@@ -383,8 +390,8 @@ class RiskAnswers(CaseAnswers):
     def limits(self) -> list[str]:
         """List sentences on the patients that the survival rests on, and how good the risks are.
 
-        If there is no survival, a sentence has the reason. If the C-index on test samples may be
-        shown, a sentence has it.
+        If no survival can be shown, the first sentence has the reason. The last one has the C-index
+        on test samples, and is left out if the C-index may not be shown.
         """
         values, where = site_values(self.run, self.model)
         baseline, said = self._baseline, []
