@@ -273,7 +273,8 @@ def experiment_results(
 
     Groups are the distributions (groups of sites) of its runs, then ``all``. Rows that differ only
     in their seed are next to each other. If a run lacks a metric for a group, such as AUC with one
-    class, there is no row. A row also has the published number, if a paper has one.
+    class, there is no row. A row also has the published number, if a paper has one. The method and
+    the published numbers are those of the first summary.
 
     Args:
         experiment: the experiment's name.

@@ -114,10 +114,10 @@ def search(
     Args:
         plan: the settings, the grid and the budget.
         sampler: ``grid`` or ``tpe``.
-        metric: the deciding metric. It is a mean over the sites that have it, or ``POOLED`` over
-            all samples. None for the first headline metric that every successful run has.
+        metric: the metric that decides: a mean over the sites that have it, or ``POOLED``, which
+            is over all samples. None for the first headline metric that every successful run has.
         jobs: the number of runs at once, 0 for one per core, or Slurm's parameters.
-        tell: takes a line about the progress.
+        tell: is called with a line about the number of runs, before the first one.
 
     Raises:
         FedsiloError: training failed at every point, runs lack the metric, or Optuna is missing.
@@ -165,8 +165,8 @@ def plan_search(
         sources: the sources of settings that the command names.
         sampler: ``grid``, which tries points of the grid, or ``tpe``, which searches the ranges
             that the grid spans.
-        given: numbers that override those of the simulation file: field of ``Tuning`` -> number.
-            None keeps the file's number.
+        given: field of ``Tuning`` -> number that overrides the simulation file's; None keeps the
+            file's. But a data set with its own validation part always has one fold.
 
     Raises:
         SettingError: the grid is too small for the number of points, a setting is wrong, there are
@@ -305,7 +305,7 @@ def _refuse_unmeasured(metric: str, summaries: Summaries) -> None:
     """Check that all successful runs measured ``metric`` on validation samples.
 
     Raises:
-        SettingError: a successful run lacks the metric. The message has the number of such runs.
+        SettingError: a successful run lacks the metric. The message says how many runs lack it.
     """
     means = _validation_means(summaries)
     lacking = sum(metric not in values for values in means)
@@ -403,10 +403,10 @@ def _score_points(
 def _score_point(
     settings: Mapping[str, Value], runs: Sequence[Mapping[str, Any]], metric: str
 ) -> Point:
-    """Score a point by the mean of a validation metric over its runs, one per fold and seed.
+    """Score a point (a choice of settings) by the mean of a validation metric over its runs.
 
-    The standard error treats the runs as independent. If a run failed, all scores are 0, and
-    ``failed`` has the reason, because a mean over the other runs would favour points that diverge.
+    There is a run per fold and seed. The standard error treats the runs as independent. If a run
+    failed, all scores are 0, and ``failed`` has the reason of the first run that failed.
     """
     scores, losses, by_run = [], [], []
     digests = ""
