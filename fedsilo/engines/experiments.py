@@ -32,10 +32,10 @@ _MOST_BASES = 50
 
 
 def _flat_settings(content: Any) -> Any:
-    """Flatten nested settings to one mapping with keys ``group.key``, for validation by pydantic.
+    """Flatten nested settings to one mapping with keys ``group.key``, before pydantic validates it.
 
     None and other empty values become an empty mapping. Any other value that is not a mapping is
-    returned unchanged, because pydantic then rejects it and names the fault.
+    returned unchanged, so that pydantic rejects it.
 
     Raises:
         PydanticCustomError: ``flat_values`` refuses the settings, for example because a setting is

@@ -307,12 +307,19 @@ def unused_cluster(environment: Mapping[str, str] = os.environ) -> str | None:
 
 
 def check_cluster(address: str, resources: Mapping[str, Value]) -> None:
-    """Check that Ray connects within 60 s to the cluster at ``auto`` or ``HOST:PORT``.
+    """Check that Ray connects to a running cluster within 60 seconds.
+
+    The connection is tried in another process.
+
+    Args:
+        address: the address of the cluster, ``auto`` or ``HOST:PORT``.
+        resources: the resources of the run. They must not set the number of cores or GPUs of the
+            cluster ('init-args...') above 0, because only a cluster that the run starts can be
+            given one.
 
     Raises:
-        SettingError: Ray does not connect, and the error has Ray's reason. The error is also raised
-            if ``resources`` set the number of cores or GPUs of the cluster, which only a cluster
-            started by the run accepts.
+        SettingError: the resources set such a number, or Ray does not connect. Then the message has
+            Ray's reason.
     """
     for key in ("init-args-num-cpus", "init-args-num-gpus"):
         if resources.get(key):
