@@ -226,8 +226,8 @@ def _stack_terms(sites: Sequence[Planned]) -> tuple[Term | None, list[list[Tenso
 def _open_optimiser(stack: StackedNetwork, settings: CommonSettings) -> Optimizer:
     """Build the run's optimiser over the stacked parameters of several sites.
 
-    It is PyTorch's fused form, which updates all parameters in one operation, in two cases: the settings
-    ask for it, or it is Adam, AdamW, SGD or Adagrad without further arguments.
+    It is PyTorch's fused form, which updates all parameters in one operation, in two cases: the
+    settings ask for it, or it is Adam, AdamW, SGD or Adagrad without further arguments.
     """
     has_fused_form = settings.optimiser.lower() in _FUSED and not settings.optimiser_arguments
     fused = settings.fused_optimiser or has_fused_form
