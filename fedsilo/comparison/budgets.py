@@ -201,14 +201,22 @@ class Budgets:
         return found
 
     def with_costs(self, runs: Mapping[str, Sequence[FinishedRun]]) -> Budgets:
-        """Return a copy with the costs of ``runs``: experiment -> its finished runs by seed."""
+        """Return a copy in which each budget has the costs of its experiment's finished runs.
+
+        ``runs`` has experiment -> its finished runs, one per seed, for every budget. See
+        ``Budget.with_costs``.
+        """
         budgets = {}
         for name, budget in self.of.items():
             budgets[name] = budget.with_costs(runs[name])
         return Budgets(budgets)
 
     def with_rounds(self, rounds: Mapping[str, Sequence[int]]) -> Budgets:
-        """Return a copy with finished rounds: experiment -> the number for each of its runs."""
+        """Return a copy in which each budget has the finished rounds of its experiment's runs.
+
+        ``rounds`` has experiment -> the number of finished rounds of each run, for every budget.
+        All other costs stay as they are.
+        """
         budgets = {}
         for name, budget in self.of.items():
             budgets[name] = replace(budget, rounds=rounds[name])
@@ -419,7 +427,7 @@ def _sum(run: FinishedRun, column: str) -> int:
 
 
 def _format_value(value: Value) -> str:
-    """Format the value of a setting. An empty string becomes "unset"."""
+    """Format the value of a setting as text; an empty text becomes "unset"."""
     if value == "":
         return "unset"
     return str(value)

@@ -52,7 +52,12 @@ class CrossValidation:
         return {"intervals": json_records(self.intervals), "budgets": self.budgets.lines()}
 
     def lines(self) -> Iterator[Table | str]:
-        """Yield a table per metric, then a remark for each experiment with an unequal budget."""
+        """Describe the result for the terminal.
+
+        Yields:
+            A table for each metric, in which experiments with unequal budgets are marked; then a
+            remark for each of these experiments.
+        """
         marked = self.budgets.mark_unequal(self.intervals)
         for metric in self.metrics:
             yield metric_table(marked, metric)
@@ -438,7 +443,10 @@ class CorrectedInterval(NamedTuple):
     runs: int
 
     def within(self, lowest: float, highest: float) -> CorrectedInterval:
-        """Return the interval clipped to the range from ``lowest`` to ``highest``."""
+        """Return a copy with the interval clipped to the range from ``lowest`` to ``highest``.
+
+        The mean and the p value stay. An interval without limits is returned unchanged.
+        """
         if self.low is None or self.high is None:
             return self
         return self._replace(low=max(self.low, lowest), high=min(self.high, highest))

@@ -136,7 +136,10 @@ def plan_job(
 
 
 def runs_of(jobs: Sequence[Job]) -> dict[str, list[FinishedRun]]:
-    """Return experiment -> the directories of its runs, in the order of ``jobs``."""
+    """Group the runs of ``jobs`` by experiment: experiment -> the directory of each of its runs.
+
+    Experiments and runs keep the order of ``jobs``. Whether the directories exist is not checked.
+    """
     runs: dict[str, list[FinishedRun]] = {}
     for job in jobs:
         runs.setdefault(job.experiment, []).append(job.directory)

@@ -137,7 +137,7 @@ class _ResultsTable:
     def _rows(
         self, spreads: pd.DataFrame, metrics: Sequence[str], known: set[str], best: set[Any]
     ) -> Iterator[list[str]]:
-        """Yield the rows of cells, with an empty row between two experiments, which becomes a rule.
+        """Yield the rows of cells. An empty row, which becomes a rule, separates two experiments.
 
         Args:
             spreads: the rows of ``over_seeds``.
@@ -206,8 +206,9 @@ class _ResultsTable:
     def _caption(self, spreads: pd.DataFrame, best: set[Any]) -> Iterator[str]:
         """Yield the caption's sentences on the meaning of the numbers and on the budgets.
 
-        The first one names the data, the split, the statistics and the number of seeds. The next
-        one explains bold values, if there are any. The last ones say whether the budgets are equal.
+        The first sentence names the data, the split, the statistics and the number of seeds. If
+        there are bold values, the next sentence explains them. The last ones say whether the
+        budgets are equal (see ``_terms``).
         """
         data = ", ".join(sorted({budget.dataset for budget in self.budgets.of.values()}))
         most = int(spreads["seeds"].max())

@@ -253,8 +253,8 @@ def values_by_seed(
 ) -> dict[str, dict[int, float]]:
     """Collect the mean of a metric over sites: experiment -> seed -> mean.
 
-    A seed whose run lacks the mean is left out. An experiment without any mean stays, with an empty
-    mapping.
+    ``runs`` has experiment -> seed -> summary. A seed whose run lacks the mean is left out. An
+    experiment without any mean stays, with an empty mapping.
     """
     values: dict[str, dict[int, float]] = {}
     for name, by_seed in runs.items():

@@ -78,9 +78,9 @@ class Tuned:
         """Describe the result of tuning for the terminal.
 
         Yields:
-            The table of the best points, the reason for the choice, and a line for each warning.
-            Last, a line with the chosen settings in the form for simulation.yaml, and a line with
-            the folder of the results.
+            The table of the best points (at most five, none that failed), the reason, and a
+            line for each warning. Last, a line with the chosen settings as simulation.yaml takes
+            them, and a line with the folder of the results.
         """
         yield self._table()
         yield str(self.document["why"])
@@ -337,8 +337,8 @@ def deciding_metric(headline: Sequence[str], summaries: Summaries) -> str:
     """Choose the metric by which points are compared, if the user named none.
 
     It is the first of the ``headline`` metrics that every successful run has on validation samples.
-    A run may lack a metric: for example, AUC is undefined in a fold with one class. If there is no
-    such metric, it is "accuracy".
+    A run may lack a metric: for example, AUC is undefined in a fold with one class. If no headline
+    metric is in every run, the result is "accuracy".
     """
     means = _validation_means(summaries)
     for metric in headline:
@@ -428,9 +428,9 @@ def _score_point(
 def _by_site(runs: Sequence[Mapping[str, Mapping[str, float]]], metric: str) -> dict[str, float]:
     """Average a metric at each distribution (group of sites) over the runs: distribution -> mean.
 
-    ``runs`` has distribution -> metric -> value for each run. A run without the metric there is
-    left out of the mean. Only distributions of the first run are returned, and only if some run has
-    the metric there.
+    ``runs`` has distribution -> metric -> value for each run. A mean leaves out runs that lack the
+    metric at the distribution. The result has the distributions of the first run, except those at
+    which no run has the metric.
     """
     by_site = {}
     for site in runs[0]:
@@ -492,8 +492,8 @@ def chosen_document(
 def _explain_choice(plan: Plan, ranked: Sequence[Point], metric: str) -> str:
     """Explain in one line why the first of the ``ranked`` points was chosen.
 
-    The text has its score and standard error, the number of points, and the folds and seeds of
-    each. The second-best score follows, unless all other points failed or there are none.
+    The text has the point's score and standard error, the number of points, and the folds and seeds
+    of each. The second-best score follows, unless there is only one point that did not fail.
     """
     best = ranked[0]
     score = f"mean validation {metric} over sites"

@@ -275,13 +275,14 @@ def _error_in(line: str) -> str:
 def ray_variables(address: str, variables: Mapping[str, str]) -> dict[str, str]:
     """Build the environment variables by which Ray finds its cluster.
 
-    For a running cluster, a second variable holds those that Ray passes on to its workers on other
-    machines. These are the variables of fedsilo and Flower, the number of OpenMP threads, and the
-    workspace of cuBLAS.
+    The first is RAY_ADDRESS. For a running cluster, a second one holds, as JSON, the variables that
+    Ray passes on to its workers on other machines: those of fedsilo and Flower, the number of
+    OpenMP threads, and the workspace of cuBLAS.
 
     Args:
-        address: the address of a running cluster. If it is empty, Ray starts a cluster for the run,
-            even if another one runs on this machine.
+        address: the address of a running cluster. If it is empty, the only variable is RAY_ADDRESS
+            with the value "local": Ray starts a cluster for the run, even if another one runs on
+            this machine.
         variables: the environment of the run.
     """
     if not address:
