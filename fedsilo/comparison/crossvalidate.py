@@ -206,7 +206,7 @@ def metric_intervals(
     The intervals are 95 % corrected resampled t intervals over the runs, clipped to the range of
     the metric. A metric may be undefined at a site in some runs, such as AUC with one class. Then
     the site's interval is over its other runs, and the mean over sites leaves the site out of all
-    runs.
+    runs. ``POOLED`` has only the interval over the samples of all sites.
 
     Args:
         summaries: experiment -> the summaries of its runs.

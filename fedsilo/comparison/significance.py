@@ -357,7 +357,8 @@ def lines_of_tests(
 def markdown_tests(tested: Sequence[Tested], split: str, remarks: Sequence[str]) -> str:
     """Format the tests of metrics as Markdown, with the same content as ``lines_of_tests``.
 
-    Each reason and each remark is an item of a list. Without tests and remarks, the text is empty.
+    Each reason and each remark is an item of a list. If there are neither tests nor remarks, the
+    text is empty.
     """
     parts = []
     for test in tested:
