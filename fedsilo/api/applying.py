@@ -104,13 +104,13 @@ def finetune(
 
     A starting point in ``weights`` is a run, a file of a ViT's weights, 'timm:NAME' or 'scratch'.
     For each one, one network per seed is trained on the pooled training images of the sites. The
-    epoch with the best validation metric is measured on the test images. Metrics, curves and the
-    best model of the first starting point are written to the folder ``out``. If the training of
-    any network fails, nothing is written.
+    network as it was after the epoch with the best validation metric is measured on the test
+    images. Metrics, curves and the best model of the first starting point are written to the folder
+    ``out``. If the training of any network fails, nothing is written.
 
     Raises:
-        FedsiloError: a starting point, setting or site is unknown, weights do not fit the network,
-            images are missing, or training diverged.
+        FedsiloError: a starting point, setting or site is unknown, a number is too small, ``out``
+            exists, weights do not fit the network, images are missing, or training diverged.
     """
     from fedsilo.finetuning.finetune import open_study, train_starts
     from fedsilo.finetuning.finetune_request import check_starts, open_starts
@@ -299,16 +299,18 @@ def monitor(
 ) -> Monitored:
     """Check whether new cases still resemble the training data of a run.
 
-    The feature distributions of the new cases are compared with the site's training data. If enough
-    cases have labels, further checks are made. For classes, these are accuracy, calibration and
-    coverage. For a number, it is the mean absolute error. For other tasks, labels are not compared.
+    The feature distributions of the new cases are compared with the site's training data. If at
+    least 'privacy.sums-min-count' cases have labels, further checks are made. For classes, these
+    are accuracy, calibration and coverage. For a number, it is the mean absolute error. For other
+    tasks, labels are not compared.
 
     Returns:
         The checks. ``alarms`` lists the checks beyond their limit; ``missing`` lists the checks
         that were not possible.
 
     Raises:
-        FedsiloError: ``data`` does not exist or cannot be read, or the run cannot be opened.
+        FedsiloError: ``data`` does not exist, or fewer than 'privacy.sums-min-count' cases in it
+            can be read; ``coverage`` is out of range; or the run cannot be opened.
     """
     from fedsilo.inference.monitor.monitor import check_new_cases
     from fedsilo.inference.predict.calibration import check_coverage

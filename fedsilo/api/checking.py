@@ -42,11 +42,13 @@ def site(
 ) -> Iterator[Finding]:
     """Check a hospital's node, by the arguments that start it.
 
-    The arguments are read from a deployment (all its sites, or only the named ones), from a kit, or
-    from the other options. A failed check is a finding, not an error.
+    A node is the process by which a hospital takes part. Its arguments are read from a deployment
+    (all its sites on this machine, or only the named ones), from a kit, or from the other options.
+    A failed check is a finding, not an error.
 
     Yields:
-        A finding for each check of each site, in the order of the checks.
+        The findings of each site's checks: site by site, and for each site in the order of the
+        checks.
 
     Raises:
         SettingError: an option would be ignored, such as ``host`` with ``deployment`` or
@@ -230,8 +232,9 @@ def run(
 ) -> Iterator[Finding]:
     """Ask the sites of a run for their facts, but train nothing.
 
-    The checks find out whether the experiment could run. The sites are those of ``deployment``;
-    without a deployment, they are simulated on this machine.
+    The checks find out whether the experiment could run. Facts are what each site reports before
+    round 1. The sites are those of ``deployment``. Without a deployment, they are simulated on this
+    machine.
 
     Yields:
         The findings of the checks, in a fixed order. A failed check is a finding, not an error.

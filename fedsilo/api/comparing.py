@@ -59,13 +59,14 @@ def compare(
 ) -> Comparison:
     """Run experiments over seeds and compare them.
 
-    The seeds are 0 to ``seeds - 1``, and the run directories are ``<out>/<experiment>-seed<n>``. A
-    finished run is not repeated, and is kept if a later run fails.
+    The seeds are 0 to ``seeds - 1``, and the run directories are ``<out>/<experiment>-seed<n>``, or
+    ``<out>/<experiment>-split<n>`` with ``own_splits``. A finished run is not repeated, and is kept
+    if a later run fails. An interrupted run is resumed.
 
     Returns:
-        The comparison: ``results`` is a frame with a row per experiment, group, metric and seed;
-        ``tested`` has the tests of differences; ``budgets`` has the rounds, steps, samples, bytes
-        and seconds of each experiment.
+        The comparison. ``results`` is a data frame with a row per experiment, group of sites,
+        metric and seed. ``tested`` has the tests of differences. ``budgets`` has the rounds, steps,
+        samples, bytes and seconds of each experiment.
 
     Raises:
         FedsiloError: an experiment, metric or test is unknown; the budgets differ and ``unequal``
@@ -137,10 +138,10 @@ def plan_comparison(
 ) -> Iterator[str]:
     """Yield the lines of ``compare --dry-run``, which describe a comparison without running it.
 
-    Each run has a line with its directory and its state: to be run, to be resumed, or finished.
-    Before the line of an experiment's first run come its plan and cost, if that run has not begun.
-    The last two lines have the number of runs to do, and say that nothing was run. The arguments
-    are those of ``compare``.
+    Each run has a line with its directory and its state: to be run, to be resumed, or finished. If
+    the run with seed 0 has not begun, the lines of ``describe_run`` come before its line: plan,
+    cost and directory. The last two lines have the number of runs to do, and say that nothing was
+    run. The arguments are those of ``compare``.
 
     Raises:
         FedsiloError: the comparison could not begin, see ``compare``.
@@ -199,9 +200,9 @@ def tune(
     """Choose an experiment's settings by validation on its training data.
 
     A point of the search is one combination of the settings in the grid. Each point is trained for
-    every validation fold and seed, and the point with the best metric is chosen. Test data are not
-    used. The choice and all trials are written to ``<out>/tune-<experiment>``. Trials that an
-    earlier call finished there are not repeated.
+    every validation fold and seed, and the point with the best metric is chosen. The choice does
+    not depend on test data. The choice and all trials are written to ``<out>/tune-<experiment>``.
+    Trials that an earlier call finished there are not repeated.
 
     Returns:
         The points, best first, with the content of chosen.json and the folder.

@@ -51,7 +51,8 @@ def up(
 
     Raises:
         FedsiloError: the options contradict each other or the existing deployment, the silos of
-            ``experiment`` are not its sites, or a server or site does not start.
+            ``experiment`` are not the existing deployment's sites, or a server or site does not
+            start.
     """
     from fedsilo.deployment.commands import up
 
@@ -155,8 +156,8 @@ def logs(
     The command prints the lines. The Python function returns them as one text instead.
 
     Raises:
-        FedsiloError: ``lines`` is below 1, ``member`` is not in the deployment, or its log does not
-            exist because it has not run yet.
+        FedsiloError: ``lines`` is below 1, ``member`` is not in the deployment or runs on another
+            machine, or its log does not exist because it has not run yet.
     """
     from fedsilo.deployment.commands import logs
 

@@ -43,10 +43,10 @@ def plot(run_dir: options.RunDir) -> Iterator[Path]:
     """Draw the learning curves of a finished run again.
 
     The learning curves, the survival curves and the method's own pictures are replaced in the run
-    directory.
+    directory. Each picture is written as a PNG and as a PDF.
 
     Yields:
-        The path of each picture.
+        The path of each picture file.
 
     Raises:
         RunDirectoryError: the run has not ended, or one of its files cannot be read.
@@ -228,8 +228,7 @@ def histograms(
     The picture has two panels with a line for each site. The left panel shows the histogram of the
     stored pixels, and the right panel that of the pixels as the network gets them. Background
     pixels are left out. ``tell`` is called with a line of text for each site without images in the
-    split. The picture is written to ``picture`` or, without it, to histograms.png in the run
-    directory.
+    split. The picture is written to ``picture``, by default histograms.png in the run directory.
 
     Returns:
         The path of the picture.

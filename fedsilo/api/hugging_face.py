@@ -70,7 +70,7 @@ def fetch_named(name: str, data_dir: Path, label: str = "label") -> Iterator[str
 def _write_parts(folder: Path, parts: dict[str, Any], label: str) -> str:
     """Write the parts of a Hugging Face data set into ``folder``, and return their kind.
 
-    If the data set has no column of images, the rows of all parts are joined into one table, and
+    If the first part has no column of images, the rows of all parts are joined into one table, and
     the kind is 'table'. Otherwise each part becomes the folder train, val or test, and the kind is
     'images'. Rows with missing values are dropped from tables.
 

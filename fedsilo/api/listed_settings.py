@@ -129,8 +129,8 @@ def find_settings(word: str) -> list[ListedGroup]:
 def _select_settings(groups: list[ListedGroup], word: str) -> list[ListedGroup]:
     """Select the settings that have ``word`` in their key or help, group by group.
 
-    Upper and lower case are the same. Groups without such a setting are left out. The given groups
-    are not changed.
+    Upper and lower case are not distinguished. An empty ``word`` selects all settings. Groups
+    without a selected setting are left out. The given groups are not changed.
     """
     wanted = word.lower()
     found = []

@@ -178,10 +178,11 @@ def command(function: Callable[P, R]) -> Callable[P, R]: ...
 def command(function: Callable[P, Any]) -> Callable[P, Any]:
     """Turn a function into a command of fedsilo that Python code can call too.
 
-    A Python caller gets a wrapper. It first checks the arguments (``check_arguments``), then calls
-    the function. If the result is a generator, the wrapper runs it to its end and returns a list of
-    the yielded values. If a ``FedsiloError`` ends the generator, the values so far become notes of
-    the error. The command line unwraps the function and prints each value when it is yielded.
+    Python code calls a wrapper, which checks the arguments (``check_arguments``) and then calls the
+    function. If the result is a generator, the wrapper runs it to its end and returns a list of the
+    yielded values. If a ``FedsiloError`` ends the generator, the values so far are added to the
+    error as notes. The command line calls the function without the wrapper, and prints each value
+    when it is yielded.
     """
 
     @wraps(function)
@@ -220,9 +221,10 @@ def _collect(results: Iterable[Any]) -> list[Any]:
 def parameters_of(function: Callable[..., Any], skip: int = 0) -> dict[str, inspect.Parameter]:
     """Return a function's parameters by name, each with its ``Annotated`` type resolved.
 
-    The first ``skip`` parameters are left out. If the function has ``**sources``, whose type is a
-    ``TypedDict``, its keys take its place. Each becomes a keyword-only parameter with default None.
-    The return type is not resolved, because its module is imported only when the command runs.
+    The first ``skip`` parameters are left out. A parameter such as ``**sources``, whose type is an
+    unpacked ``TypedDict``, is replaced by the keys of this type. Each key becomes a keyword-only
+    parameter with default None. The return type is not resolved, because its module is imported
+    only when the command runs.
     """
     function = inspect.unwrap(function)
     found: dict[str, inspect.Parameter] = {}
@@ -269,8 +271,8 @@ def option_of(hint: Any) -> Option | None:
 def members_of(hint: Any) -> list[Any]:
     """List the types that a parameter accepts.
 
-    These are the members of a union, or the type itself if it is no union. An ``Annotated`` type is
-    replaced by the type within. A ``Literal`` counts as one type.
+    These are the members of a union, or only the type itself if it is not a union. If ``hint`` is
+    an ``Annotated`` type, the type within it counts. A ``Literal`` counts as one type.
     """
     if get_origin(hint) is Annotated:
         hint = get_args(hint)[0]

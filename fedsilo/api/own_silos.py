@@ -75,8 +75,8 @@ def write_silos(folder: Path, silos: object, label: str, missing: str) -> str:
     """Write a caller's silos as files, and return the name of the data set that reads them.
 
     The name is 'table', 'arrays' or 'images'. It depends on the kind of the data, which must be the
-    same at all sites. Arguments and errors are those of ``write_to_cache``, except ``folder``, an
-    existing, empty folder.
+    same at all sites. ``folder`` must exist and be empty. The other arguments and the errors are
+    those of ``write_to_cache``.
 
     Raises:
         SettingError: ``missing`` is unknown, or the sites have different kinds of data. The error
@@ -176,9 +176,9 @@ def _write_pictures(folder: Path, silos: Mapping[str, Any]) -> None:
 def _name_class_folders(silos: Mapping[str, Any]) -> dict[str, str]:
     """Choose a folder name for each class: class -> name of its folder.
 
-    A folder usually has the name of its class. If the class name has a "/" or begins with ".", the
-    folder is named "class-1", "class-2" and so on, in sorted order of these classes. Underscores
-    are added to such a name while another class has it.
+    A folder usually has the name of its class. A class whose name has a "/" or begins with "." gets
+    the folder "class-1", "class-2" and so on instead, in sorted order of these classes. If a class
+    has such a name itself, underscores are appended until no class has the folder's name.
 
     Args:
         silos: site -> its (picture, class name) pairs.

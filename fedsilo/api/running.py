@@ -172,10 +172,10 @@ def plan_simulation(
 def _finish(directory: RunDirectory, *, draw: bool = True) -> FinishedRun:
     """Open a run that has just ended, draw its pictures, and print its metrics next to a paper's.
 
-    The pictures are drawn here and not by the server, because the server has neither the drawing
-    packages nor the papers' values. If ``draw`` is False, no pictures are drawn. If the paper
-    measured another setting, the differences are printed in place of the metrics. If no paper
-    reports the run's method on its data, nothing is printed.
+    If ``draw`` is False, no pictures are drawn. If the paper measured another setting, the
+    differences are printed in place of the metrics. If no paper reports the run's method on its
+    data, nothing is printed. All this is done here, because the server has neither the drawing
+    packages nor the papers' values.
     """
     from fedsilo.datasets.registry import shown_of
     from fedsilo.pictures.learning_curves import draw_pictures
@@ -344,7 +344,8 @@ def watch(
         A function without arguments. Each call reads the progress again and returns it as a view.
 
     Raises:
-        SettingError: more than one of ``folder``, ``deployment`` and ``hospital`` is given.
+        SettingError: more than one of ``folder``, ``deployment`` and ``hospital`` is given, or the
+            hospital's site file is not valid.
         KitError: ``hospital`` is not the folder of an opened kit.
     """
     from fedsilo.reports.watch.hospital import HospitalReader
@@ -377,11 +378,11 @@ def runs(
     """List the runs in a folder, with state and size.
 
     Folders are searched down to two levels, without following links. Runs are sorted by their
-    start, the oldest first. A run of another version is listed as unreadable. On the command line,
-    --delete then deletes the listed runs.
+    start, the oldest first. A damaged run, or a run of another version, is listed as unreadable and
+    comes before the others. On the command line, --delete then deletes the listed runs.
 
     Raises:
-        RunDirectoryError: a named folder does not exist.
+        RunDirectoryError: a folder does not exist.
     """
     from fedsilo.reports.watch.run_list import list_runs
 

@@ -141,7 +141,7 @@ class Budget:
                 yield f"{times:.2g} times the {key}"
 
     def _ended_early(self) -> bool:
-        """Return whether some run finished another number of rounds than its settings ask for.
+        """Tell whether some run did not finish the number of rounds that its settings ask for.
 
         The result is also True if no finished run is known.
         """
@@ -185,10 +185,11 @@ class Budgets:
     of: Mapping[str, Budget] = field(default_factory=dict)
 
     def unlike(self) -> dict[str, list[str]]:
-        """Find the experiments whose budgets are unequal: experiment -> phrases on the differences.
+        """Find the experiments whose budgets are unequal: experiment -> a phrase per difference.
 
         Each experiment is compared with its baseline, which is the first experiment on the same
-        data set. An experiment without a difference is left out.
+        data set. An experiment without a difference is left out. The phrases are those of
+        ``Budget.differences``.
         """
         first: dict[str, Budget] = {}
         found = {}
@@ -200,14 +201,22 @@ class Budgets:
         return found
 
     def with_costs(self, runs: Mapping[str, Sequence[FinishedRun]]) -> Budgets:
-        """Return a copy with the costs of ``runs``: experiment -> its finished runs by seed."""
+        """Return a copy in which each budget has the costs of its experiment's finished runs.
+
+        ``runs`` has experiment -> its finished runs, one per seed, for every budget. See
+        ``Budget.with_costs``.
+        """
         budgets = {}
         for name, budget in self.of.items():
             budgets[name] = budget.with_costs(runs[name])
         return Budgets(budgets)
 
     def with_rounds(self, rounds: Mapping[str, Sequence[int]]) -> Budgets:
-        """Return a copy with finished rounds: experiment -> the number for each of its runs."""
+        """Return a copy in which each budget has the finished rounds of its experiment's runs.
+
+        ``rounds`` has experiment -> the number of finished rounds of each run, for every budget.
+        All other costs stay as they are.
+        """
         budgets = {}
         for name, budget in self.of.items():
             budgets[name] = replace(budget, rounds=rounds[name])
@@ -256,10 +265,10 @@ class Budgets:
         return lines
 
     def title(self) -> str:
-        """Return the title of the table of budgets, which explains the numbers in the table.
+        """Return the title of the table of budgets: what its numbers are sums and means of.
 
-        If some budgets are unequal, the title also explains ``MARK``, the sign at the names of
-        these experiments.
+        If some budgets are unequal, the title also explains ``MARK``, the sign that follows the
+        name of such an experiment.
         """
         title = "cost of each row: sum over sites, mean over seeds"
         if self.unlike():
@@ -269,10 +278,10 @@ class Budgets:
     def frame(self) -> pd.DataFrame:
         """Return the budgets as a data frame: a row per experiment, with unrounded numbers.
 
-        The columns are ``experiment`` and the fields of ``Budget`` except ``given``. Column
-        ``rounds`` has the mean of the finished rounds over seeds. Column ``wanted`` has the rounds
-        that the settings ask for. ``differs`` has the differences from the first experiment on the
-        same data set.
+        The columns are ``experiment``, the fields of ``Budget`` except ``given``, and two more.
+        ``wanted`` has the rounds that the settings ask for, while ``rounds`` has the mean of the
+        finished rounds over seeds. ``differs`` has the differences from the first experiment on the
+        same data set, and is empty if there are none. Every budget must have finished runs.
         """
         unlike = self.unlike()
         records = []
@@ -286,13 +295,11 @@ class Budgets:
         return pd.DataFrame(records)
 
     def mark_unequal(self, results: pd.DataFrame) -> pd.DataFrame:
-        """Return a copy of a results table that marks experiments of unequal budgets.
+        """Return a copy of a results table in which experiments with unequal budgets are marked.
 
-        Marked are those whose budget differs from the budget of the first experiment on the same
-        data set.
-
-        ``MARK`` is added to their names in the columns ``experiment`` and ``compared_with``, if the
-        table has these columns.
+        An experiment is marked if its budget differs from that of the first experiment on the same
+        data set. ``MARK`` is then appended to its name in the columns ``experiment`` and
+        ``compared_with``. A column that the table lacks is skipped.
         """
         names = {}
         for name in self.unlike():
@@ -407,9 +414,9 @@ def refuse_mixed_optimisers(experiments: Mapping[str, CommonSettings]) -> None:
 
 
 def _continues(common: CommonSettings) -> bool:
-    """Tell whether the optimiser's state is kept over rounds.
+    """Tell whether the optimiser's state is kept from round to round.
 
-    This is so with epoch steps, and if the setting 'train.optimiser-state' is "run".
+    It is kept if 'train.epoch-steps' is above 0 or 'train.optimiser-state' is "run".
     """
     return common.epoch_steps > 0 or common.optimiser_state == "run"
 
@@ -420,7 +427,7 @@ def _sum(run: FinishedRun, column: str) -> int:
 
 
 def _format_value(value: Value) -> str:
-    """Format the value of a setting. An empty string becomes "unset"."""
+    """Format the value of a setting as text; an empty text becomes "unset"."""
     if value == "":
         return "unset"
     return str(value)

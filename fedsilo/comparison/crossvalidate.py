@@ -48,11 +48,16 @@ class CrossValidation:
     budgets: Budgets = field(default_factory=Budgets)
 
     def document(self) -> dict[str, Any]:
-        """Return the intervals and the budgets as plain values for JSON."""
+        """Return the intervals and the budgets as a dictionary for JSON."""
         return {"intervals": json_records(self.intervals), "budgets": self.budgets.lines()}
 
     def lines(self) -> Iterator[Table | str]:
-        """Yield a table per metric, then a remark for each experiment with an unequal budget."""
+        """Describe the result for the terminal.
+
+        Yields:
+            A table for each metric, in which experiments with unequal budgets are marked; then a
+            remark for each of these experiments.
+        """
         marked = self.budgets.mark_unequal(self.intervals)
         for metric in self.metrics:
             yield metric_table(marked, metric)
@@ -201,7 +206,7 @@ def metric_intervals(
     The intervals are 95 % corrected resampled t intervals over the runs, clipped to the range of
     the metric. A metric may be undefined at a site in some runs, such as AUC with one class. Then
     the site's interval is over its other runs, and the mean over sites leaves the site out of all
-    runs.
+    runs. ``POOLED`` has only the interval over the samples of all sites.
 
     Args:
         summaries: experiment -> the summaries of its runs.
@@ -234,7 +239,9 @@ def difference_intervals(
 
     Values are subtracted run by run, because the k-th runs of all experiments have the same split.
     The intervals are 95 % corrected resampled t intervals, and each has the p value for a true
-    difference of 0.
+    difference of 0. There is an interval for each site and one for the mean over sites. At a site,
+    runs in which either experiment lacks the metric are left out. The mean is over the sites that
+    have the metric in every run of every experiment.
 
     Args:
         summaries: experiment -> the summaries of its runs.
@@ -332,11 +339,11 @@ def _by_group(runs: Summaries, metric: str, complete: Sequence[str]) -> pd.DataF
 
 
 def metric_table(intervals: pd.DataFrame, metric: str) -> Table:
-    """Build the terminal table of one metric, with a column for each site and for all sites.
+    """Build the terminal table of one metric, with a column for each site and one for all sites.
 
     It has a row for each experiment, then a row for each difference between the first experiment
-    and another one. In a cell, the mean, the interval, the p value and the number of runs are on
-    separate lines.
+    and another one. A cell has the text of ``_cell``, with the mean, the interval, the p value and
+    the number of runs on separate lines.
     """
     narrow = []
     for line in _lines(intervals, metric):
@@ -412,7 +419,10 @@ def _cell(interval: Any, most: int) -> str:
 
 
 def markdown_text(intervals: pd.DataFrame, metrics: Sequence[str]) -> str:
-    """Build the text of a Markdown file: each metric's explanation and table of ``intervals``."""
+    """Build the text of a Markdown file with a table of ``intervals`` for each metric.
+
+    A line above each table has the metric in bold and explains the cells.
+    """
     parts = []
     for metric in metrics:
         body = markdown_table(_lines(intervals, metric))
@@ -433,7 +443,10 @@ class CorrectedInterval(NamedTuple):
     runs: int
 
     def within(self, lowest: float, highest: float) -> CorrectedInterval:
-        """Return the interval clipped to the range from ``lowest`` to ``highest``."""
+        """Return a copy with the interval clipped to the range from ``lowest`` to ``highest``.
+
+        The mean and the p value stay. An interval without limits is returned unchanged.
+        """
         if self.low is None or self.high is None:
             return self
         return self._replace(low=max(self.low, lowest), high=min(self.high, highest))

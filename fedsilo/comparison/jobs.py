@@ -49,8 +49,8 @@ class Job:
         The result is False if its directory has no run yet, or a run that has not ended.
 
         Raises:
-            RunDirectoryError: the directory has a run with other settings, other sites or other
-                data, so it cannot be used as this job's run.
+            RunDirectoryError: the directory has a run, finished or not, that cannot be used as this
+                job's run: its settings, number of sites or data differ, or the data cannot be read.
         """
         run = self.directory
         if not (run.path / CONFIG).is_file():
@@ -79,8 +79,8 @@ class Job:
 
         Returns:
             A phrase with the names of the changed sites; empty if no data have changed. If the data
-            cannot be read, the phrase gives the error. But it is empty if this machine has no data
-            folder at all.
+            cannot be read, the phrase gives the error. If this machine has no data folder at all,
+            nothing can be compared, and the phrase is empty.
         """
         common = self.settings.common
         try:
@@ -136,7 +136,10 @@ def plan_job(
 
 
 def runs_of(jobs: Sequence[Job]) -> dict[str, list[FinishedRun]]:
-    """Return experiment -> the directories of its runs, in the order of ``jobs``."""
+    """Group the runs of ``jobs`` by experiment: experiment -> the directory of each of its runs.
+
+    Experiments and runs keep the order of ``jobs``. Whether the directories exist is not checked.
+    """
     runs: dict[str, list[FinishedRun]] = {}
     for job in jobs:
         runs.setdefault(job.experiment, []).append(job.directory)
@@ -204,6 +207,9 @@ def _run_or_resume(work: _Work) -> Failure | None:
 
 
 def _work_of(job: Job) -> _Work:
-    """Describe a job for a worker process. If the run's directory exists, the run is resumed."""
+    """Convert a job to what a worker process gets: settings by key, resources and engine.
+
+    If the run's directory exists, the settings say that the run is resumed.
+    """
     values = job.settings.as_mapping() | {"run.resume": job.directory.path.is_dir()}
     return _Work(values, job.resources, job.engine)

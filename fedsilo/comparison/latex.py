@@ -137,7 +137,7 @@ class _ResultsTable:
     def _rows(
         self, spreads: pd.DataFrame, metrics: Sequence[str], known: set[str], best: set[Any]
     ) -> Iterator[list[str]]:
-        """Yield the rows of cells, with an empty row between two experiments, which becomes a rule.
+        """Yield the rows of cells. An empty row, which becomes a rule, separates two experiments.
 
         Args:
             spreads: the rows of ``over_seeds``.
@@ -166,11 +166,15 @@ class _ResultsTable:
                 yield lower
 
     def _cell(self, row: Any, best: set[Any], seeds: int) -> str:
-        """Format a metric's value over seeds, in bold if it is among the ``best``.
+        """Format a metric's value over seeds as LaTeX, such as mean ± standard deviation.
 
-        ``best`` has (experiment, group, metric) of each value in bold. ``seeds`` is the number of
-        the experiment's seeds. If fewer seeds have a value,
-        the cell says how many. Without a row, the cell is empty.
+        If fewer seeds have a value than the experiment has, the cell says how many.
+
+        Args:
+            row: a row of ``over_seeds``; None if the experiment lacks the metric, which gives an
+                empty cell.
+            best: the values in bold, as (experiment, group, metric).
+            seeds: the number of the experiment's seeds.
         """
         if row is None:
             return ""
@@ -202,8 +206,9 @@ class _ResultsTable:
     def _caption(self, spreads: pd.DataFrame, best: set[Any]) -> Iterator[str]:
         """Yield the caption's sentences on the meaning of the numbers and on the budgets.
 
-        The first one names the data, the split, the statistics and the number of seeds. The next
-        one explains bold values, if there are any. The last ones say whether the budgets are equal.
+        The first sentence names the data, the split, the statistics and the number of seeds. If
+        there are bold values, the next sentence explains them. The last ones say whether the
+        budgets are equal (see ``_terms``).
         """
         data = ", ".join(sorted({budget.dataset for budget in self.budgets.of.values()}))
         most = int(spreads["seeds"].max())
@@ -256,7 +261,10 @@ def _terms(budgets: Budgets) -> Iterator[str]:
 
 
 def _format_range(numbers: Sequence[float], noun: str) -> str:
-    """Format numbers of a noun: one number if they are equal, otherwise smallest and largest."""
+    """Format rounded numbers with their noun, such as "5 rounds", or "3 to 5 rounds" as a range.
+
+    A range goes from the smallest to the largest number, and is used unless all are equal.
+    """
     low, high = round(min(numbers)), round(max(numbers))
     if low == high:
         return format_count(low, noun)
@@ -264,7 +272,10 @@ def _format_range(numbers: Sequence[float], noun: str) -> str:
 
 
 def _format_published(row: Any) -> str:
-    """Format the paper's number as LaTeX; empty without a row or a number."""
+    """Format the paper's number in ``row``, a row of ``over_seeds``, as LaTeX.
+
+    The result is an empty string if ``row`` is None or has no published number.
+    """
     if row is None:
         return ""
     return escape_latex(published_cell(row))
@@ -273,9 +284,9 @@ def _format_published(row: Any) -> str:
 def _find_best(spreads: pd.DataFrame, median: bool) -> set[Any]:
     """Find the best value of each group and metric, as a set of (experiment, group, metric).
 
-    Values are compared after rounding to three decimals, so several experiments may be best.
-    Whether a high or a low value is better depends on the metric. There is no best value of a
-    metric without a better direction, such as entropy, or if all values are equal after rounding.
+    Values are compared after rounding to three decimals, so several experiments may be best. The
+    metric decides whether high or low values are better. A group has no best value of a metric such
+    as entropy, for which neither is better, or if all values are equal after rounding.
 
     Args:
         spreads: the rows of ``over_seeds``.
@@ -296,10 +307,10 @@ def _find_best(spreads: pd.DataFrame, median: bool) -> set[Any]:
 
 
 def _tests_table(test: Tested, split: str) -> str:
-    """Build the LaTeX table of the p values between each pair of experiments, as a triangle.
+    """Build the LaTeX table of one metric's p values, a triangle with a cell for each pair.
 
-    The caption has the ANOVA, the kind of the t-tests, and the reason for each missing p value.
-    ``split`` is the split of the samples, for the caption.
+    A pair is two experiments. The caption has the result of the ANOVA, the kind of the t-tests, and
+    the reason for each missing p value. ``split``, ``test`` or ``val``, is named in the caption.
     """
     columns, *rows = test.lines()
     caption = [f"{test.heading(split)}.", f"Below, {test.kind()}."]

@@ -95,7 +95,7 @@ class Comparison:
         yield from lines_of_tests(self.tested, self.split, self.notes)
 
     def _repr_html_(self) -> str:
-        """Convert the lines of the terminal to HTML for a notebook."""
+        """Show the comparison in a notebook: the terminal's tables and remarks as HTML."""
         return html_of_lines(self.lines())
 
     def draw(self, path: Path) -> None:
@@ -131,7 +131,13 @@ class Comparison:
         }
 
     def latex(self, median: bool = False) -> str:
-        """Build the tables of results and tests as LaTeX; see ``latex_text`` for its errors."""
+        """Build the tables of results and tests as LaTeX.
+
+        With ``median``, they show median and range over seeds in place of mean and deviation.
+
+        Raises:
+            SettingError: no metric has values of two experiments at one group of sites.
+        """
         return latex_text(self.results, self.split, self.tested, self.budgets, median)
 
     def write(
@@ -199,7 +205,7 @@ def check_jobs(
 
 
 def plan_budgets(jobs: Sequence[Job], sources: RunSources) -> Budgets:
-    """Build the planned budget of each experiment, see ``planned_budgets``."""
+    """Build the budget of each experiment in ``jobs`` before any run, by ``planned_budgets``."""
     return planned_budgets({job.experiment: job.settings for job in jobs}, sources)
 
 
@@ -384,7 +390,7 @@ def refuse_without(split: str, jobs: Sequence[Job], no_floor: bool = False) -> N
         split: the split to compare.
         jobs: the planned runs.
         no_floor: whether to compare all metrics. If False, and the level of trust is ``server``,
-            some site must have as many samples as 'privacy.sums-min-count', because no metric over
+            some site must have at least 'privacy.sums-min-count' samples, because no metric over
             fewer samples is shown.
 
     Raises:

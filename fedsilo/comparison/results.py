@@ -253,8 +253,8 @@ def values_by_seed(
 ) -> dict[str, dict[int, float]]:
     """Collect the mean of a metric over sites: experiment -> seed -> mean.
 
-    A seed whose run lacks the mean is left out. An experiment without any mean stays, with an empty
-    mapping.
+    ``runs`` has experiment -> seed -> summary. A seed whose run lacks the mean is left out. An
+    experiment without any mean stays, with an empty mapping.
     """
     values: dict[str, dict[int, float]] = {}
     for name, by_seed in runs.items():
@@ -273,7 +273,8 @@ def experiment_results(
 
     Groups are the distributions (groups of sites) of its runs, then ``all``. Rows that differ only
     in their seed are next to each other. If a run lacks a metric for a group, such as AUC with one
-    class, there is no row. A row also has the published number, if a paper has one.
+    class, there is no row. A row also has the published number, if a paper has one. The method and
+    the published numbers are those of the first summary.
 
     Args:
         experiment: the experiment's name.

@@ -127,8 +127,16 @@ def at_an_edge(
     """Yield a warning for each numeric setting whose best value is at an end of its range.
 
     The range goes from the smallest to the largest value in the grid. With sampler ``grid``, only
-    these two values are at an end. With ``tpe``, so are values in the outer 5 % of the range. An
-    end beyond which ``rules`` allow no value is ignored.
+    these two values are at an end. With ``tpe``, values within 5 % of an end are at this end too,
+    measured on a logarithmic scale if the sampler searched on one. An end beyond which ``rules``
+    allow no value is ignored, as are settings with a single value or with values other than
+    numbers.
+
+    Args:
+        grid: key -> the declared values.
+        best: key -> the best value.
+        sampler: ``grid`` or ``tpe``.
+        rules: key -> the setting's rule, with its smallest and largest allowed value.
     """
     margin = 0.0  # only the first and the last number of a grid are at an end
     if sampler == "tpe":
@@ -226,9 +234,10 @@ def _by_logarithm(low: float, high: float) -> bool:
 
 
 def _place(value: float, low: float, high: float) -> float:
-    """Return where a number lies in a range, as a share: 0 at the lower end and 1 at the upper.
+    """Return the place of a number in a range: 0 at the lower end, 1 at the upper, linear between.
 
-    If the range is searched on a logarithmic scale, the share is computed on that scale.
+    If the sampler searches the range on a logarithmic scale (``_by_logarithm``), the place is
+    computed from the logarithms.
     """
     if _by_logarithm(low, high):
         value, low, high = math.log(value), math.log(low), math.log(high)
@@ -236,5 +245,5 @@ def _place(value: float, low: float, high: float) -> float:
 
 
 def _round_digits(value: float) -> float:
-    """Round a drawn number to the digits that a person copies by hand into simulation.yaml."""
+    """Round a number to three significant digits, so that a person can copy it by hand."""
     return float(f"{value:.{_DIGITS}g}")

@@ -255,10 +255,10 @@ def _constant(values: Sequence[float], scale: float = 0.0) -> bool:
 
 
 def notes(tested: Tested, seeds: int, paired: bool, same_split: bool | None) -> list[str]:
-    """Return the remarks that a reader of the p values needs, one per line.
+    """Return the remarks that a reader of the p values needs, in two or three lines.
 
-    They explain the tests and their correction, mention ``--paired`` unless it was given, and say
-    whether the seeds vary the split.
+    The first explains the tests and their correction. Unless the tests are paired, the second
+    advises ``--paired``. The last says whether the seeds vary the split.
 
     Args:
         tested: the tests of any one metric; only their number of pairs is used.
@@ -357,8 +357,8 @@ def lines_of_tests(
 def markdown_tests(tested: Sequence[Tested], split: str, remarks: Sequence[str]) -> str:
     """Format the tests of metrics as Markdown, with the same content as ``lines_of_tests``.
 
-    Reasons and remarks are items of lists. If there are neither tests nor remarks, the text is
-    empty.
+    Each reason and each remark is an item of a list. If there are neither tests nor remarks, the
+    text is empty.
     """
     parts = []
     for test in tested:
@@ -370,7 +370,10 @@ def markdown_tests(tested: Sequence[Tested], split: str, remarks: Sequence[str])
 
 
 def significance_csv(tested: Sequence[Tested]) -> str:
-    """Build a CSV text with a row per test and six significant digits."""
+    """Build the text of a CSV file with a row for each test, the tests of one metric together.
+
+    The columns are those of ``Tested.records``. Numbers have six significant digits.
+    """
     rows = []
     for test in tested:
         rows += test.records()

@@ -37,19 +37,25 @@ _AS_PUBLISHED = ("published", "published_sd")
 
 
 def tidy(records: Iterable[Sequence[Any]]) -> pd.DataFrame:
-    """Build a table from records of the columns ``TIDY``; None stands for unpublished numbers."""
+    """Build a tidy table from records, each with a value for every column of ``TIDY``.
+
+    ``published`` and ``published_sd`` are None in a record without a published number.
+    """
     frame = pd.DataFrame(list(records), columns=list(TIDY), dtype=object)
     typed: pd.DataFrame = frame.astype({"seed": int, "value": float})
     return typed
 
 
 def mean(values: Iterable[float]) -> float:
-    """Return the exactly rounded mean, because pandas' mean depends on the order of the values."""
+    """Return the mean of one or more values, computed exactly and rounded only at the end.
+
+    Unlike the mean of pandas, it does not depend on the order of the values.
+    """
     return statistics.mean(map(float, values))
 
 
 def deviation(values: Iterable[float]) -> float:
-    """Return the sample standard deviation, 0 for a single value."""
+    """Return the sample standard deviation; 0 for fewer than two values."""
     known = list(map(float, values))
     if len(known) < 2:
         return 0.0
@@ -307,7 +313,10 @@ def csv_text(frame: pd.DataFrame) -> str:
 
 
 def json_records(frame: pd.DataFrame) -> list[dict[str, Any]]:
-    """Convert a table to a record per row for JSON; a missing value is None."""
+    """Convert a table to a list of dictionaries for JSON, one per row: column -> value.
+
+    A missing value becomes None. Decimal numbers have at most 15 decimals.
+    """
     # pandas rounds to ten decimals by default; 15 is the most that it allows
     records: list[dict[str, Any]] = json.loads(frame.to_json(orient="records", double_precision=15))
     return records

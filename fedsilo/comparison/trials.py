@@ -53,7 +53,10 @@ class Trial:
     data: str
 
     def key(self) -> str:
-        """Return the stem of the summary's file: a hash of settings, data and git revision."""
+        """Return the name of the summary's file without its ending.
+
+        It is a hash of the settings that decide the result, the data and the git revision.
+        """
         text = json.dumps([self.settings.decisive(), self.data, git_revision()], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:20]
 
@@ -281,7 +284,10 @@ class WorkerPool(ProcessPoolExecutor):
             super()._adjust_process_count()
 
     def submit(self, work: Callable[..., Outcome], /, *args: Any, **kwargs: Any) -> Future[Outcome]:
-        """Submit ``work``, whose arguments and result are pickled."""
+        """Submit a call of ``work`` to the pool, and return the future of its result.
+
+        The function, its arguments and its result are pickled.
+        """
         return super().submit(_in_worker, self._stop, work, *args, **kwargs)
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:

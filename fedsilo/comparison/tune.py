@@ -78,9 +78,9 @@ class Tuned:
         """Describe the result of tuning for the terminal.
 
         Yields:
-            The table of the best points, the reason for the choice, and a line for each warning.
-            Last, a line with the chosen settings in the form for simulation.yaml, and a line with
-            the folder of the results.
+            The table of the best points (at most five, none that failed), the reason, and a
+            line for each warning. Last, a line with the chosen settings as simulation.yaml takes
+            them, and a line with the folder of the results.
         """
         yield self._table()
         yield str(self.document["why"])
@@ -114,10 +114,10 @@ def search(
     Args:
         plan: the settings, the grid and the budget.
         sampler: ``grid`` or ``tpe``.
-        metric: the deciding metric. It is a mean over the sites that have it, or ``POOLED`` over
-            all samples. None for the first headline metric that every successful run has.
+        metric: the metric that decides: a mean over the sites that have it, or ``POOLED``, which
+            is over all samples. None for the first headline metric that every successful run has.
         jobs: the number of runs at once, 0 for one per core, or Slurm's parameters.
-        tell: takes a line about the progress.
+        tell: is called with a line about the number of runs, before the first one.
 
     Raises:
         FedsiloError: training failed at every point, runs lack the metric, or Optuna is missing.
@@ -165,8 +165,8 @@ def plan_search(
         sources: the sources of settings that the command names.
         sampler: ``grid``, which tries points of the grid, or ``tpe``, which searches the ranges
             that the grid spans.
-        given: numbers that override those of the simulation file: field of ``Tuning`` -> number.
-            None keeps the file's number.
+        given: field of ``Tuning`` -> number that overrides the simulation file's; None keeps the
+            file's. But a data set with its own validation part always has one fold.
 
     Raises:
         SettingError: the grid is too small for the number of points, a setting is wrong, there are
@@ -305,7 +305,7 @@ def _refuse_unmeasured(metric: str, summaries: Summaries) -> None:
     """Check that all successful runs measured ``metric`` on validation samples.
 
     Raises:
-        SettingError: a successful run lacks the metric. The message has the number of such runs.
+        SettingError: a successful run lacks the metric. The message says how many runs lack it.
     """
     means = _validation_means(summaries)
     lacking = sum(metric not in values for values in means)
@@ -337,8 +337,8 @@ def deciding_metric(headline: Sequence[str], summaries: Summaries) -> str:
     """Choose the metric by which points are compared, if the user named none.
 
     It is the first of the ``headline`` metrics that every successful run has on validation samples.
-    A run may lack a metric: for example, AUC is undefined in a fold with one class. If there is no
-    such metric, it is "accuracy".
+    A run may lack a metric: for example, AUC is undefined in a fold with one class. If no headline
+    metric is in every run, the result is "accuracy".
     """
     means = _validation_means(summaries)
     for metric in headline:
@@ -403,10 +403,10 @@ def _score_points(
 def _score_point(
     settings: Mapping[str, Value], runs: Sequence[Mapping[str, Any]], metric: str
 ) -> Point:
-    """Score a point by the mean of a validation metric over its runs, one per fold and seed.
+    """Score a point (a choice of settings) by the mean of a validation metric over its runs.
 
-    The standard error treats the runs as independent. If a run failed, all scores are 0, and
-    ``failed`` has the reason, because a mean over the other runs would favour points that diverge.
+    There is a run per fold and seed. The standard error treats the runs as independent. If a run
+    failed, all scores are 0, and ``failed`` has the reason of the first run that failed.
     """
     scores, losses, by_run = [], [], []
     digests = ""
@@ -428,9 +428,9 @@ def _score_point(
 def _by_site(runs: Sequence[Mapping[str, Mapping[str, float]]], metric: str) -> dict[str, float]:
     """Average a metric at each distribution (group of sites) over the runs: distribution -> mean.
 
-    ``runs`` has distribution -> metric -> value for each run. A run without the metric there is
-    left out of the mean. Only distributions of the first run are returned, and only if some run has
-    the metric there.
+    ``runs`` has distribution -> metric -> value for each run. A mean leaves out runs that lack the
+    metric at the distribution. The result has the distributions of the first run, except those at
+    which no run has the metric.
     """
     by_site = {}
     for site in runs[0]:
@@ -492,8 +492,8 @@ def chosen_document(
 def _explain_choice(plan: Plan, ranked: Sequence[Point], metric: str) -> str:
     """Explain in one line why the first of the ``ranked`` points was chosen.
 
-    The text has its score and standard error, the number of points, and the folds and seeds of
-    each. The second-best score follows, unless all other points failed or there are none.
+    The text has the point's score and standard error, the number of points, and the folds and seeds
+    of each. The second-best score follows, unless there is only one point that did not fail.
     """
     best = ranked[0]
     score = f"mean validation {metric} over sites"

@@ -47,8 +47,8 @@ def _cost(settings: RunSettings) -> str:
     """Estimate the cost of a run in one phrase.
 
     The phrase has three numbers: the optimiser steps of all sites in all rounds, the values in the
-    network, and the bytes of a message that holds the whole network. The data of the first site are
-    loaded to get their number and shape.
+    network, and the bytes of a message that holds the whole network, four for each value. The data
+    of the first site are loaded to get their number and shape.
     """
     common = settings.common
     steps = format_count(estimate_steps(common), "optimiser step")

@@ -32,10 +32,10 @@ _MOST_BASES = 50
 
 
 def _flat_settings(content: Any) -> Any:
-    """Flatten nested settings to one mapping with keys ``group.key``, for validation by pydantic.
+    """Flatten nested settings to one mapping with keys ``group.key``, before pydantic validates it.
 
     None and other empty values become an empty mapping. Any other value that is not a mapping is
-    returned unchanged, because pydantic then rejects it and names the fault.
+    returned unchanged, so that pydantic rejects it.
 
     Raises:
         PydanticCustomError: ``flat_values`` refuses the settings, for example because a setting is
@@ -336,8 +336,8 @@ def find_experiment(path: Path, name: str, plugins: Collection[str] = ()) -> Exp
 
     Args:
         path: the simulation file.
-        name: the name of an experiment, or of a method of fedsilo, of an installed package, or in
-            ``plugins``.
+        name: the name of an experiment or of a method. A method may be one of fedsilo, of an
+            installed package, or in ``plugins``.
         plugins: the names of the plugin modules that the command names. Each counts as a method
             without being loaded.
 
@@ -380,11 +380,11 @@ def declared_experiment(name: str, sources: RunSources) -> Experiment:
 
 
 def _override(under: Experiment, own: Experiment) -> Experiment:
-    """Return a copy of the experiment ``under``, in which the fields that ``own`` states override.
+    """Return a copy of the experiment ``under``, overridden by the fields that ``own`` states.
 
-    Settings, grid and resources are merged key by key, and the values of ``own`` override. Any
-    other field is replaced as a whole, but only if ``own`` states it. The matrix of ``own`` is
-    ignored.
+    Settings, grid and resources are merged key by key, and a value of ``own`` replaces one of
+    ``under``. Any other field is replaced as a whole, but only if ``own`` states it. The matrix of
+    ``own`` is ignored.
     """
     update = own.stated_fields()
     update.pop("matrix", None)

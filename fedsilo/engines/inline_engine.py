@@ -79,8 +79,8 @@ class InlineGrid(Grid):
     ) -> Message:
         """Create a message to a node and return it. The message is not queued.
 
-        Flower's own grids have this method, although it is deprecated there in favour of
-        ``Message(...)``. The arguments are those of Flower.
+        Flower's own grids have this method with the same arguments, although Flower advises to call
+        ``Message(...)`` instead.
         """
         return Message(content, dst_node_id, message_type, ttl=ttl, group_id=group_id)
 
@@ -192,7 +192,7 @@ class InlineGrid(Grid):
     ) -> Iterable[Message]:
         """Compute the reply to each message, one after another, and return the replies in order.
 
-        ``timeout`` is ignored.
+        Each message is queued first and gets an id. ``timeout`` is ignored.
         """
         replies: list[Message] = []
         for message_id in self.push_messages(messages):

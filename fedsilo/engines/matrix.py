@@ -44,9 +44,10 @@ class Cell:
 
 
 def read_values(content: Any, check: Callable[[Any], Any]) -> dict[Value, Any]:
-    """Read the values of one placeholder of a matrix, with the settings that each value makes.
+    """Read the values of one placeholder of a matrix, with the settings that belong to each value.
 
-    The file gives a list of values, or a mapping from each value to its settings.
+    A placeholder, such as ``{gamma}``, stands for one of several values in the entry of a file. The
+    file gives a list of values, or a mapping from each value to its settings.
 
     Args:
         content: the values, as YAML gives them.
@@ -90,12 +91,12 @@ def list_cells(entry: str, matrix: Mapping[str, Mapping[Value, Any]]) -> list[Ce
 
     Args:
         entry: the entry's name, with a placeholder in braces for each key of the matrix.
-        matrix: placeholder -> its values, each with the settings that it makes.
+        matrix: placeholder -> its values, each with the settings that belong to it.
 
     Raises:
         SettingError: the name and the matrix do not have the same placeholders, or there are more
             than 1000 cells. The message is only the end of a sentence, which the caller begins with
-            the entry.
+            the entry's name.
     """
     in_name, count = set(_PLACEHOLDER.findall(entry)), prod(map(len, matrix.values()))
     fault = ""

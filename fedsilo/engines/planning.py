@@ -191,8 +191,9 @@ def plan_resumed_run(
 ) -> tuple[RunSettings, Mapping[str, Value], str]:
     """Build the settings, resources and engine to resume an interrupted run.
 
-    'run.out' and 'run.name' are set to the directory's present place, because it may have been
-    moved. The engine is "ray" if config.toml does not state one.
+    The settings are those in the directory's config.toml, with 'run.resume' set. 'run.out' and
+    'run.name' name the directory's present place, because it may have been moved. The engine is
+    "ray" if config.toml does not state one.
 
     Args:
         run_dir: the run directory.

@@ -202,7 +202,7 @@ class ProcessGrid(InlineGrid):
 
 
 def _build_killed_reply(message: Message) -> Message:
-    """Build the error reply to a message that killed three workers, one after another."""
+    """Build the error reply to a message whose worker died three times while it answered."""
     reason = (
         f"its process was killed {_DEATHS} times while it answered, perhaps for lack of memory: "
         "give sites more with 'client-resources-num-cpus', or use --engine inline"

@@ -275,13 +275,14 @@ def _error_in(line: str) -> str:
 def ray_variables(address: str, variables: Mapping[str, str]) -> dict[str, str]:
     """Build the environment variables by which Ray finds its cluster.
 
-    For a running cluster, a second variable holds those that Ray passes on to its workers on other
-    machines. These are the variables of fedsilo and Flower, the number of OpenMP threads, and the
-    workspace of cuBLAS.
+    The first is RAY_ADDRESS. For a running cluster, a second one holds, as JSON, the variables that
+    Ray passes on to its workers on other machines: those of fedsilo and Flower, the number of
+    OpenMP threads, and the workspace of cuBLAS.
 
     Args:
-        address: the address of a running cluster. If it is empty, Ray starts a cluster for the run,
-            even if another one runs on this machine.
+        address: the address of a running cluster. If it is empty, the only variable is RAY_ADDRESS
+            with the value "local": Ray starts a cluster for the run, even if another one runs on
+            this machine.
         variables: the environment of the run.
     """
     if not address:
@@ -307,12 +308,19 @@ def unused_cluster(environment: Mapping[str, str] = os.environ) -> str | None:
 
 
 def check_cluster(address: str, resources: Mapping[str, Value]) -> None:
-    """Check that Ray connects within 60 s to the cluster at ``auto`` or ``HOST:PORT``.
+    """Check that Ray connects to a running cluster within 60 seconds.
+
+    The connection is tried in another process.
+
+    Args:
+        address: the address of the cluster, ``auto`` or ``HOST:PORT``.
+        resources: the resources of the run. They must not set the number of cores or GPUs of the
+            cluster ('init-args...') above 0, because only a cluster that the run starts can be
+            given one.
 
     Raises:
-        SettingError: Ray does not connect, and the error has Ray's reason. The error is also raised
-            if ``resources`` set the number of cores or GPUs of the cluster, which only a cluster
-            started by the run accepts.
+        SettingError: the resources set such a number, or Ray does not connect. Then the message has
+            Ray's reason.
     """
     for key in ("init-args-num-cpus", "init-args-num-gpus"):
         if resources.get(key):

@@ -56,7 +56,9 @@ class RegressionModel:
     ties: str = "efron"
 
     def check(self) -> None:
-        """Check that the options belong to the family.
+        """Check that the columns of outcome, time and event belong to the family.
+
+        Nothing else is checked.
 
         Raises:
             SettingError: a Cox regression has an outcome, or an event without a time; another
@@ -78,9 +80,10 @@ def regression_changes(model: RegressionModel, trust: str) -> list[str]:
     """Build the settings of a regression, each as ``key=value``.
 
     The user's --set may override them. Besides the regression itself, they set 50 rounds without
-    evaluation. With trust 'sums', in which the server sees only sums over hospitals, they set 19
-    rounds with secure aggregation, a clipping norm of 5, and standardisation by each site's own
-    values.
+    evaluation. For a Cox regression, 'glm.outcome' is the column of the event, and without a time
+    column the task is survival, so the table's label has the time. With trust 'sums', in which the
+    server sees only sums over hospitals, they set 19 rounds with secure aggregation, a clipping
+    norm of 5, and standardisation by each site's own values.
 
     Args:
         model: the regression.

@@ -185,14 +185,21 @@ class StackedSteps:
 
 
 def trained_module(training: LocalTraining) -> nn.Module:
-    """Return all that a training's loss reads: its network or, with a method's loss, its parts."""
+    """Return the module with all weights that a training's loss reads.
+
+    It is the training's network. If the method has a loss of its own that can be stacked
+    (``StackableLoss``), it is the module that holds the parts of this loss, such as two networks.
+    """
     if isinstance(training.objective, StackableLoss):
         return training.objective.parts
     return training.network
 
 
 def _dropout_state(training: LocalTraining) -> Tensor:
-    """Return the state of the generator from which a training draws its dropout."""
+    """Return the initial state of the random generator from which a training draws its dropout.
+
+    It follows from the run's seed and the training's key, as in the usual training of one site.
+    """
     seed = derive_seed(training.settings.seed, "training", *training.key)
     return torch.Generator(training.compute.device).manual_seed(seed).get_state()
 
@@ -219,8 +226,8 @@ def _stack_terms(sites: Sequence[Planned]) -> tuple[Term | None, list[list[Tenso
 def _open_optimiser(stack: StackedNetwork, settings: CommonSettings) -> Optimizer:
     """Build the run's optimiser over the stacked parameters of several sites.
 
-    It is PyTorch's fused form if the settings ask for it. It is also fused if it is one of
-    ``_FUSED`` and has no further arguments.
+    It is PyTorch's fused form, which updates all parameters in one operation, in two cases: the
+    settings ask for it, or it is Adam, AdamW, SGD or Adagrad without further arguments.
     """
     has_fused_form = settings.optimiser.lower() in _FUSED and not settings.optimiser_arguments
     fused = settings.fused_optimiser or has_fused_form

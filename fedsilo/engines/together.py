@@ -48,21 +48,23 @@ class _Site:
 def train_together(messages: _Asked, held: HeldSamples) -> bool:
     """Train simulated sites as one batch on the device, before each of them answers its message.
 
-    Only sites whose trainings have equal keys (``_group_of``) can share a batch, so there may be
-    several batches. Each result is stored in the site's session, the objects that the site keeps
-    between messages. When the site answers, ``Lab.fit``, by which methods train, loads the result.
+    Sites share a batch only if their trainings have the same round, settings, shapes and kinds of
+    loss terms (see ``_group_of``), so there may be several batches. Each result is stored in the
+    site's session, the objects that the site keeps between messages. When the site answers,
+    ``Lab.fit``, by which methods train, loads the result.
 
-    A site is left out if its training cannot be prepared or stacked, if its group has no other
-    site, or if its group fails. It then trains by itself when it answers, and its reply has the
-    error if there is one.
+    A site is left out if its training cannot be prepared or stacked, if no other site can share its
+    batch, or if the batch fails with a FedsiloError. It then trains by itself when it answers, and
+    its reply has the error if there is one. Any other error of a batch is raised.
 
     Args:
         messages: training messages, each with the context of its site.
         held: the samples that stay on the device between rounds.
 
     Returns:
-        False if a site's method has a training that ``_is_stackable`` rejects, otherwise True. The
-        result is True even if sites train by themselves for another reason.
+        False if a site's method has a training that no batch can take, such as one with sample
+        weights or differential privacy (see ``_is_stackable``). Otherwise True, even if sites train
+        by themselves for another reason.
     """
     for _, context in messages:
         with suppress(FedsiloError):
@@ -92,14 +94,15 @@ def _rehearse_all(messages: _Asked) -> list[_Site]:
 
 
 def _train_groups(sites: Sequence[_Site], held: HeldSamples) -> _Asked:
-    """Carry out the next training of each site, in batches of sites with equal keys.
+    """Carry out the next training of each site, in batches of sites with equal ``_group_of``.
 
-    The key is that of ``_group_of``. A site without a partner is not trained here. Some methods
-    train several times for one message. Trainings with a name in their key, such as that of a head,
-    come before the training of the site's model.
+    A site that shares its batch with no other is not trained here. Some methods train several times
+    for one message, and the site's model comes last. The trainings before it, such as that of a
+    head, have a name as third part of their key.
 
     Returns:
-        The messages of the trained sites that have another training to do after this one.
+        The messages of the trained sites that have another training to do after this one, because
+        this one had such a name.
     """
     groups: dict[Hashable, list[_Site]] = {}
     for site in sites:
@@ -153,8 +156,8 @@ def _rehearse(message: Message, context: Context) -> _Site | None:
 def _plan(training: LocalTraining) -> Planned:
     """Plan the batches of a training, exactly as ``LocalTraining.run`` would choose them.
 
-    A method may have given the training a plan, which then counts. Otherwise the batches are drawn
-    from the run's seed and the training's key.
+    If the method gave the training a plan, its batches are used. Otherwise they are drawn with the
+    run's seed and the training's key (round, site and perhaps a name).
     """
     passes = training.plan
     if passes is None:
@@ -190,10 +193,10 @@ def _is_stackable(training: LocalTraining) -> bool:
 
 
 def _has_run_optimisers(training: LocalTraining) -> bool:
-    """Tell whether a training's second optimiser has the type and options of the run's.
+    """Tell whether a training's second optimiser has the type and options of the run's optimiser.
 
-    This is also True without a second optimiser. One optimiser can then train all weights of a
-    stack, because it treats each weight by itself.
+    The result is also True without a second optimiser. If it is True, a single optimiser can train
+    all weights of several sites' networks, because it treats each weight by itself.
     """
     if training.beside is None:
         return True
@@ -231,8 +234,8 @@ def _group_of(training: LocalTraining) -> Hashable:
 def _try_to_train(sites: list[_Site], held: HeldSamples) -> bool:
     """Train the sites of a group as one batch, and return whether this succeeded.
 
-    A FedsiloError is swallowed, because the site that causes it raises it again when it trains by
-    itself.
+    The result is False after a FedsiloError. It is not raised here, because the site that causes it
+    raises it again when it trains by itself.
     """
     try:
         _train(sites, held)
