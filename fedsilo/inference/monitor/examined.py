@@ -121,11 +121,13 @@ def _join_names(first: str, second: str) -> str:
     """Join the names of two neighbouring groups, for the group that has the patients of both.
 
     ``30 to 40`` and ``40 to 50`` give ``30 to 50``. ``below 30`` and ``30 to 40`` give
-    ``below 40``. ``40 to 50`` and ``from 50`` give ``from 40``. Names that are not neighbouring
-    ranges are joined by "or".
+    ``below 40``. ``40 to 50`` and ``from 50`` give ``from 40``. ``below 40`` and ``from 40`` give
+    ``any value``. Names that are not neighbouring ranges are joined by "or".
     """
     start, _, end = first.rpartition(" ")
     if second == f"from {end}":
+        if start == "below":
+            return "any value"
         return f"from {start.removesuffix(' to')}"
     if second.startswith(f"{end} to "):
         return f"{start} {second.removeprefix(f'{end} to ')}"

@@ -62,6 +62,13 @@ def test_merged_groups_of_too_few_altogether_are_none() -> None:
     ] == ["1 or 2"]
 
 
+def test_ranges_that_merge_to_all_values_say_so() -> None:
+    """They were called 'from below' beside the patients without a value."""
+    small = [Group(name, (1, 1), (1, 1)) for name in ("below 40", "40 to 50", "from 50")]
+    merged = merge_small_groups([*small, Group("not known", (3, 3), (3, 3))], 3)
+    assert [group.name for group in merged] == ["any value", "not known"]
+
+
 def test_group_of_several_classes_is_not_one_in_which_all_are_right() -> None:
     groups = [Group("a", (5, 5, 5), (5, 5, 5)), Group("b", (5, 5, 5), (2, 2, 2))]
     assert [group.name for group in merge_small_groups(groups, 10)] == ["a or b"]
