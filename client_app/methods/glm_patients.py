@@ -213,7 +213,7 @@ def _refuse_few_incomplete(
         floor: 'privacy.sums-min-count', the fewest patients with one pattern.
 
     Raises:
-        RefusedError: some pattern is that of at least one patient, but of fewer than ``floor``.
+        RefusedError: a pattern has at least one patient, but fewer than ``floor``.
     """
     patterns = Counter(map(bytes, lacking.astype(np.uint8)))
     patterns.pop(bytes(lacking.shape[1]), None)

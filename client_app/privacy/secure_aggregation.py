@@ -37,7 +37,12 @@ from fedsilo.client_app.privacy.round_secrets import (
 )
 from fedsilo.client_app.privacy.signing import SignedKeys, Signer
 from fedsilo.client_app.privacy.summand import Summand
-from fedsilo.client_app.privacy.unmasked_sums import RoundSum, SummedBefore, UnmaskedSums
+from fedsilo.client_app.privacy.unmasked_sums import (
+    RoundSum,
+    SummedBefore,
+    UnmaskedSums,
+    failed_before,
+)
 from fedsilo.core.errors import RefusedError, SiteError
 from fedsilo.core.messages import SECURE_AGREE, SECURE_KEYS, SECURE_SHARES
 from fedsilo.core.settings.common_settings import CommonSettings
@@ -138,9 +143,11 @@ class SecureSite:
                 value.
 
         Raises:
-            SiteError: the site has no keys for this round, or the list of sites is malformed.
-            RefusedError: ``prepare_masking`` refuses, or this round's sum was already unmasked with
-                a different contribution from this site.
+            SiteError: the site has no keys for this round, the list of sites is malformed, or the
+                site has masked 0 for the same received arrays before.
+            RefusedError: ``prepare_masking`` refuses; this round's sum was already unmasked with a
+                different contribution from this site; or the site cannot answer, but has answered
+                for the same received arrays before.
             SettingError: the samples of all sites together do not fit into 32 bits.
             CheckpointError: the site's secrets or records are damaged, or cannot be written.
         """
@@ -154,14 +161,10 @@ class SecureSite:
             secrets.question = self._request_digest(received, secrets)
             secrets.failed = self.summand.failed
             self._sums().refuse_other(secrets.weighed)
-            if self.book and secrets.failed:
-                self.book.refuse_failure_after_answer(secrets.received)
+            if self.book:
+                self.book.note_part(secrets.received, secrets.failed)
             # Written before anything leaves, so that a restart cannot mask twice with one key
             secrets.write(self.folder)
-            if self.book and secrets.failed:
-                self.book.note_failure(secrets.received)
-            elif self.book:
-                self.book.note_answer(secrets.received)
             # Sites that received different models derive different masks, which do not cancel
             bound = bound_to(secrets.context, received, [*numbers, *scaled_metrics])
             masked = mask_arrays(numbers, *secrets.masks(self.site, bound))
@@ -231,11 +234,7 @@ class SecureSite:
             CheckpointError: the record of the sums is damaged.
         """
         if self.book and self.book.has_failed(arrays_digest(received).hex()):
-            raise SiteError(
-                "this site could not answer for the same weights before, and adds nothing to "
-                "them now: the difference of both sums would be its own part; after the repair "
-                "begin a run with another 'seed'"
-            )
+            raise failed_before()
 
     def proven_sum(self) -> ProvenSum:
         """Check the message's proof of the sum of the round before, and return that sum.

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from fedsilo.client_app.site.own_file import OwnFile
-from fedsilo.core.errors import RefusedError
+from fedsilo.core.errors import RefusedError, SiteError
 
 SUMS = "secure-sums.json"  # the record of one run
 ALL_SUMS = "summed-arrays.json"  # the record of all runs
@@ -198,6 +198,15 @@ class UnmaskedSum:
     answered: bool = False
 
 
+def failed_before() -> SiteError:
+    """Build the error of a site that has masked 0 for the same received arrays before."""
+    return SiteError(
+        "this site could not answer for the same weights before, and adds nothing to "
+        "them now: the difference of both sums would be its own part; after the repair "
+        "begin a run with another 'seed'"
+    )
+
+
 @dataclass(frozen=True)
 class SummedBefore:
     """The record of one hospital's secret sums over all runs, by the digest of the received arrays.
@@ -269,54 +278,41 @@ class SummedBefore:
         before = self._sums().get(self._key(arrays))
         return before is not None and before.failed
 
-    def note_answer(self, arrays: str) -> None:
-        """Record that this site masks its own part for these received arrays, before it leaves.
+    def note_part(self, arrays: str, failed: bool) -> None:
+        """Record that this site masks its part, or 0 if it ``failed``, before anything leaves.
 
-        Sites and settings are recorded when the sum is unmasked (see ``note``).
+        A server could subtract a sum with the site's 0 from a sum with its part. So the site never
+        masks both for the same received arrays, not even in two runs at the same time. The record
+        cannot wait until the sum is unmasked, because a server can unmask it with shares from other
+        sites and never ask this site. Sites and settings are added by ``note``.
+
+        Args:
+            arrays: the digest of all received arrays.
+            failed: whether this site cannot answer and masks 0.
 
         Raises:
+            SiteError: the site has masked 0 for these arrays before, but now wants to answer.
+            RefusedError: the site has answered for these arrays before, but cannot answer now. That
+                it cannot is then visible, which tells less than its part.
             CheckpointError: the file is damaged, or cannot be written.
         """
         with self._file().lock():
             before = self._sums().get(self._key(arrays), UnmaskedSum([], "", False))
-            if not before.answered:
+            if before.failed:
+                if not failed:
+                    raise failed_before()
+                return
+            # Older versions did not record answers, but the sites of each sum that was unmasked
+            if failed and (before.answered or before.sites):
+                raise RefusedError(
+                    "this site has answered for the same weights before, and cannot answer now: "
+                    "adding nothing would reveal its earlier part by subtraction; look into its "
+                    "log, and after the repair begin a run with another 'seed'"
+                )
+            if failed:
+                self._write(arrays, UnmaskedSum([], self.terms, failed=True))
+            elif not before.answered:
                 self._write(arrays, replace(before, answered=True))
-
-    def refuse_failure_after_answer(self, arrays: str) -> None:
-        """Check that this site, which cannot answer now, has not answered for these arrays before.
-
-        Otherwise a server could subtract a sum with the site's 0 from a sum with the site's part.
-        ``arrays`` is the digest of the received arrays. A site that failed for these arrays before
-        passes.
-
-        Raises:
-            RefusedError: the site has masked its part for these arrays before. That the site cannot
-                answer now is then visible, which tells less than its part.
-            CheckpointError: the record of the sums is damaged.
-        """
-        before = self._sums().get(self._key(arrays))
-        if before is None or before.failed:
-            return
-        # Older versions did not record answers, but the sites of each sum that was unmasked
-        if before.answered or before.sites:
-            raise RefusedError(
-                "this site has answered for the same weights before, and cannot answer now: adding "
-                "nothing would reveal its earlier part by subtraction; look into its log, and "
-                "after the repair begin a run with another 'seed'"
-            )
-
-    def note_failure(self, arrays: str) -> None:
-        """Record that this site masks 0 for these received arrays, before the zeros leave.
-
-        A server can unmask the sum with shares from other sites and never ask this site, so the
-        record cannot wait until the end of the round. If a failure on these arrays is already
-        recorded, nothing is written.
-
-        Raises:
-            CheckpointError: the file is damaged, or cannot be written.
-        """
-        if not self.has_failed(arrays):
-            self.note(arrays, [], failed=True)
 
     def note(self, arrays: str, answered: Sequence[str], failed: bool) -> None:
         """Record in the hospital's own file that this site contributed to a sum of received arrays.

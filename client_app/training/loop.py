@@ -38,9 +38,9 @@ def batches(count: int, size: int, rng: torch.Generator, smallest: int = 1) -> l
     """Shuffle the indices 0 to ``count`` - 1, and cut them into batches of ``size`` indices.
 
     The last batch may be smaller. A last batch of one sample is joined to the previous batch,
-    because batch norm has no variance if a channel has only one value, as in a 1x1 feature map. A
-    last batch of fewer than ``smallest`` samples is joined too, because its gradient would depend
-    on too few patients. If there is only one batch, it is never changed.
+    because batch norm has no variance if a channel has only one value, as in a 1x1 feature map. So
+    is a last batch of fewer than ``smallest`` samples, because its gradient would depend on too few
+    patients. If there is only one batch, it is never changed.
 
     Args:
         count: the number of samples in the epoch.

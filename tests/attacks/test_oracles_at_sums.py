@@ -198,16 +198,21 @@ def test_a_site_that_failed_adds_nothing_to_the_same_arrays_later(federation: Fe
     assert one_round(federation, config, moved, run_name="c")["secure/counts"][1] == 0
 
 
-def test_a_site_that_answered_adds_no_zeros_to_the_same_arrays_later(
-    federation: Federation,
-) -> None:
-    """A sum with its part and one with its zeros gave its part; an unmasked sum is not needed."""
-    config = resolve(RUN).as_mapping()
+def mask_a_part(federation: Federation, config: dict[str, Any]) -> None:
+    """Let the victim mask its part, or zeros; it is never asked to unmask the sum."""
     asked = {"round": 1, "run_name": "r"}
     federation.secure(SECURE_KEYS, config, **asked)
     federation.secure(SECURE_SHARES, config, **asked)
     secure = {"round": 1, "sites": sorted(SITES), "metrics": [], "arrays": sorted(LOGISTIC)}
     assert federation.send(VICTIM, "train", config, single(LOGISTIC), secure, **asked) is not None
+
+
+def test_a_site_that_answered_adds_no_zeros_to_the_same_arrays_later(
+    federation: Federation,
+) -> None:
+    """A sum with its part and one with its zeros gave its part; an unmasked sum is not needed."""
+    config = resolve(RUN).as_mapping()
+    mask_a_part(federation, config)
     federation.patients(VICTIM, None)
     reason = refused_again(federation, config)
     assert reason.endswith("this site could not answer; its own log says why")
@@ -234,11 +239,7 @@ def test_a_failure_is_remembered_before_the_sum_is_opened(federation: Federation
     """A server can open a sum by the shares of others, and never ask the site that failed."""
     federation.patients(VICTIM, None)
     config = resolve(RUN).as_mapping()
-    asked = {"round": 1, "run_name": "r"}
-    federation.secure(SECURE_KEYS, config, **asked)
-    federation.secure(SECURE_SHARES, config, **asked)
-    secure = {"round": 1, "sites": sorted(SITES), "metrics": [], "arrays": sorted(LOGISTIC)}
-    assert federation.send(VICTIM, "train", config, single(LOGISTIC), secure, **asked) is not None
+    mask_a_part(federation, config)
     federation.patients(VICTIM, table())
     assert one_round(federation, config, LOGISTIC, run_name="b")["secure/counts"][1] == 1
 
