@@ -93,9 +93,8 @@ def renew(folder: Path, name: str, say: Say) -> MadeKit | str:
     Raises:
         FedsiloError: ``name`` is not in the deployment, the server does not answer, another command
             changes the deployment, or the new key cannot be registered. In these cases nothing was
-            written. Also raised if the old key cannot be removed, which the hospital then still
-            uses. Repeating the command makes another key, but does not remove the old one.
-            ``fedsilo doctor server`` names the node of a key that was left behind.
+            written. Also raised if the old key cannot be removed. The hospital then still uses the
+            old key, and the error gives the command that removes it.
     """
     with open_locked(folder) as deployment:
         if name == SERVER:
@@ -111,7 +110,7 @@ def renew(folder: Path, name: str, say: Say) -> MadeKit | str:
         # The new key is registered before the old one is removed: after an interruption the
         # hospital still has one that works
         deployment, private = _make_key(deployment, name, say)
-        _unregister(deployment, old, say)
+        _remove_old_key(deployment, name, old, say)
         if name in deployment.hospitals:
             (made,) = _make_kits(deployment, {name: private})
             return made
@@ -256,6 +255,23 @@ def _unregister(deployment: Deployment, node: str, say: Say) -> None:
     """
     if states_by_node(deployment).get(node, "unregistered") != "unregistered":
         flwr(deployment, "supernode", "unregister", node, FEDERATION, say=say)
+
+
+def _remove_old_key(deployment: Deployment, site: str, node: str, say: Say) -> None:
+    """Unregister the node of a site's old key, after its new key was registered.
+
+    Raises:
+        DeploymentError: a ``flwr`` command failed, so the old key still works. The error says how
+            to go on.
+    """
+    try:
+        _unregister(deployment, node, say)
+    except DeploymentError as error:
+        raise DeploymentError(
+            f"the old key of {site} (node {node}) still works, because it was not removed: {error}; "
+            f"to have a new key, repeat 'fedsilo deploy renew {site}'; then remove the old one by "
+            f"'flwr supernode unregister {node} {FEDERATION}'"
+        ) from None
 
 
 def _end_process(deployment: Deployment, site: str) -> None:

@@ -94,6 +94,30 @@ def test_renew_that_cannot_register_the_new_key_changes_nothing(
     assert (contents(), superlink.keys) == (before, keys)
 
 
+def test_renew_that_cannot_remove_the_old_key_says_that_it_works_and_how_to_remove_it(
+    deployment: Deployment,
+    kit: Path,
+    superlink: SimpleNamespace,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(deployment: Deployment, *words: str, say: object = None) -> dict[str, str]:
+        if words[1] == "unregister":
+            raise DeploymentError("the connection broke")
+        answer: dict[str, str] = superlink.flwr(deployment, *words)
+        return answer
+
+    with monkeypatch.context() as broken:
+        broken.setattr(joining, "flwr", refuse)
+        with pytest.raises(DeploymentError, match="the connection broke") as caught:
+            renew(deployment.folder, "north", print)
+    assert "100" in superlink.keys
+    assert "'flwr supernode unregister 100 fedsilo'" in str(caught.value)
+
+    renew(deployment.folder, "north", print)
+    assert read_registry(deployment.registry).nodes == {"north": 103, "south": 101}
+    assert sorted(superlink.keys) == ["100", "101", "103"]
+
+
 def test_revoke_removes_both_registrations_kit_and_key_and_frees_the_name(
     deployment: Deployment, kit: Path, superlink: SimpleNamespace
 ) -> None:
