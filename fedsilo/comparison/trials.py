@@ -164,7 +164,8 @@ def run_trials(
     Args:
         trials: the trials.
         folder: the folder of the summary files.
-        jobs: the number of runs at once, 0 for one per core, or Slurm's parameters.
+        jobs: the number of runs at once, 0 for one per 'machine.threads' cores, or Slurm's
+            parameters.
         go_on: whether to continue after training failed at a site, for example because it diverged.
 
     Returns:
@@ -184,7 +185,8 @@ def run_trials(
     console = make_console()
     workers = 0  # Slurm does not use workers on this machine
     if isinstance(jobs, int):
-        workers = runs_at_once(jobs)
+        threads = max((trial.settings.common.threads for trial in trials), default=1)
+        workers = runs_at_once(jobs, threads)
     with (
         Progress(console=console, disable=not console.is_terminal) as bar,
         make_pool(jobs, folder, workers) as pool,

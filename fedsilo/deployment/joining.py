@@ -268,7 +268,7 @@ def _remove_old_key(deployment: Deployment, site: str, node: str, say: Say) -> N
         _unregister(deployment, node, say)
     except DeploymentError as error:
         raise DeploymentError(
-            f"the old key of {site} (node {node}) still works, because it was not removed: {error}; "
+            f"the old key of {site} (node {node}) was not removed and still works: {error}; "
             f"to have a new key, repeat 'fedsilo deploy renew {site}'; then remove the old one by "
             f"'flwr supernode unregister {node} {FEDERATION}'"
         ) from None

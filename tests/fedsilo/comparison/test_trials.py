@@ -16,7 +16,7 @@ import pytest
 
 from fedsilo.comparison import trials
 from fedsilo.comparison.slurm import Slurm
-from fedsilo.comparison.trials import Trial, run_trials
+from fedsilo.comparison.trials import Trial, WorkerPool, run_trials
 from fedsilo.core.errors import RunDirectoryError, RunFailedError
 from fedsilo.core.settings_schema import Value
 from fedsilo.server_app.config.settings import resolve
@@ -106,6 +106,24 @@ def test_as_many_runs_at_once_as_the_cores_that_this_process_may_use(
     monkeypatch.setattr(trials, "cores", lambda: 6)
     assert [trials.runs_at_once(0, threads) for threads in (1, 2, 4, 8)] == [6, 3, 1, 1]
     assert trials.runs_at_once(3, 2) == 3
+
+
+def test_trials_of_more_threads_run_fewer_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trials, "cores", lambda: 6)
+    seen: list[int] = []
+
+    def note_workers(jobs: object, folder: Path, workers: int) -> WorkerPool:
+        seen.append(workers)
+        return WorkerPool(workers)
+
+    monkeypatch.setattr(trials, "make_pool", note_workers)
+    trial = _trial(threads=3)
+    (tmp_path / f"{trial.key()}.json").write_text(json.dumps(summary()))
+    run_trials([trial], tmp_path, 0)
+    run_trials([trial], tmp_path, 4)
+    assert seen == [2, 4]
 
 
 @pytest.fixture
