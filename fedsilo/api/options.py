@@ -155,11 +155,11 @@ class Sources(Changes, total=False):
 
 
 def run_sources(given: Changes) -> RunSources:
-    """Collect the places that a command's settings come from as ``RunSources``.
+    """Collect the sources of a command's settings in a ``RunSources``.
 
-    ``given`` has the options of the command by name, and a missing option counts as not given.
-    Plugins become a change ``plugin=...``, which comes first. So if ``settings`` also have the
-    setting 'plugin', their value counts.
+    ``given`` has the options of the command by name. A missing option counts as not given. Plugins
+    become a change ``plugin=...``, which comes before the changes in ``settings``. So a setting
+    'plugin' in ``settings`` overrides the plugins.
     """
     entries = plugin_texts(given.get("plugin"))
     plugins = [f"plugin={', '.join(entries)}"] if entries else []
