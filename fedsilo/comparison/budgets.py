@@ -265,10 +265,10 @@ class Budgets:
         return lines
 
     def title(self) -> str:
-        """Return the title of the table of budgets: what its numbers are sums and means of.
+        """Return the title of the table of budgets, which explains its numbers.
 
-        If some budgets are unequal, the title also explains ``MARK``, the sign that follows the
-        name of such an experiment.
+        They are sums over sites and means over seeds. If some budgets are unequal, the title also
+        explains ``MARK``, the sign that follows the name of such an experiment.
         """
         title = "cost of each row: sum over sites, mean over seeds"
         if self.unlike():
@@ -313,10 +313,10 @@ class Budgets:
 def budget_of(settings: RunSettings, trials: int = 0) -> Budget:
     """Build an experiment's budget from its settings, before any run.
 
-    The budget has the settings that decide the number of rounds, the training, and the start
-    (network and initial weights). Settings that another one overrides are left out:
+    A budget is the resources that an experiment gets. It has the settings of the number of rounds,
+    the training, and the start (network and initial weights). Settings without effect are left out:
     'train.epoch-steps' overrides 'train.local-steps', and both override 'train.local-epochs'.
-    Without 'train.epoch-steps', 'train.pace' has no effect and is left out too.
+    Without 'train.epoch-steps', 'train.pace' is left out too.
 
     Args:
         settings: the settings of the experiment.
