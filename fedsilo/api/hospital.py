@@ -163,7 +163,9 @@ def keys(
 ) -> list[str]:
     """List the signing keys of this hospital and of others, and mark keys as compared.
 
-    Keys are first marked as ``compared``, then those in ``forget`` are removed from the list.
+    Only hospitals with a compared key take part in secure sums with this one. Before the list is
+    made, keys are marked as ``compared``, then those in ``forget`` are removed. Without a code,
+    ``compared`` accepts only a key that an earlier call has listed.
 
     Returns:
         A line for this hospital's key, then a line for the key of each other hospital, by name. If

@@ -287,9 +287,9 @@ _WORDS = {int: "a whole number", float: "a number", bool: "True or False", str: 
 def check_arguments(function: Callable[..., Any], given: Mapping[str, Any]) -> None:
     """Check the arguments of a call against the function's signature, before the call.
 
-    The name of each argument is checked, and its value if the parameter's type is made of None,
-    choices, numbers, booleans and texts only. A parameter that also accepts another type, such as a
-    path, a run or a sequence, accepts any value here.
+    The name of each argument is checked. Its value is checked only if the parameter accepts nothing
+    but None, choices, numbers, booleans and texts. A parameter that also accepts another type, such
+    as a path, a run or a sequence, accepts any value here.
 
     Args:
         function: the function that is called.

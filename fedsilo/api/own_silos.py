@@ -177,8 +177,8 @@ def _name_class_folders(silos: Mapping[str, Any]) -> dict[str, str]:
     """Choose a folder name for each class: class -> name of its folder.
 
     A folder usually has the name of its class. A class whose name has a "/" or begins with "." gets
-    the folder "class-1", "class-2" and so on instead, in sorted order of these classes. If a class
-    has such a name itself, underscores are appended until no class has the folder's name.
+    the folder "class-1", "class-2" and so on instead, in sorted order of these classes. If another
+    class already has this name, underscores are appended until it is free.
 
     Args:
         silos: site -> its (picture, class name) pairs.

@@ -127,10 +127,10 @@ def simulate(
 
 
 def _overrides(seed: int | None, name: str | None, track: str | None) -> dict[str, Value]:
-    """Collect the settings that a command's own options set, key -> value.
+    """Collect the settings that a command sets by options of their own: key -> value.
 
-    An option that is None or empty is left out. The result overrides the settings of the
-    experiment, of a file and of --set.
+    These are 'seed', 'run.name' and 'run.track'. An option that is None or empty is left out. The
+    result overrides the settings of the experiment, of a file and of --set.
     """
     given: dict[str, Value | None] = {"seed": seed, "run.name": name, "run.track": track}
     overrides: dict[str, Value] = {}

@@ -295,7 +295,7 @@ def _add_commands(app: typer.Typer) -> None:
 
 
 def _add_command(app: typer.Typer, name: str, command: Command, panel: str) -> None:
-    """Add a command to an app, which calls its function and shows the result.
+    """Add a command to an app. The command calls its function and shows the result.
 
     On the command line, the options of the function come first, then those of the function that
     shows the result. An option of both appears once. Then come --quiet and, if the command has a

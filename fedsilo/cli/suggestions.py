@@ -85,8 +85,8 @@ def _find_keys(name: str, known: Collection[str]) -> list[str]:
 def _value_of(option: str, words: Sequence[str]) -> str:
     """Return the value that was typed for an option.
 
-    The value is the part after "=", or the next word if that does not begin with "-". If there is
-    none, the result is "VALUE".
+    The value is the part after "=", or the next word if that does not begin with "-". It is cut to
+    60 characters. If there is none, the result is "VALUE".
     """
     for place, word in enumerate(words):
         name, equals, value = word.partition("=")

@@ -148,7 +148,10 @@ class Budget:
         return set(self.rounds) != {self.given["rounds"]}
 
     def rounds_text(self) -> str:
-        """Format finished and wanted rounds: "5 of 5", or "3 to 5 of 5" if the seeds differ."""
+        """Format finished and wanted rounds: "5 of 5", or "3 to 5 of 5" if the seeds differ.
+
+        Without finished runs, the text is "0 of 5".
+        """
         done = "0"
         if self.rounds:
             fewest = min(self.rounds)
@@ -161,8 +164,9 @@ class Budget:
     def cells(self) -> list[str]:
         """Format the budget as cells of a table row.
 
-        The cells are rounds, steps, samples, bytes to and from the sites, duration, and tuning
-        points. ``Budgets.lines`` adds the experiment before them and the differences after them.
+        The cells are rounds, steps, samples, bytes to and from the sites, duration, and the number
+        of points that tuning tried ("-" for none). ``Budgets.lines`` adds the experiment before
+        them and the differences after them.
         """
         tuned = "-"
         if self.trials:
@@ -434,7 +438,7 @@ def _format_value(value: Value) -> str:
 
 
 def _format_count(number: float) -> str:
-    """Format a mean number of steps or samples.
+    """Format a mean number of steps or samples, rounded and with commas, such as "12,500".
 
     If the number is 0, the sites do not report it, and the result is "unknown".
     """

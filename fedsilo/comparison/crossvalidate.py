@@ -458,11 +458,11 @@ class CorrectedInterval(NamedTuple):
 def corrected_interval(values: Sequence[float], folds: int) -> CorrectedInterval:
     """Compute the mean of ``values``, one per run, with its corrected resampled t interval (95 %).
 
-    A value is a run's metric, or the difference between two methods on the same split. Over J runs,
-    the variance of the mean is (1/J + 1/(folds - 1)) s^2, because n_test/n_train is 1/(folds - 1).
-    The plain 1/J would treat runs as independent, although they share training rows. If all values
-    are equal, the interval is the mean itself, and p is 1 for a mean of 0, otherwise 0. For a
-    single run, the limits and p are None.
+    A value is a run's metric, or the difference between two methods on the same split. For J runs
+    and the sample variance s^2, the variance of the mean is (1/J + 1/(folds - 1)) s^2. The second
+    term is n_test/n_train. The plain 1/J would treat runs as independent, although they share
+    training rows. If all values are equal, the interval is the mean itself, and p is 1 for a mean
+    of 0, otherwise 0. For a single run, the limits and p are None.
     """
     from scipy import stats
 
