@@ -104,9 +104,9 @@ def finetune(
 
     Each entry of ``weights`` is a starting point: a run, a file of a ViT's weights, 'timm:NAME', or
     'scratch' for random weights. From each one, a network per seed is trained on the pooled
-    training images of the sites. Test images are measured with the weights of the epoch that had
-    the best validation metric. Metrics, learning curves and the best network of the first starting
-    point are written to the folder ``out``. If any training fails, nothing is written.
+    training images of the sites. It is measured on the test images, with the weights of the epoch
+    that had the best validation metric. Metrics, learning curves and the best network of the first
+    starting point are written to the folder ``out``. If any training fails, nothing is written.
 
     Returns:
         The study and the result of each starting point, in the order of ``weights``.
@@ -162,9 +162,9 @@ def predict(
     """Predict new cases with a finished run's model.
 
     Give exactly one source of cases: ``images``, ``manifest``, ``table`` or ``split``. A case that
-    is unlike the training samples gets no answer, unless ``answer_all`` is set. If ``out`` and
-    ``html`` are given, the predictions and a page about them are written to these files. ``watch``
-    is called with two numbers: the cases done so far, and all cases.
+    is unlike the training samples gets no answer, unless ``answer_all`` is set. The predictions are
+    written to the file ``out``, and a page about them to ``html``, each only if it is given.
+    ``watch`` is called with two numbers: the cases done so far, and all cases.
 
     For segmentation, ``out`` must name a new folder for the masks (PNG), and options that do not
     apply to masks are refused. ``run_dir`` may then also be a folder that ``finetune`` wrote.

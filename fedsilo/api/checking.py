@@ -178,10 +178,10 @@ def server(
 ) -> Iterator[Finding]:
     """Check whether the server can start and serve runs.
 
-    The server is described either by a deployment, or by the other parameters, which are arguments
-    of flower-superlink. In the latter case, environment variables name the folder of runs and the
-    registry (the file that binds hospitals' names to keys). A failed check is a finding, not an
-    error, and later checks still run. A check is skipped if it needs one that did not pass.
+    The server is described either by a deployment, or by the other parameters, as flower-superlink
+    takes them. In the latter case, environment variables name the folder of runs and the registry
+    (the file that binds hospitals' names to keys). A failed check is a finding, not an error, and
+    later checks still run. A check is skipped if it needs one that did not pass.
 
     Yields:
         The findings of the checks, in a fixed order. Each check runs only when its finding is

@@ -141,14 +141,14 @@ def plan_comparison(
 ) -> Iterator[str]:
     """Yield the lines of ``compare --dry-run``, which describe a comparison without running it.
 
-    Each run has a line with its directory and its state: to be run, to be resumed, or finished. If
-    an experiment's run with seed 0 has not begun, lines about its plan, cost and directory precede
-    this line. The last two lines give the number of runs to do, and say that nothing was run. The
+    Each run has a line with its directory and its state: to be run, to be resumed, or finished.
+    Before the first line of an experiment come its plan, cost and directory, if that run has not
+    begun. The last two lines give the number of runs to do, and say that nothing was run. The
     arguments are those of ``compare``.
 
     Raises:
-        FedsiloError: the comparison could not begin (see ``compare``). Samples are not counted
-            here, so a split without samples is not found.
+        FedsiloError: the comparison could not begin (see ``compare``). The samples of the splits
+            are not checked here.
     """
     from fedsilo.comparison import over_seeds as study
     from fedsilo.engines.dry_run import NOTHING_RUN, describe_run

@@ -358,9 +358,10 @@ def gradcam(
     """Draw the image regions by which convolutional networks find a class (Grad-CAM).
 
     The picture has a row per image and a column per run. ``rows`` names the images. ``scenarios``
-    instead compares the predictions of at least two runs. It takes up to this many images per class
-    that all runs, no run, only the first run, or the second but not the first run predict
-    correctly. By default, the picture is ``gradcam-<site>.png`` in the first run's directory.
+    instead compares the predictions of at least two runs. There are four scenarios: all runs, no
+    run, only the first run, or the second but not the first run predict an image correctly. For
+    each scenario and class, up to this many images are taken. By default, the picture is
+    ``gradcam-<site>.png`` in the first run's directory.
 
     Returns:
         The path of the picture.

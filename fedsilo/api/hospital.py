@@ -77,8 +77,8 @@ def start(
 def _leave_replaced_folder(home: Path) -> None:
     """Change the working folder to ``home`` if the present one no longer exists.
 
-    Opening a kit replaces an empty folder, which may be the working folder of this process. The
-    processes that start from a folder that no longer exists could not load PyTorch's libraries.
+    Opening a kit replaces an empty folder, which may be the working folder of this process.
+    Processes that start in a removed folder could not load PyTorch's libraries.
     """
     try:
         Path.cwd()
