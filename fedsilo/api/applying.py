@@ -102,11 +102,14 @@ def finetune(
 ) -> FinetuneResult:
     """Fine-tune a finished run's model for a task.
 
-    A starting point in ``weights`` is a run, a file of a ViT's weights, 'timm:NAME' or 'scratch'.
-    For each one, one network per seed is trained on the pooled training images of the sites. The
-    network as it was after the epoch with the best validation metric is measured on the test
-    images. Metrics, curves and the best model of the first starting point are written to the folder
-    ``out``. If the training of any network fails, nothing is written.
+    Each entry of ``weights`` is a starting point: a run, a file of a ViT's weights, 'timm:NAME', or
+    'scratch' for random weights. From each one, a network per seed is trained on the pooled
+    training images of the sites. It is measured on the test images, with the weights of the epoch
+    that had the best validation metric. Metrics, learning curves and the best network of the first
+    starting point are written to the folder ``out``. If any training fails, nothing is written.
+
+    Returns:
+        The study and the result of each starting point, in the order of ``weights``.
 
     Raises:
         FedsiloError: a starting point, setting or site is unknown, a number is too small, ``out``
@@ -158,17 +161,18 @@ def predict(
 ) -> Predictions | MaskPredictions:
     """Predict new cases with a finished run's model.
 
-    Give exactly one source of cases: ``images``, ``manifest``, ``table`` or ``split``. The
-    predictions are written to the file ``out``, and a page about them to ``html``, if these are
-    given. ``watch`` is called with two numbers: the cases done so far, and all cases.
+    Give exactly one source of cases: ``images``, ``manifest``, ``table`` or ``split``. A case that
+    is unlike the training samples gets no answer, unless ``answer_all`` is set. The predictions are
+    written to the file ``out``, and a page about them to ``html``, each only if it is given.
+    ``watch`` is called with two numbers: the cases done so far, and all cases.
 
-    For segmentation, or if ``run_dir`` is a folder that ``finetune`` wrote for it, ``out`` must
-    name a new folder for masks (PNG), and options that do not apply to masks are refused.
+    For segmentation, ``out`` must name a new folder for the masks (PNG), and options that do not
+    apply to masks are refused. ``run_dir`` may then also be a folder that ``finetune`` wrote.
 
     Returns:
-        The predictions. For classes, ``frame()`` has the rows of the CSV file, with the columns
-        ``predicted``, ``p.<class>``, ``entropy`` and so on. For segmentation, a
-        ``MaskPredictions``.
+        The predictions. For segmentation, this is a ``MaskPredictions``. For other tasks,
+        ``frame()`` has the rows of the CSV file, one for each case. For classes, its columns
+        include ``predicted``, ``p.<class>`` and ``entropy``.
 
     Raises:
         FedsiloError: not exactly one source is given, ``id`` is given without ``table``, an option
@@ -216,11 +220,11 @@ def predict(
 
 
 def _refuse_without_classes(run: FinishedRun, of_classes: Mapping[str, object]) -> None:
-    """Check that options of ``predict`` that need predicted classes are given only for such a run.
+    """Check that the run predicts classes if an option of ``predict`` that needs them is given.
 
     Args:
         run: the finished run.
-        of_classes: the name of such an option -> its value; None means that it is not given.
+        of_classes: name of each option that needs classes -> its value; None if it is not given.
 
     Raises:
         SettingError: an option is given, but the run predicts something other than classes. The
@@ -248,7 +252,7 @@ def calibrate(
     the model's logits are divided, is fitted on the site's validation rows. The scores of these
     rows are stored as well, so that ``predict`` can make prediction sets that contain the true
     class as often as promised. ``coverage`` is the highest coverage that such sets can be asked
-    for. A higher coverage needs more validation rows; at least ten are always needed.
+    for. A higher coverage needs more validation rows. At least ten are always needed.
 
     Returns:
         The calibration, which is also written to ``out``. Without ``out`` it is written to the run
@@ -299,18 +303,18 @@ def monitor(
 ) -> Monitored:
     """Check whether new cases still resemble the training data of a run.
 
-    The feature distributions of the new cases are compared with the site's training data. If at
-    least 'privacy.sums-min-count' cases have labels, further checks are made. For classes, these
-    are accuracy, calibration and coverage. For a number, it is the mean absolute error. For other
-    tasks, labels are not compared.
+    The feature distributions of the new cases are compared with those of the site's training data.
+    If at least 'privacy.sums-min-count' cases have labels, the predictions are checked too. For
+    classes, these checks are accuracy, calibration and the coverage of prediction sets. For a
+    number, the check is the mean absolute error. For other tasks, labels are not compared.
 
     Returns:
-        The checks. ``alarms`` lists the checks beyond their limit; ``missing`` lists the checks
-        that were not possible.
+        The checks. ``alarms`` has the checks whose value is beyond its limit. ``missing`` has a
+        line for each check that was not possible, with the reason.
 
     Raises:
-        FedsiloError: ``data`` does not exist, or fewer than 'privacy.sums-min-count' cases in it
-            can be read; ``coverage`` is out of range; or the run cannot be opened.
+        FedsiloError: ``data`` does not exist or has fewer than 'privacy.sums-min-count' readable
+            cases, ``coverage`` is not between 0 and 1, or the run or calibration cannot be opened.
     """
     from fedsilo.inference.monitor.monitor import check_new_cases
     from fedsilo.inference.predict.calibration import check_coverage
@@ -341,14 +345,14 @@ def export(
 ) -> Export:
     """Write a run's model as a program that needs no fedsilo.
 
-    The program, test vectors and a model card are written to a new folder, by default
-    ``export-<form>`` in the run directory, or ``export-<form>-<site>`` if a site is named. The
-    program's answers are first compared with fedsilo's. An answer is what the run's task predicts,
-    such as class probabilities or a number.
+    The program's answers to made-up test vectors are first compared with fedsilo's. An answer is a
+    prediction of the run's task, such as class probabilities or a number. The program, the test
+    vectors and a model card are then written to a new folder. By default, this is ``export-<form>``
+    in the run directory, or ``export-<form>-<site>`` if a site is named.
 
     Returns:
-        The folder, the largest difference between two answers, and the types and shapes of the
-        inputs and outputs.
+        The folder, the largest difference between the program's answers and fedsilo's, and the
+        types and shapes of the inputs and outputs.
 
     Raises:
         FedsiloError: the run cannot be opened, the folder exists, the model cannot be written in
@@ -380,7 +384,8 @@ def card(
 ) -> Path:
     """Write the model card of a run.
 
-    The card is a Markdown file. With ``site`` it describes that site's own model.
+    The card is a Markdown file about the model, its data, its results and its limits. It leaves out
+    metrics that rest on too few patients. With ``site`` it describes that site's own model.
 
     Returns:
         The path of the file.

@@ -40,15 +40,14 @@ def site(
     port: Annotated[int | None, "port of the SuperNode (default: 9094)"] = None,
     **sources: Unpack[options.Changes],
 ) -> Iterator[Finding]:
-    """Check a hospital's node, by the arguments that start it.
+    """Check whether a hospital's node can start and take part in runs.
 
-    A node is the process by which a hospital takes part. Its arguments are read from a deployment
-    (all its sites on this machine, or only the named ones), from a kit, or from the other options.
-    A failed check is a finding, not an error.
+    A node is the process by which a hospital takes part. The arguments that start it are read from
+    a deployment (all its sites on this machine, or only the named ones), from a kit, or from the
+    other options. A failed check is a finding, not an error.
 
     Yields:
-        The findings of each site's checks: site by site, and for each site in the order of the
-        checks.
+        The findings of all checks, site by site.
 
     Raises:
         SettingError: an option would be ignored, such as ``host`` with ``deployment`` or
@@ -100,13 +99,16 @@ def site(
 def _setups_of_deployment(
     folder: Path, sites: Sequence[str], settings: RunSettings | None
 ) -> list[SiteSetup]:
-    """Build the setup of each site of a deployment: the arguments of its node, for the checks.
+    """Collect the arguments that start each site's node in a deployment, for the checks.
 
     Args:
         folder: the deployment's folder.
         sites: the names of the sites to check, in this order; empty for all sites of this machine.
         settings: the settings of a run that the sites must be able to join; None to check the nodes
             only.
+
+    Returns:
+        A setup for each site, with the arguments of its node and ``settings``.
 
     Raises:
         FedsiloError: the folder is not a deployment, or a site is unknown.
@@ -122,14 +124,15 @@ def _setups_of_deployment(
 def _setup_of_kit(
     path: Path, node_config: Sequence[str], settings: RunSettings | None, opened: ExitStack
 ) -> SiteSetup:
-    """Build the setup of a hospital's node from its kit, for the checks.
+    """Collect the arguments that start a hospital's node, from its kit, for the checks.
 
-    A kit is the folder, or the zip of it, with which a hospital joins a deployment. If it is
-    zipped, it is opened into a temporary folder, which is removed when ``opened`` is closed.
+    A kit has the files with which a hospital joins a deployment. It is a zip, or the folder into
+    which the zip was opened. A zip is opened here into a temporary folder, which is removed when
+    ``opened`` is closed.
 
     Args:
-        path: the folder or the zip.
-        node_config: further entries of the node config, each ``key=value``.
+        path: the zip or the folder.
+        node_config: entries ``key=value``, which override the kit's own node config.
         settings: the settings of a run that the hospital must be able to join; None to check the
             node only.
         opened: keeps the temporary folder until the checks are done.
@@ -173,12 +176,12 @@ def server(
     port: Annotated[int | None, "port of the Control API (default: 8000)"] = None,
     hospital: Annotated[Sequence[str], "a hospital that the registry must know"] = (),
 ) -> Iterator[Finding]:
-    """Check the server, by the arguments of flower-superlink.
+    """Check whether the server can start and serve runs.
 
-    The server is described either by a deployment, or by the other parameters. In the latter case,
-    the folder of runs and the registry of hospitals are read from the environment. A failed check
-    is a finding, not an error, and later checks still run. A check that needs a failed one is
-    reported as skipped.
+    The server is described either by a deployment, or by the other parameters, as flower-superlink
+    takes them. In the latter case, environment variables name the folder of runs and the registry
+    (the file that binds hospitals' names to keys). A failed check is a finding, not an error, and
+    later checks still run. A check is skipped if it needs one that did not pass.
 
     Yields:
         The findings of the checks, in a fixed order. Each check runs only when its finding is
@@ -232,16 +235,17 @@ def run(
 ) -> Iterator[Finding]:
     """Ask the sites of a run for their facts, but train nothing.
 
-    The checks find out whether the experiment could run. Facts are what each site reports before
-    round 1. The sites are those of ``deployment``. Without a deployment, they are simulated on this
-    machine.
+    The checks find out whether the experiment could run. Facts are a site's answers before round 1,
+    such as sample counts and software versions. The sites are those of ``deployment``. Without a
+    deployment, they are simulated on this machine.
 
     Yields:
         The findings of the checks, in a fixed order. A failed check is a finding, not an error.
 
     Raises:
-        SettingError: the experiment is unknown, or ``supernodes`` is given with ``deployment``.
-        FedsiloError: the deployment cannot be read.
+        SettingError: the experiment or a setting is unknown, or ``supernodes`` is given with
+            ``deployment``.
+        FedsiloError: the deployment, or the data of a simulation, cannot be read.
     """
     from fedsilo.deployment.deployment import read_deployment
     from fedsilo.deployment.doctor.findings import examine

@@ -61,7 +61,9 @@ def compare(
 
     The seeds are 0 to ``seeds - 1``, and the run directories are ``<out>/<experiment>-seed<n>``, or
     ``<out>/<experiment>-split<n>`` with ``own_splits``. A finished run is not repeated, and is kept
-    if a later run fails. An interrupted run is resumed.
+    if a later run fails. An interrupted run is resumed. Unless ``unequal`` is set, experiments on
+    the same data set must have equal budgets: rounds, steps, start (network and weights) and
+    tuning.
 
     Returns:
         The comparison. ``results`` is a data frame with a row per experiment, group of sites,
@@ -69,8 +71,9 @@ def compare(
         samples, bytes and seconds of each experiment.
 
     Raises:
-        FedsiloError: an experiment, metric or test is unknown; the budgets differ and ``unequal``
-            is False (checked before the first run and after the last); or a run failed.
+        FedsiloError: an argument or setting is wrong, the budgets are unequal (checked before the
+            first run and after the last), only some methods keep the optimiser's state over rounds,
+            or a run failed.
     """
     from fedsilo.comparison import over_seeds as study
     from fedsilo.comparison.jobs import run_all, runs_of
@@ -138,13 +141,14 @@ def plan_comparison(
 ) -> Iterator[str]:
     """Yield the lines of ``compare --dry-run``, which describe a comparison without running it.
 
-    Each run has a line with its directory and its state: to be run, to be resumed, or finished. If
-    the run with seed 0 has not begun, the lines of ``describe_run`` come before its line: plan,
-    cost and directory. The last two lines have the number of runs to do, and say that nothing was
-    run. The arguments are those of ``compare``.
+    Each run has a line with its directory and its state: to be run, to be resumed, or finished.
+    Before the first line of an experiment come its plan, cost and directory, if that run has not
+    begun. The last two lines give the number of runs to do, and say that nothing was run. The
+    arguments are those of ``compare``.
 
     Raises:
-        FedsiloError: the comparison could not begin, see ``compare``.
+        FedsiloError: the comparison could not begin (see ``compare``). The samples of the splits
+            are not checked here.
     """
     from fedsilo.comparison import over_seeds as study
     from fedsilo.engines.dry_run import NOTHING_RUN, describe_run
@@ -199,10 +203,11 @@ def tune(
 ) -> Tuned:
     """Choose an experiment's settings by validation on its training data.
 
-    A point of the search is one combination of the settings in the grid. Each point is trained for
-    every validation fold and seed, and the point with the best metric is chosen. The choice does
-    not depend on test data. The choice and all trials are written to ``<out>/tune-<experiment>``.
-    Trials that an earlier call finished there are not repeated.
+    The simulation file has the experiment's grid: the values to try for each setting. A point of
+    the search is one combination of such values. Each point is trained for every validation fold
+    and seed, and the point with the best metric is chosen. The choice does not depend on test data.
+    The choice and all trials are written to ``<out>/tune-<experiment>``. Trials that an earlier
+    call finished there are not repeated.
 
     Returns:
         The points, best first, with the content of chosen.json and the folder.
@@ -237,10 +242,10 @@ def crossvalidate(
 ) -> CrossValidation:
     """Repeat cross-validation within each site.
 
-    Each repetition cuts every site's data into new folds, the same for all experiments. The other
-    experiments are compared with the first. Unless ``unequal`` is set, all budgets must have equal
-    settings and equal numbers of finished rounds. Optimiser steps are not compared, because these
-    runs do not record them. A finished run is not repeated.
+    Each repetition cuts every site's data into new folds, the same for all experiments. Every other
+    experiment is compared with the first. Unless ``unequal`` is set, all experiments must have
+    equal budgets: settings of training, start and tuning, and numbers of finished rounds. Optimiser
+    steps are not compared, because these runs do not record them. A finished run is not repeated.
 
     Returns:
         The confidence intervals of each metric and of its difference from the first experiment, and
@@ -248,7 +253,8 @@ def crossvalidate(
 
     Raises:
         FedsiloError: an experiment is unknown, its data cannot be cut, ``folds`` is below 2,
-            ``repeats`` is below 1, the budgets differ and ``unequal`` is False, or a run failed.
+            ``repeats`` is below 1, the budgets are unequal, only some methods keep the optimiser's
+            state over rounds, or a run failed.
     """
     from fedsilo.comparison import budgets as compared
     from fedsilo.comparison import crossvalidate as study

@@ -46,8 +46,12 @@ def up(
 ) -> Deployment:
     """Start the server and the sites of this machine that are not running yet.
 
-    If the deployment's folder does not exist, a new deployment is made there from ``experiment``
-    and the options. The call returns when all members are online.
+    If ``deployment`` has no deployment yet, a new one is made there from ``options``, with the
+    silos of ``experiment`` as its sites. The call returns when the server and these sites are
+    online.
+
+    Returns:
+        The deployment, with the ids of its processes.
 
     Raises:
         FedsiloError: the options contradict each other or the existing deployment, the silos of
@@ -91,14 +95,17 @@ def renew(
 ) -> MadeKit | str:
     """Replace a hospital's key and kit, or the certificate of the server.
 
-    A kit is a zip with what a hospital on another machine needs to connect.
+    A kit is a zip with what a hospital on another machine needs to connect. After the call, the
+    server refuses the hospital's old key. A site of this machine has no kit. Its process is ended,
+    and 'fedsilo deploy up' starts it with the new key.
 
     Returns:
-        The new kit of a hospital on another machine. For a site of this machine or the server, it
-        is a sentence that says what to do next.
+        For a hospital on another machine, its new kit. Otherwise a sentence that says what to do
+        next.
 
     Raises:
-        FedsiloError: ``member`` is not in the deployment, or the server does not answer.
+        FedsiloError: ``member`` is not in the deployment, or a hospital's key cannot be replaced,
+            for example because the server does not answer.
     """
     from fedsilo.deployment.joining import renew
 
@@ -112,7 +119,8 @@ def revoke(
     """Exclude a hospital for good.
 
     From now on, the server accepts no messages from it. If the hospital's process runs on this
-    machine, the process is ended. The name can be added again, but only with a new key.
+    machine, the process is ended. The server's copies of its keys and kit are deleted. The name can
+    be added again, but only with a new key.
 
     Returns:
         The sentence '<member> is revoked'.
@@ -130,8 +138,9 @@ def revoke(
 def status(*, deployment: DeploymentFolder = _FOLDER) -> list[MemberStatus]:
     """List the members of a deployment, and whether each one runs.
 
-    The members are the server, which comes first, and the sites. If the server is down, all sites
-    count as offline.
+    The server comes first, then the sites on this machine, then the hospitals on other machines.
+    Each entry has the member's name, process id, state at the server, log file and times of
+    connection. If the server is down, all sites and hospitals count as offline.
 
     Raises:
         FedsiloError: the folder does not contain a deployment, or the server runs but does not
@@ -151,9 +160,9 @@ def logs(
     deployment: DeploymentFolder = _FOLDER,
     lines: Annotated[int, "number of lines"] = 40,
 ) -> str:
-    """Print the last lines of a member's log.
+    """Show the last lines of a member's log.
 
-    The command prints the lines. The Python function returns them as one text instead.
+    The Python function returns the lines as one text, which the command prints.
 
     Raises:
         FedsiloError: ``lines`` is below 1, ``member`` is not in the deployment or runs on another
@@ -186,10 +195,10 @@ def run(
         seed: the seed; None for the experiment's.
         name: the name of the run directory; None for one from the settings.
         tell: is called with lines about the progress.
-        sources: changes to the experiment's settings.
+        sources: changes to the experiment's settings. The server's folder of runs replaces ``out``.
 
     Returns:
-        The run directory, which is in the server's folder; ``out`` is ignored.
+        The run directory.
 
     Raises:
         FedsiloError: a member is down, the run directory cannot be used, or the run failed.
@@ -259,9 +268,9 @@ def backup(
 ) -> MadeBackup:
     """Write an encrypted backup of a deployment while it runs.
 
-    The backup contains the keys, the registrations, the SuperLink's database, all run directories
-    with their checkpoints, and the private state of sites on this machine. Hospitals on other
-    machines back up their own folders.
+    A stopped deployment can be backed up too. The backup contains the keys, the registrations, the
+    SuperLink's database, all run directories with their checkpoints, and the private state of sites
+    on this machine. Hospitals on other machines back up their own folders.
 
     Raises:
         FedsiloError: the file exists, the passphrase is unusable, the folder does not contain a

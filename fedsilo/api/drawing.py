@@ -75,12 +75,13 @@ def explain(
     """Explain a prediction for one patient of the site, or for a new one.
 
     The patient is row ``row`` of the site's ``split``, row ``row`` of the file ``table``, or the
-    image file ``image``. The model decides the form of the explanation. A PICSR model is explained
-    by its router, any other model of a table by the Shapley values of the columns, and a model of
-    images by a map over the image.
+    image file ``image``. The model decides the form of the explanation. A PICSR model (a mixture of
+    the sites' networks) is explained by the weights of its router. Any other model of a table is
+    explained by the Shapley values of the columns, and any other model of images by a map over the
+    image.
 
     Returns:
-        The explanation; ``lines()`` has its text, ``document()`` its JSON and ``figure()`` its
+        The explanation. ``lines()`` has its text, ``document()`` its JSON and ``figure()`` its
         picture.
 
     Raises:
@@ -170,14 +171,14 @@ def overlays(
 ) -> Iterator[Path | str]:
     """Draw the best, the median and the worst segmented image of each site.
 
-    The images of a site are ranked by their Dice score, the mean over the classes that are marked
-    in the true or the predicted mask. Each chosen image is shown with the outlines of both masks. A
-    picture shows patients' images, so keep it where they are. Without ``site``, all sites of the
-    run are drawn, and without ``pictures``, the files are written to the run directory.
+    The images of a site are ranked by their Dice score, the mean over the classes that the true or
+    the predicted mask has. Each chosen image is shown with the outlines of both masks. A picture
+    shows patients' images, so keep it where they are. Without ``site``, all sites of the run are
+    drawn, and without ``pictures``, the files are written to the run directory.
 
     Yields:
-        For each site the path of its picture, ``overlays-<site>.png``, or a line of text if no
-        image of the split has anything to mark.
+        For each site the path of its picture, ``overlays-<site>.png``. If all true and predicted
+        masks of the split are empty, a line of text instead.
 
     Raises:
         FedsiloError: the run has not ended, its task is not segmentation, a site is unknown, or its
@@ -197,7 +198,7 @@ def overlays(
 
 
 def _write_sheet(path: Path, sheet: Figure | None, lacking: str) -> Path | str:
-    """Write a site's picture and return its path; without a picture, return a line of text.
+    """Write a site's picture and return its path, or return a line of text if there is none.
 
     Args:
         path: the picture's file.
@@ -277,21 +278,20 @@ def embeddings(
     """Draw the embeddings of all sites' samples.
 
     An embedding is a sample's values at a layer of its site's network. Each run gets a panel, in
-    which t-SNE places every sample as a point in the plane. Two numbers beside it say how well a
-    classifier can predict a sample's site and its class from the embedding. ``tell`` is called with
-    a line of text for each site without samples in the split. Nothing is written before all runs
-    are embedded.
+    which t-SNE places every sample as a point in the plane. The panel also shows how well a
+    classifier predicts a sample's site (accuracy) and its class (AUC) from the embedding. ``tell``
+    is called with a line of text for each site without samples in the split. Nothing is written
+    before all runs are embedded.
 
     Yields:
-        For each run, a text with the path of embeddings.json in its directory and the two numbers;
-        then the path of the picture, by default embeddings.png in the first run's directory; then
+        For each run, a text with the path of embeddings.json in its directory and the two numbers.
+        Then the path of the picture, by default embeddings.png in the first run's directory. Last,
         the path of the CSV file if ``csv`` is given.
 
     Raises:
-        FedsiloError: no run is named, ``state_dir`` is given for several runs or sites, ``seed`` or
-            ``limit`` is out of range, or the picture's file name has a wrong ending. Also raised if
-            a run has not ended, does not predict classes, has a model that mixes several networks,
-            or has fewer than four samples.
+        FedsiloError: no run is named, ``state_dir`` is given for several runs or sites, or another
+            argument is out of range. Also raised if a run has not ended, does not predict classes,
+            has a model that mixes several networks, or has fewer than four samples.
     """
     import pandas as pd
 
@@ -357,10 +357,11 @@ def gradcam(
 ) -> Path:
     """Draw the image regions by which convolutional networks find a class (Grad-CAM).
 
-    The picture has a row per image and a column per run. Choose the images by ``rows``, or by
-    ``scenarios``, which takes images that all runs, no run, or only certain runs predict correctly,
-    and so needs at least two runs. By default, the picture is written to the first run's directory
-    as ``gradcam-<site>.png``.
+    The picture has a row per image and a column per run. ``rows`` names the images. ``scenarios``
+    instead compares the predictions of at least two runs. There are four scenarios: all runs, no
+    run, only the first run, or the second but not the first run predict an image correctly. For
+    each scenario and class, up to this many images are taken. By default, the picture is
+    ``gradcam-<site>.png`` in the first run's directory.
 
     Returns:
         The path of the picture.

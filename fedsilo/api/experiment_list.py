@@ -48,7 +48,7 @@ def list_experiments(path: Path, method: str | None = None, here: bool = False) 
 
     The experiments of a matrix share one line, under a name such as ``a-{x,y}``, which a shell
     expands to their names. If an experiment cannot run, its line has the reason. If ``method`` is
-    given, but the file has no experiment with it, a line says how to run it with its defaults.
+    given, but no experiment with it is found, a line says how to run it with its defaults.
 
     Args:
         path: the simulation file.
@@ -101,6 +101,8 @@ def _choose_experiments(
     file: SimulationFile, method: str | None, here: bool
 ) -> dict[str, dict[str, dict[str, Experiment]]]:
     """Select the experiments to list: method -> entry of the file -> name -> experiment.
+
+    An entry of the file makes one experiment, or several if it has a matrix of settings.
 
     Args:
         file: the simulation file.
@@ -178,10 +180,11 @@ def _group_by_method(file: SimulationFile) -> dict[str, dict[str, dict[str, Expe
 def _describe_entry(file: SimulationFile, experiments: Mapping[str, Experiment]) -> dict[str, str]:
     """Build the lines of the list for the experiments that one entry of the file makes.
 
-    All ``experiments`` have the same method. If they are all combinations of their values of the
-    matrix, they share one line, under a name such as ``a-{x,y}``. Otherwise each experiment has a
-    line of its own. If the experiments of a shared line have different descriptions, the line shows
-    the description of the entry.
+    An entry with a matrix makes an experiment for each combination of the matrix values. All
+    ``experiments`` have the same method. If they cover every combination of their values, they
+    share one line, under a name such as ``a-{x,y}``. This line has the description that they share
+    or, if they have different ones, that of the entry. Otherwise each experiment has a line of its
+    own.
 
     Returns:
         The name or names -> the text of the line.
@@ -235,11 +238,11 @@ def _describe(experiments: Sequence[Experiment], purpose: Any) -> str:
 
 
 def _find_facts(experiment: Experiment) -> _Facts:
-    """Find the facts about an experiment that its line in the list shows, without running it.
+    """Find the facts about an experiment that the list shows: its data, silos, rounds and cost.
 
-    The cost is the measured minutes if the file states them, otherwise 'GPU' or 'CPU' by the
-    experiment's resources. A data set of a plugin is not loaded, because listing must not execute a
-    plugin, so its number of silos is 0, for unknown.
+    The experiment is not run. The cost is the measured minutes if the file states them, otherwise
+    'GPU' or 'CPU' by the experiment's resources. An unknown number of silos is 0. It is unknown for
+    a plugin's data set, because listing must not execute a plugin.
 
     Raises:
         FedsiloError: a setting is unknown or out of range, or a file that declares silos is wrong.
@@ -268,8 +271,9 @@ def _find_facts(experiment: Experiment) -> _Facts:
 def _format_count(numbers: Set[int], noun: str) -> str:
     """Format the different numbers of a noun, such as "3 or 9 silos" or "10 to 600 rounds".
 
-    Up to three numbers are listed. More than three are written as a range from the lowest to the
-    highest. The number 0 is written "own", because the number then depends on the user's own data.
+    Up to three numbers are listed, the lowest first. More than three are written as a range from
+    the lowest to the highest. The number 0 is written "own", as in "own or 3 silos", because the
+    number then depends on the user's own data.
     """
     different = sorted(numbers)
     if len(different) == 1 and different[0]:

@@ -30,13 +30,14 @@ def start(
     """Open a kit, confirm its code and the rules, and become the hospital's node.
 
     A kit is what the server's operator hands over to the hospital. The operator and the user
-    compare its code by telephone, to see that nobody has altered the kit. Before the first start,
-    and for a new kit, ``tell`` shows what the user must confirm, and the user must type 'yes'
-    unless ``yes`` is set. Then Flower's SuperNode replaces the process, so this function does not
-    return.
+    compare the kit's code by telephone, to see that nobody has altered the kit. Before the first
+    start, and for a new kit, ``tell`` shows what the user must confirm, and the user must type
+    'yes' unless ``yes`` is set. If all checks pass, Flower's SuperNode replaces the process, so
+    this function does not return.
 
     Raises:
-        FedsiloError: the user does not confirm, or the kit or an option cannot be used.
+        FedsiloError: the user does not confirm, the kit or an option cannot be used, or a check of
+            the node fails.
     """
     from fedsilo.client_app.privacy.signing import own_code
     from fedsilo.deployment.doctor.hospital_checks import (
@@ -76,8 +77,8 @@ def start(
 def _leave_replaced_folder(home: Path) -> None:
     """Change the working folder to ``home`` if the present one no longer exists.
 
-    Opening a kit replaces an empty folder. If that was the working folder of this process, the
-    processes that start from it could not load PyTorch's libraries.
+    Opening a kit replaces an empty folder, which may be the working folder of this process.
+    Processes that start in a removed folder could not load PyTorch's libraries.
     """
     try:
         Path.cwd()
@@ -129,10 +130,11 @@ def counts(
         node_config: the node config, with 'site' and 'state-dir'. The cap on epsilon is set here or
             in the site file.
         draw_again: charge the hospital's ledger, the record of the epsilon it has spent, for
-            another draw, which the next run makes. If no counts were sent yet, nothing is charged.
+            another draw, which the next run makes. Nothing is charged if no counts were sent yet,
+            or if the next run already draws them again.
 
     Yields:
-        A line for each state of the data whose counts were sent, or a line that none were sent.
+        A line for the counts of each version of the hospital's data, or a line that none were sent.
         With ``draw_again`` and sent counts, also a line about the charge.
 
     Raises:
@@ -161,7 +163,9 @@ def keys(
 ) -> list[str]:
     """List the signing keys of this hospital and of others, and mark keys as compared.
 
-    Keys are first marked as ``compared``, then those in ``forget`` are removed from the list.
+    Only hospitals with a compared key take part in secure sums with this one. Before the list is
+    made, keys are marked as ``compared``, then those in ``forget`` are removed. Without a code,
+    ``compared`` accepts only a key that an earlier call has listed.
 
     Returns:
         A line for this hospital's key, then a line for the key of each other hospital, by name. If

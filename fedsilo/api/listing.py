@@ -66,8 +66,9 @@ def datasets(
     """List the data sets with their licences, and whether their files are on this machine.
 
     Returns:
-        A dictionary of strings for each data set, with the keys ``name``, ``kind``, ``tasks``,
-        ``licence``, ``source``, ``size``, ``terms`` and ``here``.
+        A dictionary of strings for each data set, with the keys ``name``, ``kind`` (public, own or
+        made-up), ``tasks``, ``licence``, ``source``, ``size``, ``terms`` and ``here`` (the files
+        that were found). A string is empty if it is unknown or does not apply.
     """
     from fedsilo.datasets.registry import overview
 
@@ -79,11 +80,11 @@ def manifest(
     recipe: Annotated[str, "folder, of images in SITE/CLASS/"],
     folder: Annotated[AnyPath, "the folder of the sites"],
 ) -> Iterator[str]:
-    """Write the manifests of images that are sorted into folders.
+    """Write manifests for images that are sorted into folders by site and class.
 
     The images are in ``<folder>/SITE/CLASS/``. A manifest (a table of a site's images and their
     classes) is written to each site's folder. ``images.yaml``, which the data set 'images' reads,
-    is written to ``folder``. ``recipe`` is the way the images are sorted, and only 'folder' exists.
+    is written to ``folder``. ``recipe`` names the way the images are sorted, and must be 'folder'.
 
     Yields:
         For each manifest, a line with its path and number of images, then a line for each class

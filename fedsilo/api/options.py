@@ -155,11 +155,11 @@ class Sources(Changes, total=False):
 
 
 def run_sources(given: Changes) -> RunSources:
-    """Collect the places that a command's settings come from as ``RunSources``.
+    """Collect the sources of a command's settings in a ``RunSources``.
 
-    ``given`` has the options of the command by name, and a missing option counts as not given.
-    Plugins become a change ``plugin=...``, which comes first. So if ``settings`` also have the
-    setting 'plugin', their value counts.
+    ``given`` has the options of the command by name. A missing option counts as not given. Plugins
+    become a change ``plugin=...``, which comes before the changes in ``settings``. So a setting
+    'plugin' in ``settings`` overrides the plugins.
     """
     entries = plugin_texts(given.get("plugin"))
     plugins = [f"plugin={', '.join(entries)}"] if entries else []
@@ -287,9 +287,9 @@ _WORDS = {int: "a whole number", float: "a number", bool: "True or False", str: 
 def check_arguments(function: Callable[..., Any], given: Mapping[str, Any]) -> None:
     """Check the arguments of a call against the function's signature, before the call.
 
-    The name of each argument is checked, and its value if the parameter's type is made of None,
-    choices, numbers, booleans and texts only. A parameter that also accepts another type, such as a
-    path, a run or a sequence, accepts any value here.
+    The name of each argument is checked. Its value is checked only if the parameter accepts nothing
+    but None, choices, numbers, booleans and texts. A parameter that also accepts another type, such
+    as a path, a run or a sequence, accepts any value here.
 
     Args:
         function: the function that is called.

@@ -117,8 +117,8 @@ def write_silos(folder: Path, silos: object, label: str, missing: str) -> str:
 def _name_silos(silos: object) -> dict[str, Any]:
     """Arrange a caller's data by the names of the silos: name -> data.
 
-    Names are converted to strings, in one Unicode form. Data that are not a mapping become one silo
-    named 'data'.
+    Names are converted to strings in Unicode's form NFC. Data that are not a mapping become one
+    silo named 'data'.
 
     Raises:
         SettingError: the mapping is empty; a name cannot be a site's name; or two names are equal
@@ -177,8 +177,8 @@ def _name_class_folders(silos: Mapping[str, Any]) -> dict[str, str]:
     """Choose a folder name for each class: class -> name of its folder.
 
     A folder usually has the name of its class. A class whose name has a "/" or begins with "." gets
-    the folder "class-1", "class-2" and so on instead, in sorted order of these classes. If a class
-    has such a name itself, underscores are appended until no class has the folder's name.
+    the folder "class-1", "class-2" and so on instead, in sorted order of these classes. If another
+    class already has this name, underscores are appended until it is free.
 
     Args:
         silos: site -> its (picture, class name) pairs.
@@ -210,7 +210,7 @@ def _name_class_folders(silos: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _make_upright(picture: Any, where: str) -> Any:
-    """Convert a Pillow picture to RGB, and turn it upright as its EXIF data say.
+    """Turn a Pillow picture upright, as its EXIF data say, and convert it to RGB.
 
     Image files are decoded in the same way, so a picture and its file give the same pixels.
     ``where`` names the sample in the error.
@@ -242,8 +242,8 @@ def _convert_silo(site: str, data: Any, label: str) -> tuple[str, Any]:
 
     Returns:
         The kind and the converted data: 'tables' with a frame, 'arrays' with (samples, labels), or
-            'pictures' with a list of (picture, class name). A frame is returned unchanged and
-            unchecked.
+        'pictures' with a list of (picture, class name). A frame is returned unchanged and
+        unchecked.
 
     Raises:
         SettingError: the type of the data is unknown, or samples and labels do not fit together.

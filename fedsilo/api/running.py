@@ -41,8 +41,8 @@ if TYPE_CHECKING:
 def new(project: Annotated[AnyPath, "the folder to create"]) -> Iterator[str]:
     """Make a folder for experiments of your own.
 
-    The README in the folder has commands that run as they are. The folder may already exist if it
-    is empty.
+    It gets a simulation file, an example of a network, and a README with commands that run
+    unchanged. The folder may already exist if it is empty.
 
     Yields:
         The path of each file in the new folder, and the command to run next.
@@ -127,10 +127,10 @@ def simulate(
 
 
 def _overrides(seed: int | None, name: str | None, track: str | None) -> dict[str, Value]:
-    """Collect the settings that a command's own options set, key -> value.
+    """Collect the settings that a command sets by options of their own: key -> value.
 
-    An option that is None or empty is left out. The result overrides the settings of the
-    experiment, of a file and of --set.
+    These are 'seed', 'run.name' and 'run.track'. An option that is None or empty is left out. The
+    result overrides the settings of the experiment, of a file and of --set.
     """
     given: dict[str, Value | None] = {"seed": seed, "run.name": name, "run.track": track}
     overrides: dict[str, Value] = {}
@@ -172,10 +172,10 @@ def plan_simulation(
 def _finish(directory: RunDirectory, *, draw: bool = True) -> FinishedRun:
     """Open a run that has just ended, draw its pictures, and print its metrics next to a paper's.
 
-    If ``draw`` is False, no pictures are drawn. If the paper measured another setting, the
-    differences are printed in place of the metrics. If no paper reports the run's method on its
-    data, nothing is printed. All this is done here, because the server has neither the drawing
-    packages nor the papers' values.
+    If ``draw`` is False, no pictures are drawn. If the paper's experiment had other settings than
+    the run, these differences are printed in place of the metrics. If no paper reports the run's
+    method on its data, nothing is printed. The server cannot do this, because it has neither the
+    drawing packages nor the papers' values.
     """
     from fedsilo.datasets.registry import shown_of
     from fedsilo.pictures.learning_curves import draw_pictures
@@ -341,7 +341,8 @@ def watch(
     """Show the progress of a run, a folder of runs, a deployment or a hospital's node.
 
     Returns:
-        A function without arguments. Each call reads the progress again and returns it as a view.
+        A function without arguments, which the command calls again and again. Each call reads the
+        progress anew and returns it as a ``View``, which the command shows.
 
     Raises:
         SettingError: more than one of ``folder``, ``deployment`` and ``hospital`` is given, or the
@@ -377,9 +378,10 @@ def runs(
 ) -> list[ListedRun]:
     """List the runs in a folder, with state and size.
 
-    Folders are searched down to two levels, without following links. Runs are sorted by their
-    start, the oldest first. A damaged run, or a run of another version, is listed as unreadable and
-    comes before the others. On the command line, --delete then deletes the listed runs.
+    Folders are searched down to two levels, without following links. A folder may also be a run
+    directory itself. Runs are sorted by their start, the oldest first. A damaged run, or a run of
+    another version, is listed as unreadable and comes before the others. Nothing is deleted here:
+    the option --delete of the command deletes the listed runs afterwards.
 
     Raises:
         RunDirectoryError: a folder does not exist.

@@ -56,14 +56,14 @@ class StandardOutput(io.TextIOWrapper):
 
 
 def run() -> None:
-    """Run the command line as a process of its own, and end with its exit code.
+    """Run the command line, and end the process with its exit code.
 
     If standard output could not be written, an exit code of 0 becomes 1.
 
-    Python's garbage collector takes a third of the time of PyTorch's import, and finds nothing. So
-    it runs less often here, and not at the end of the process. If Triton was imported (by timm), it
-    runs at the end all the same. Otherwise Triton's bindings would print 30 lines of "leaks" for
-    objects that remain.
+    Python's garbage collector runs less often here, because it would take a third of the time of
+    PyTorch's import and finds nothing. It does not run at the end of the process either, unless
+    Triton was imported (by timm). Without that run, Triton's bindings would print 30 lines of
+    "leaks" for objects that remain.
     """
     gc.set_threshold(20_000)
     output = None

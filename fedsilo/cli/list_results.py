@@ -74,14 +74,14 @@ def experiments(
 ) -> None:
     """Print the list of experiments, as text or as JSON.
 
-    As text, ``lines`` are printed. For JSON, the list is read again from the simulation file
-    ``file``, limited by ``method`` and ``here``. A record has the experiment's name, method,
-    description, data, silos, rounds and cost. If the experiment cannot run, it has the key 'fault'
-    in place of the last four.
+    As text, ``lines`` are printed. For JSON, they are ignored, and the list is read again from the
+    simulation file ``file``. ``method`` and ``here`` then select the experiments, as in the list. A
+    record has the experiment's name, method, description, data, silos, rounds and cost. If the
+    experiment cannot run, it has the key 'fault' in place of the last four.
 
     Raises:
-        SettingError: JSON is asked for a single experiment or with ``check``, which have no JSON
-            form.
+        SettingError: ``as_json`` is set together with ``experiment`` or ``check``, whose results
+            have no JSON form.
     """
     if not as_json:
         print_result(lines)

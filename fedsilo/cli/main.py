@@ -100,7 +100,8 @@ def _invoke(words: list[str]) -> int:
     """Run one command of the command line, and return 0 if it ends without an exit code.
 
     If a shell asks for completions, they are printed here, and the process ends. Interrupts, broken
-    pipes and errors of the command reach the caller, whose message is clearer than click's.
+    pipes and errors of the command are not caught here, because ``main`` prints clearer messages
+    for them than click.
 
     Raises:
         SystemExit: the command ended with an exit code, or click rejected the arguments and printed
@@ -221,13 +222,14 @@ class _ClickCommand(typer.core.TyperCommand):
 
 
 def _make_command(texts: Mapping[str, str], **words: Any) -> _ClickCommand:
-    """Build a command of typer, and set the help texts of its arguments and options.
+    """Build a typer command, and set the help texts of its arguments and options.
 
     They are set here because Typer 0.20 does not pass on the help of arguments.
 
     Args:
-        texts: name of an argument or option -> its help.
-        words: passed on to typer's command.
+        texts: name of an argument or option -> its help; a parameter without an entry keeps its
+            own.
+        words: passed on to the class of the command.
     """
     made = _ClickCommand(**words)
     for parameter in made.params:
@@ -293,7 +295,7 @@ def _add_commands(app: typer.Typer) -> None:
 
 
 def _add_command(app: typer.Typer, name: str, command: Command, panel: str) -> None:
-    """Add a command to an app, which calls its function and shows the result.
+    """Add a command to an app. The command calls its function and shows the result.
 
     On the command line, the options of the function come first, then those of the function that
     shows the result. An option of both appears once. Then come --quiet and, if the command has a

@@ -84,12 +84,12 @@ def monitor(
     """Print the checks on new cases, as text or as JSON, and write a page about them.
 
     The page is an HTML file, and is written only if ``out`` is given. An existing file is replaced
-    only with ``overwrite``.
+    only with ``overwrite``. The path of the page is printed too, unless ``as_json`` is set.
 
     Raises:
         FedsiloError: the file ``out`` exists, and ``overwrite`` is False.
         typer.Exit: a check is beyond its limit. The exit code is 3. Everything is printed and
-        written first.
+            written first.
     """
     from fedsilo.inference.monitor.monitor import ALARM
     from fedsilo.pages.page import write_page

@@ -204,7 +204,7 @@ def crossvalidate(
 
 
 def deploy_up(deployment: Deployment) -> None:
-    """Print the sites of this machine that are online, then the way for hospitals to join.
+    """Print which sites of this machine are online, then how other hospitals join.
 
     The first line is left out if the deployment has no sites on this machine. The second line is
     left out if the server has no address that other machines can reach.
@@ -236,8 +236,8 @@ def deploy_renew(made: MadeKit | str) -> None:
 def deploy_backup(made: MadeBackup) -> None:
     """Print two lines about a new backup.
 
-    The first line has its path, its number of files and its size, and the second one tells the user
-    to keep the backup on another machine and its passphrase elsewhere.
+    The first line has its path, its number of files and its size. The second line tells the user to
+    keep the backup on another machine and its passphrase elsewhere.
     """
     from fedsilo.server_app.records.progress import bytes_text
 
@@ -371,12 +371,13 @@ def datasets(rows: list[dict[str, str]], *, as_json: AsJson = False) -> None:
 
 @contextmanager
 def progress_bar(what: str) -> Iterator[Callable[[int, int], None]]:
-    """Draw a progress bar on standard error while the block runs, if that is a terminal.
+    """Draw a progress bar on standard error while the block runs.
 
-    ``what`` is the text before the bar.
+    If standard error is not a terminal, nothing is drawn. ``what`` is the text before the bar. The
+    bar disappears at the end of the block.
 
     Yields:
-        A function that moves the bar; it takes the amount done and the total amount.
+        A function that updates the bar. Its arguments are the amount done and the total amount.
     """
     from rich.console import Console
     from rich.progress import Progress

@@ -14,11 +14,11 @@ _LONGEST = 60  # characters of a user's word in a suggestion
 
 
 def suggest(error: click.ClickException, words: Sequence[str]) -> str:
-    """Suggest the words that a user meant by an option or a command that does not exist.
+    """Suggest the words that a user meant by an unknown option or command.
 
-    An option that is named like a setting becomes ``--set``, as in ``--set rounds=3``. A word in
-    the place of a command that is nearly the name of a method becomes ``fedsilo simulate`` with
-    this method.
+    If the option is named like a setting, the suggestion is ``--set``, as in ``--set rounds=3``. If
+    the command is nearly the name of a method, the suggestion is ``fedsilo simulate`` with this
+    method.
 
     Args:
         error: click's error about the command line.
@@ -63,11 +63,16 @@ def _suggest_setting(error: click.NoSuchOption, words: Sequence[str]) -> str:
 
 
 def _find_keys(name: str, known: Collection[str]) -> list[str]:
-    """List the settings that a name may stand for: a full key, a former key, or a key's last part.
+    """List the settings that a name may stand for.
 
+    A name may be a full key, the former key of a renamed setting, or the end of a key after a dot.
     A full or former key gives only its setting. Otherwise the result has all keys that end in the
     name, sorted. If some of these keys are common settings, the keys of single methods are left
     out. The list is empty if no key matches.
+
+    Args:
+        name: the name, without hyphens before it.
+        known: the full keys of all settings.
     """
     key = RENAMED.get(name, name)
     if key in known:
@@ -80,8 +85,8 @@ def _find_keys(name: str, known: Collection[str]) -> list[str]:
 def _value_of(option: str, words: Sequence[str]) -> str:
     """Return the value that was typed for an option.
 
-    The value is the part after "=", or the next word if that does not begin with "-". If there is
-    none, the result is "VALUE".
+    The value is the part after "=", or the next word if that does not begin with "-". It is cut to
+    60 characters. If there is none, the result is "VALUE".
     """
     for place, word in enumerate(words):
         name, equals, value = word.partition("=")

@@ -148,7 +148,10 @@ class Budget:
         return set(self.rounds) != {self.given["rounds"]}
 
     def rounds_text(self) -> str:
-        """Format finished and wanted rounds: "5 of 5", or "3 to 5 of 5" if the seeds differ."""
+        """Format finished and wanted rounds: "5 of 5", or "3 to 5 of 5" if the seeds differ.
+
+        Without finished runs, the text is "0 of 5".
+        """
         done = "0"
         if self.rounds:
             fewest = min(self.rounds)
@@ -161,8 +164,9 @@ class Budget:
     def cells(self) -> list[str]:
         """Format the budget as cells of a table row.
 
-        The cells are rounds, steps, samples, bytes to and from the sites, duration, and tuning
-        points. ``Budgets.lines`` adds the experiment before them and the differences after them.
+        The cells are rounds, steps, samples, bytes to and from the sites, duration, and the number
+        of points that tuning tried ("-" for none). ``Budgets.lines`` adds the experiment before
+        them and the differences after them.
         """
         tuned = "-"
         if self.trials:
@@ -265,10 +269,10 @@ class Budgets:
         return lines
 
     def title(self) -> str:
-        """Return the title of the table of budgets: what its numbers are sums and means of.
+        """Return the title of the table of budgets, which explains its numbers.
 
-        If some budgets are unequal, the title also explains ``MARK``, the sign that follows the
-        name of such an experiment.
+        They are sums over sites and means over seeds. If some budgets are unequal, the title also
+        explains ``MARK``, the sign that follows the name of such an experiment.
         """
         title = "cost of each row: sum over sites, mean over seeds"
         if self.unlike():
@@ -313,10 +317,10 @@ class Budgets:
 def budget_of(settings: RunSettings, trials: int = 0) -> Budget:
     """Build an experiment's budget from its settings, before any run.
 
-    The budget has the settings that decide the number of rounds, the training, and the start
-    (network and initial weights). Settings that another one overrides are left out:
+    A budget is the resources that an experiment gets. It has the settings of the number of rounds,
+    the training, and the start (network and initial weights). Settings without effect are left out:
     'train.epoch-steps' overrides 'train.local-steps', and both override 'train.local-epochs'.
-    Without 'train.epoch-steps', 'train.pace' has no effect and is left out too.
+    Without 'train.epoch-steps', 'train.pace' is left out too.
 
     Args:
         settings: the settings of the experiment.
@@ -434,7 +438,7 @@ def _format_value(value: Value) -> str:
 
 
 def _format_count(number: float) -> str:
-    """Format a mean number of steps or samples.
+    """Format a mean number of steps or samples, rounded and with commas, such as "12,500".
 
     If the number is 0, the sites do not report it, and the result is "unknown".
     """

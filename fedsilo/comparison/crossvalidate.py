@@ -108,7 +108,10 @@ def plan_folds(
 def run_folds(
     trials: Mapping[str, Sequence[Trial]], out: Path, jobs: Jobs
 ) -> Mapping[str, Summaries]:
-    """Run the planned trials of all experiments, except trials that already have a summary.
+    """Run the planned runs (trials) of all experiments, and return their summaries.
+
+    A summary has the metrics of a finished run. A trial whose summary was written earlier is not
+    run again.
 
     Args:
         trials: experiment -> its trials.
@@ -268,9 +271,9 @@ def difference_intervals(
 def _intervals(by_group: pd.DataFrame, folds: int) -> Iterator[tuple[str, CorrectedInterval]]:
     """Yield the name of each column and the interval of its mean over runs.
 
-    ``by_group`` has a row per run, a column per site, and perhaps a column ``all``. Missing values
-    are left out, and a column without any value is skipped. ``folds`` decides the correction of the
-    interval.
+    ``by_group`` has a metric's values or differences: a row per run, a column per site, and perhaps
+    a column ``all`` for the mean over sites. Missing values are left out, and a column without any
+    value is skipped. ``folds`` decides the correction of the interval.
     """
     for group, values in by_group.items():
         # Runs without the metric at this site do not count
@@ -342,8 +345,8 @@ def metric_table(intervals: pd.DataFrame, metric: str) -> Table:
     """Build the terminal table of one metric, with a column for each site and one for all sites.
 
     It has a row for each experiment, then a row for each difference between the first experiment
-    and another one. A cell has the text of ``_cell``, with the mean, the interval, the p value and
-    the number of runs on separate lines.
+    and another one. A cell has the mean and, on lines below it, the 95 % interval, the p value of a
+    difference, and the number of runs if some runs lack the metric.
     """
     narrow = []
     for line in _lines(intervals, metric):
@@ -353,11 +356,11 @@ def metric_table(intervals: pd.DataFrame, metric: str) -> Table:
 
 
 def _explain(intervals: pd.DataFrame, metric: str) -> str:
-    """Explain in a phrase what the cells of a metric's table are.
+    """Build the phrase that explains the cells of a metric's table, for the heading of the table.
 
-    The phrase also names each site at which a run of some experiment lacks the metric, because the
-    column 'all' leaves such a site out. For the pooled metric, which has only this column, no site
-    is named.
+    It says that a cell is a mean with its 95 % interval. If a run of some experiment lacks the
+    metric at a site, the phrase also names this site, because the column 'all' leaves it out. For
+    the pooled metric, which has only this column, no site is named.
     """
     text = "mean and 95 % interval"
     if metric == POOLED:
@@ -455,11 +458,11 @@ class CorrectedInterval(NamedTuple):
 def corrected_interval(values: Sequence[float], folds: int) -> CorrectedInterval:
     """Compute the mean of ``values``, one per run, with its corrected resampled t interval (95 %).
 
-    A value is a run's metric, or the difference between two methods on the same split. Over J runs,
-    the variance of the mean is (1/J + 1/(folds - 1)) s^2, because n_test/n_train is 1/(folds - 1).
-    The plain 1/J would treat runs as independent, although they share training rows. If all values
-    are equal, the interval is the mean itself, and p is 1 for a mean of 0, otherwise 0. For a
-    single run, the limits and p are None.
+    A value is a run's metric, or the difference between two methods on the same split. For J runs
+    and the sample variance s^2, the variance of the mean is (1/J + 1/(folds - 1)) s^2. The second
+    term is n_test/n_train. The plain 1/J would treat runs as independent, although they share
+    training rows. If all values are equal, the interval is the mean itself, and p is 1 for a mean
+    of 0, otherwise 0. For a single run, the limits and p are None.
     """
     from scipy import stats
 

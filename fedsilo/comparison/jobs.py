@@ -136,9 +136,10 @@ def plan_job(
 
 
 def runs_of(jobs: Sequence[Job]) -> dict[str, list[FinishedRun]]:
-    """Group the runs of ``jobs`` by experiment: experiment -> the directory of each of its runs.
+    """Group the runs of ``jobs`` by experiment: experiment -> its runs, opened for reading.
 
-    Experiments and runs keep the order of ``jobs``. Whether the directories exist is not checked.
+    Experiments and runs keep the order of ``jobs``. A run is a ``FinishedRun`` of the job's
+    directory. Whether the directory exists is not checked.
     """
     runs: dict[str, list[FinishedRun]] = {}
     for job in jobs:
@@ -167,7 +168,7 @@ def run_all(jobs: Sequence[Job], at_once: Jobs, tell: Callable[[str], None]) -> 
         tell: is called with a line about the number of runs, then with one for each finished run.
 
     Raises:
-        RunFailedError: a run failed. Runs that have not started by then do not begin.
+        RunFailedError: a run failed. Runs that had not started by then are not started.
     """
     if not jobs:
         return

@@ -139,8 +139,11 @@ class _ResultsTable:
     ) -> Iterator[list[str]]:
         """Yield the rows of cells. An empty row, which becomes a rule, separates two experiments.
 
+        Each experiment and group of sites has a row of values. If a value has an interval, a row
+        with the intervals follows.
+
         Args:
-            spreads: the rows of ``over_seeds``.
+            spreads: the statistics over seeds, a row per experiment, group and metric.
             metrics: the metrics, in the order of their columns.
             known: the metrics with a column of published numbers.
             best: the values in bold, as (experiment, group, metric).
@@ -171,8 +174,8 @@ class _ResultsTable:
         If fewer seeds have a value than the experiment has, the cell says how many.
 
         Args:
-            row: a row of ``over_seeds``; None if the experiment lacks the metric, which gives an
-                empty cell.
+            row: the statistics of the metric over seeds; None if the experiment lacks the metric,
+                which gives an empty cell.
             best: the values in bold, as (experiment, group, metric).
             seeds: the number of the experiment's seeds.
         """
@@ -188,10 +191,10 @@ class _ResultsTable:
     def _interval(self, row: Any) -> str:
         r"""Format the 95 % t interval of a mean over seeds as LaTeX.
 
-        It is in small print (``\scriptsize``). ``row`` is a row of ``over_seeds``, or None if the
-        experiment lacks the metric. The interval is computed from the values of all seeds and
-        clipped to the metric's range. The result is an empty string without a row, with a single
-        seed, or if the table shows medians.
+        It is in small print (``\scriptsize``). The interval is computed from the values of all
+        seeds and clipped to the metric's range. The result is an empty string if there is a single
+        seed, if the table shows medians, or if ``row`` is None. ``row`` has the metric's statistics
+        over seeds, or is None if the experiment lacks the metric.
         """
         if row is None or self.median:
             return ""
@@ -232,12 +235,11 @@ class _ResultsTable:
 def _terms(budgets: Budgets) -> Iterator[str]:
     """Yield the caption's sentences on whether the experiments had equal budgets.
 
-    If some budgets are unequal, there is a sentence for each such experiment. Otherwise one
-    sentence names what was equal: the rounds, steps, samples, network, start and tuning. Steps and
-    samples are sums over sites. They count as equal if they differ by at most a tenth, so the
-    sentence may give a range. Batch size and local steps replace them if they are unknown. With
-    several data sets, the sentence has no numbers and leaves out tuning. Without budgets, nothing
-    is yielded.
+    If some budgets are unequal, there is a sentence for each such experiment. Otherwise a single
+    sentence names the equal parts: rounds, steps, samples, network, start and tuning. Steps and
+    samples are sums over sites. They may differ by a tenth, so the sentence may give a range. If
+    they are unknown, it names batch size and local steps instead. With several data sets, it has no
+    numbers and leaves out tuning. Without budgets, nothing is yielded.
     """
     if budgets.unlike():
         for said in budgets.remarks():
@@ -272,9 +274,10 @@ def _format_range(numbers: Sequence[float], noun: str) -> str:
 
 
 def _format_published(row: Any) -> str:
-    """Format the paper's number in ``row``, a row of ``over_seeds``, as LaTeX.
+    """Format the number that a paper reports for a metric, as LaTeX.
 
-    The result is an empty string if ``row`` is None or has no published number.
+    ``row`` has the metric's statistics over seeds, with the published number. The result is an
+    empty string if there is no such number, or if ``row`` is None.
     """
     if row is None:
         return ""
@@ -289,7 +292,7 @@ def _find_best(spreads: pd.DataFrame, median: bool) -> set[Any]:
     as entropy, for which neither is better, or if all values are equal after rounding.
 
     Args:
-        spreads: the rows of ``over_seeds``.
+        spreads: the statistics over seeds, a row per experiment, group of sites and metric.
         median: whether to compare medians in place of means.
     """
     best: set[Any] = set()
@@ -307,10 +310,11 @@ def _find_best(spreads: pd.DataFrame, median: bool) -> set[Any]:
 
 
 def _tests_table(test: Tested, split: str) -> str:
-    """Build the LaTeX table of one metric's p values, a triangle with a cell for each pair.
+    """Build the LaTeX table of one metric's p values, with a cell for each pair of experiments.
 
-    A pair is two experiments. The caption has the result of the ANOVA, the kind of the t-tests, and
-    the reason for each missing p value. ``split``, ``test`` or ``val``, is named in the caption.
+    The cells form a triangle, because each pair occurs once. The caption has the result of the
+    ANOVA, the kind of the t-tests, the reason for each missing p value, and ``split`` (``test`` or
+    ``val``).
     """
     columns, *rows = test.lines()
     caption = [f"{test.heading(split)}.", f"Below, {test.kind()}."]

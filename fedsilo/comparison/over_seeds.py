@@ -220,8 +220,9 @@ def compare_runs(
 ) -> Comparison:
     """Compare finished runs: collect their metrics, test differences, and add remarks.
 
-    Unless ``no_floor`` is set, only metrics that a report may show are used. The means are then
-    those of a report. A mean covers only sites at which all runs have the metric.
+    Unless ``no_floor`` is set, metrics that rest on too few samples are left out, as in a report.
+    The means are then those of a report. A mean covers only sites at which all runs have the
+    metric.
 
     Args:
         jobs: the runs, which have ended.
@@ -283,8 +284,8 @@ def _have_one_split(jobs: Sequence[Job]) -> bool | None:
 def _nothing_to_compare(split: str, *, too_few: bool) -> SettingError:
     """Build the error that says why no metric of ``split`` can be compared.
 
-    If ``too_few``, sites have samples in the split, but too few to show a metric of them. Otherwise
-    no site has samples in the split.
+    If ``too_few`` is True, the sites have samples in the split, but too few to show a metric. If it
+    is False, no site has samples in the split.
     """
     if too_few:
         return SettingError(
@@ -343,15 +344,16 @@ def _results(
     wanted: str | None,
     measured: Collection[str] = (),
 ) -> pd.DataFrame:
-    """Collect the tidy results of each experiment, then the results of a constant baseline.
+    """Collect the tidy results of each experiment, then those of a constant baseline.
 
-    The baseline always predicts class 1, the second of two classes. It is added once per data set.
-    If the seeds have different splits, it is added once per seed.
+    Tidy results have a row for each experiment, group of sites, metric and seed. The baseline
+    always predicts class 1, the second of two classes. It is added once per data set. If the seeds
+    have different splits, it is added once per seed.
 
     Args:
         jobs: the jobs of all runs.
         runs: the run of each job.
-        summaries: experiment -> seed -> summary.
+        summaries: experiment -> seed -> summary (the run's means over sites).
         split: ``test`` or ``val``.
         wanted: names and patterns of metrics; None for the data set's headline metrics.
         measured: the names of all metrics that the runs have, hidden ones too.
@@ -389,9 +391,9 @@ def refuse_without(split: str, jobs: Sequence[Job], no_floor: bool = False) -> N
     Args:
         split: the split to compare.
         jobs: the planned runs.
-        no_floor: whether to compare all metrics. If False, and the level of trust is ``server``,
-            some site must have at least 'privacy.sums-min-count' samples, because no metric over
-            fewer samples is shown.
+        no_floor: whether to compare all metrics. If False, and the level of trust is ``server``
+            (the server sees each site's values), some site must have at least
+            'privacy.sums-min-count' samples, because no metric over fewer samples is shown.
 
     Raises:
         SettingError: no site of any job has (enough) samples in the split.
@@ -412,10 +414,10 @@ def refuse_without(split: str, jobs: Sequence[Job], no_floor: bool = False) -> N
 
 
 def refuse_one_split(jobs: Sequence[Job]) -> None:
-    """Check that each experiment's seeds have different splits, which ``--splits`` asks for.
+    """Check that the seeds of an experiment have different splits, which ``--splits`` asks for.
 
-    Only seeds 0 and 1 are compared. If the data are not on this machine, the check passes, because
-    finished runs can still be shown.
+    Only seeds 0 and 1 of each experiment are compared. If the data are not on this machine, the
+    check passes, because finished runs can still be shown.
 
     Raises:
         SettingError: the splits of an experiment's seeds 0 and 1 are the same.

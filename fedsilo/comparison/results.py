@@ -31,9 +31,9 @@ CONSTANT = "always positive (class 1)"
 def of_split(summary: Summary, split: str) -> dict[str, Any]:
     """Return a copy of a run's summary with the means of ``split``, which is ``test`` or ``val``.
 
-    For ``val``, the means over all sites and by distribution are those of validation, and the
-    published numbers are None, because papers publish test metrics. The metrics of each site are
-    always those of test samples.
+    For ``test``, the copy is equal to ``summary``. For ``val``, the means over all sites and by
+    distribution are those of validation. The published numbers (those of a paper) are then None,
+    because papers publish test metrics. The metrics of each site are always those of test samples.
     """
     if split == "test":
         return dict(summary)
