@@ -135,12 +135,18 @@ def open_networks(
 
 
 def choose_by_scenario(runs: Sequence[OpenedRun], each: int, split: str) -> list[tuple[int, str]]:
-    """Predict a split by each run's network, and choose images by which runs predict them rightly.
+    """Predict a split by each run's network, and choose images by which runs are right.
 
-    The rules are those of ``choose_rows_by_scenario``. ``runs`` has at least two runs.
+    The rules are those of ``choose_rows_by_scenario``. All runs must have the same images. The
+    predictions are made in fp32, as in the explanations.
+
+    Args:
+        runs: the opened runs, at least two.
+        each: the largest number of images per scenario and true class.
+        split: 'train', 'val' or 'test'.
 
     Returns:
-        Row and scenario of each image, at most ``each`` per scenario and true class.
+        The row and the scenario's name for each chosen image.
 
     Raises:
         SettingError: none of the images fits a scenario.
@@ -164,8 +170,9 @@ def gradcam_sheet(
     """Compute the Grad-CAM of some images of a split by the network of each run.
 
     Args:
-        runs: the opened runs, a column for each.
-        chosen: row and scenario of each image; the scenario is "" for rows that the user named.
+        runs: the opened runs; the sheet has a column for each.
+        chosen: the row and the scenario of each image; the scenario is "" for rows that the user
+            named.
         split: 'train', 'val' or 'test'.
         label: the name of the class whose map is drawn; None for each network's own prediction.
 
@@ -275,8 +282,13 @@ def _caption(axes: Axes, text: str, colour: str = BLACK) -> None:
 def _refuse_other_images(first: Silo, silo: Silo, split: str) -> None:
     """Check that a run has the same images in ``split``, and the same classes, as the first run.
 
+    Args:
+        first: the site's data in the first run.
+        silo: the same site's data in another run.
+        split: 'train', 'val' or 'test'.
+
     Raises:
-        SettingError: the fingerprints of the split or the class names differ.
+        SettingError: the fingerprints (SHA-256) of the split or the class names differ.
     """
     # A fingerprint is a SHA-256 of the split, so it tells images apart that have the same names
     same = first.fingerprints[split] == silo.fingerprints[split]
