@@ -58,7 +58,7 @@ def choose_rows_by_scenario(
 ) -> list[tuple[int, str]]:
     """Choose images by which of several runs predict them correctly.
 
-    The four scenarios of Fed-Align-CL (section V-d and figure 5) are, in this order: "all are
+    There are four scenarios, which the Fed-Align-CL paper uses (section V-d and figure 5): "all are
     right"; "all are wrong"; "the first alone is right"; and "the second is right, the first is
     not". In the last scenario, the predictions of further runs do not matter. For each scenario and
     true class, the first ``each`` fitting images of the split are taken, so that nobody can pick
@@ -70,8 +70,8 @@ def choose_rows_by_scenario(
         each: the largest number of images per scenario and class.
 
     Returns:
-        The row and the scenario's name for each chosen image, in the order of the scenarios, then
-        by class, then by row. Images that do not fit any scenario are left out.
+        The row and the scenario's name for each chosen image, in the above order of the scenarios,
+        then by class, then by row. Images that do not fit any scenario are left out.
     """
     right = torch.stack([answer == truths for answer in answers])  # (runs, n)
     # The paper compares its own method, the first run, with others

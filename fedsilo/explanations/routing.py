@@ -44,8 +44,9 @@ class PatientExplanation:
 
         The first line is the title. The second one says that the prediction is a weighted mean over
         the hospitals' models. Then each hospital has a line, in descending order of the weight of
-        its model. The line has the model's weight, its probability, and the three features that
-        contribute most to the distance between the patient and the hospital's patients.
+        its model. The line has this weight, the model's probability of the last class, and three
+        features. They are those that contribute most to the distance between the patient and the
+        hospital's patients.
         """
         width = max(map(len, self.experts))
         hospitals = format_count(len(self.experts), "hospital")

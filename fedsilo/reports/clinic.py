@@ -312,7 +312,7 @@ def _diagram(name: str, filled: Sequence[Bin], label: str, *, diagonal: bool = F
     Args:
         name: the picture's name, unique on its page.
         filled: the bins that have samples.
-        label: what certainty means here, for the horizontal axis.
+        label: the measure of certainty, such as "uncertainty", for the horizontal axis.
         diagonal: whether to draw the line of perfect calibration.
     """
     descriptions = []
@@ -368,7 +368,7 @@ class ClassOutcome:
         return of_share(self.others - self.false, self.others)
 
     def positive_predictive_value(self) -> Estimate | None:
-        """Return the share of samples predicted as the class that are of the class.
+        """Return the share of the samples predicted as the class that belong to it.
 
         The result is None if a count is not reported, or if nothing is predicted as the class.
         """
@@ -377,7 +377,7 @@ class ClassOutcome:
         return of_share(self.right, self.right + self.false)
 
     def negative_predictive_value(self) -> Estimate | None:
-        """Return the share of samples predicted as other classes that are of other classes.
+        """Return the share of samples predicted as other classes that do not belong to the class.
 
         The result is None if a count is not reported, or if everything is predicted as the class.
         """

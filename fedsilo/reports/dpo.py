@@ -133,6 +133,8 @@ def _epsilon(privacy: Mapping[str, Any]) -> str:
 def _bound(run: Shown, most: str) -> str:
     """Format sent bytes as an upper bound, for a run in which a site has hidden counts.
 
+    A count of samples is hidden if it is too small. The exact number of bytes could reveal it.
+
     Args:
         run: the run.
         most: the bound as text, such as the largest number of any site.
@@ -297,9 +299,10 @@ def _guarantee(guarantee: Any) -> Mapping[str, Any] | None:
 def site_file_data(file: SiteFile) -> dict[str, Any]:
     """Build the template variables of the section about a site file, a hospital's own rules.
 
-    ``site`` names the site. ``lists`` has a pair for each list of things that the hospital allows:
-    the key and the allowed things, or "nothing". ``limits`` has a row for each other rule: its key,
-    its value, its origin ("site file" or "default") and its meaning.
+    ``site`` names the site. ``lists`` has a pair for each list in the file: the key and the things
+    that the hospital allows or, under one key, refuses. An empty list is "nothing". ``limits`` has
+    a row for each other rule, without the path of the audit log: its key, its value, its origin
+    ("site file" or "default") and its meaning.
     """
     lists = []
     for name in _LISTS:
