@@ -253,9 +253,9 @@ def project_to_plane(values: Array, seed: int) -> Array:
 def measure_separability(cloud: Cloud, seed: int) -> dict[str, float | None]:
     """Measure how well embeddings predict a sample's site and class, by 5-fold cross-validation.
 
-    The predictor is a logistic regression on standardised embeddings. The site is predicted only
-    for samples of sites with at least five samples, and the class only for samples of classes with
-    at least five samples.
+    The predictor is a logistic regression on standardised embeddings. Sites with fewer than five
+    samples are left out when the site is predicted. Classes with fewer than five samples are left
+    out when the class is predicted.
 
     Returns:
         ``site accuracy``: the accuracy of predicting the site, 0 to 1. ``largest site``: the share
@@ -319,9 +319,9 @@ def _cross_validate(values: Array, targets: Array, scoring: str, seed: int) -> f
 def document(panel: Panel, selection: Selection) -> dict[str, Any]:
     """Build the content of embeddings.json, without the embeddings themselves.
 
-    It has the split, the layer and the seed, whether sites have their own models, the number of
-    dimensions, the result of ``measure_separability``, and the names of the classes. It also has
-    each sample's site, row, label and point in the plane, rounded to 4 decimals.
+    It has the split, the layer, the seed, the number of dimensions, the names of the classes, and
+    whether sites have their own models. It also has the result of ``measure_separability``. For
+    each sample, it has the site, row, label and point in the plane, rounded to 4 decimals.
     """
     cloud = panel.cloud
     points = []

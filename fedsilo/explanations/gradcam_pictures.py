@@ -120,8 +120,8 @@ def open_networks(
         The opened runs, in the order of ``runs``.
 
     Raises:
-        FedsiloError: the site is not in a run, a run's network is not convolutional, or a run's
-            images in the split or its classes differ from the first run's.
+        FedsiloError: the site is not in a run, or a run's network is not convolutional. Also raised
+            if a run's images in the split, or its classes, differ from those of the first run.
     """
     opened: list[OpenedRun] = []
     for run in runs:

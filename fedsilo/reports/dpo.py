@@ -172,9 +172,9 @@ def _sent_bytes(run: Shown) -> dict[str, dict[str, int]]:
 def _bytes(run: Shown) -> dict[str, Any]:
     """Build the template variables for the table of bytes: ``byte_columns`` and ``bytes``.
 
-    ``bytes`` has a row per site, with its number of messages, the bytes it sent in each phase ("-"
-    if none) and in all, and the bytes it received. If a site has hidden counts, the bytes it sent
-    would reveal these counts. They are therefore formatted by ``_bound``.
+    ``bytes`` has a row per site. Its cells are the site, its number of messages, the bytes it sent
+    in each phase ("-" if none) and in all, and the bytes it received. If a site has hidden counts,
+    the bytes it sent would reveal these counts. They are therefore formatted by ``_bound``.
     """
     received, messages = Counter[str](), Counter[str]()
     phases: dict[str, None] = {}
@@ -251,9 +251,9 @@ def _measurements(run: Shown) -> dict[str, Any]:
 def _arrays(run: Shown) -> list[list[str]] | None:
     """Describe the arrays of the server's final model in a table, with a row for each kind.
 
-    The cells of a row are the kind (named as in the audit log), the number of arrays, the number of
-    values, and the bytes at four bytes per value. The result is None if the run directory has no
-    model of the server.
+    A kind is named as in the audit log. The cells of a row are the kind, the number of arrays, the
+    number of values, and the bytes at four bytes per value. The result is None if the run directory
+    has no model of the server.
     """
     path = run.path / "model.safetensors"
     if not path.is_file():

@@ -306,9 +306,9 @@ def describe_columns(run: Shown) -> tuple[str, str]:
     The first text says what the model predicts, such as the names of the classes. The second text
     describes the inputs: "images", or a table's columns.
 
-    For a table whose schema is on this machine, the first text begins with the columns of the
-    label, and the second one has the titles of all columns that are not ignored. If the schema is
-    not here, the second text says so.
+    For a table, this needs the schema. If it is on this machine, the first text begins with the
+    columns of the label. The second one then has the titles of all columns that are not ignored. If
+    the schema is not here, the second text says so.
     """
     outcome = task_named(run.task).describe(run.class_names())
     if run.task == CLASSIFICATION:

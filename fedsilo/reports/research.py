@@ -39,10 +39,11 @@ Line = dict[int, float]  # round -> value
 def research_data(runs: Runs) -> dict[str, Any]:
     """Build the template variables of ``research.html``, the page on one run or on several.
 
-    The page has a head with facts, result and limit, the sites of the first run, the settings,
-    curves, final metrics, costs, irregular runs, and a table of the reporting guideline. It also
-    compares experiments, if there are several. An experiment is a group of runs that differ only in
-    their seeds. All metrics are those on test samples or, if no run has any, on validation samples.
+    The page has a head with facts, result and limit. Then it has the sites of the first run, the
+    settings, curves, final metrics, costs, irregular runs, and a table of the reporting guideline.
+    It also compares experiments, if there are several. An experiment is a group of runs that differ
+    only in their seeds. All metrics are those on test samples or, if no run has any, on validation
+    samples.
     """
     first = runs[0]
     several = len(runs) > 1
@@ -330,8 +331,9 @@ def _cost(run: Shown) -> list[str]:
     """Build a run's row in the table of costs.
 
     The cells are the run's name, optimiser steps, samples, seconds of the run, seconds of work at
-    all sites, bytes down, bytes up, and the largest peak memory of a site. If steps, samples, work
-    or memory is 0, its cell is "n/a", because sites that do not report these costs send 0.
+    all sites, bytes down, bytes up, and peak memory. The memory is that of the site with the
+    largest peak. If steps, samples, work or memory is 0, its cell is "n/a", because sites that do
+    not report these costs send 0.
     """
     summary = run.summary
     # Each reply has its steps and samples, or 0 from a site that does not report them

@@ -128,10 +128,10 @@ def _comparison(
 ) -> dict[str, Any]:
     """Build the template variables that compare the experiments by one metric.
 
-    They are a picture and a table of the means over seeds with 95 % t intervals, a picture of the
-    differences between pairs, and the results of an ANOVA and of t-tests between all pairs. The
-    t-tests compare seed by seed if all experiments have the same seeds. Otherwise they treat the
-    values as independent.
+    They are a picture and a table of the means over seeds with 95 % t intervals, and a picture of
+    the differences between pairs. The results of an ANOVA and of t-tests between all pairs follow.
+    The t-tests compare seed by seed if all experiments have the same seeds. Otherwise they treat
+    the values as independent.
 
     Args:
         metric: the metric's name.
@@ -244,9 +244,9 @@ def _draw_cost(metric: str, summaries: Summaries, split: str) -> list[Picture]:
 def comparison_head(runs: Runs, summaries: Summaries, split: str) -> dict[str, Any]:
     """Build the template variables for the head of a page on several runs: facts, result and limit.
 
-    The facts are those of the first run, without its method and its end of training, then the
-    methods of all runs and the numbers of experiments and runs. The result names the best
-    experiment. The limit says that an interval over seeds tells nothing about other patients.
+    The facts are those of the first run, without its method and its end of training. The methods of
+    all runs and the numbers of experiments and runs follow. The result names the best experiment.
+    The limit says that an interval over seeds tells nothing about other patients.
     """
     methods: dict[str, None] = {}
     for run in runs:
@@ -268,10 +268,10 @@ def _best_experiment(runs: Runs, summaries: Summaries, split: str) -> str:
     """Write a sentence on which experiment has the best mean of the first headline metric.
 
     The best mean is the lowest if lower values are better, as for errors, and otherwise the
-    highest. The sentence gives this mean over seeds with its 95 % interval, the next experiment
-    with its mean, and the p value of the t-test between the two. If the p value is 0.05 or more,
-    the sentence says that no experiment is clearly best. If no test is possible, it says so. With
-    one experiment, it gives only the mean.
+    highest. The sentence gives this mean over seeds with its 95 % interval. Then it gives the next
+    experiment with its mean, and the p value of the t-test between the two. If the p value is 0.05
+    or more, the sentence says that no experiment is clearly best. If no test is possible, it says
+    so. With one experiment, it gives only the mean.
 
     If the runs are on several data sets, or if no run has the metric, the sentence says only that.
 

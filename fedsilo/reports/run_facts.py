@@ -234,9 +234,10 @@ def head_of(run: Shown) -> dict[str, Any]:
 def facts(run: Shown) -> list[tuple[str, str]]:
     """List facts about a run for the head of a page, as pairs (name, text).
 
-    In this order, the facts are what the model predicts, the patients or images it is for, the data
-    set, the number of hospitals, the method with its rounds, the end of training with the seed,
-    fedsilo's version with the run's git revision, and the fingerprints of the sites' data.
+    The first facts are what the model predicts, the patients or images it is for, the data set, and
+    the number of hospitals. Then come the method with its rounds, and the end of training with the
+    seed. The last are fedsilo's version with the run's git revision, and the fingerprints of the
+    sites' data.
     """
     summary = run.summary
     hospitals = str(len(run.silos))

@@ -96,8 +96,8 @@ def _sites(document: SurveyDocument) -> Iterator[Table]:
     """Yield a table of the sites' samples, and a table of the rows that they left out.
 
     The first table has a row per site. Its cells are the number of samples in each split, the
-    number of rows left out, the floor below which the site suppresses counts, and the date of its
-    answer.
+    number of rows left out, the site's floor, and the date of its answer. The site suppresses
+    counts below its floor.
 
     The second table has a row per column of the data, and a column per site. A cell is the number
     of rows that the site left out because the value in this column is missing or out of range.

@@ -79,8 +79,8 @@ def _order(run: Shown, metrics: Mapping[str, Mapping[str, float]]) -> Examinatio
 def _curves(run: Shown, metrics: Mapping[str, Mapping[str, float]]) -> Examination:
     """Build the section of the clinic's page with the Kaplan-Meier curves of the sites.
 
-    Each site that published points of a curve has a line in the picture, and a table of up to six
-    of its points, the last one included.
+    Each site that published points of a curve has a line in the picture. It also has a table of up
+    to six of its points, the last one included.
 
     The section has only a sentence with the reason if there are no curves. At a trust level other
     than ``server``, curves do not leave the hospitals. At trust level ``server``, a site with too

@@ -40,9 +40,9 @@ class HospitalState:
         """List the state for people, as pairs (name, text).
 
         They are the numbers of messages that were answered, refused and failed, the bytes received
-        and sent, and the time of the last message, or "none". The spent epsilon follows if the
-        hospital has a ledger (the file that adds up its privacy budget), with the cap on epsilon if
-        one is set.
+        and sent, and the time of the last message, or "none". If the hospital has a ledger (the
+        file that adds up its privacy budget), the spent epsilon follows, with its cap if one is
+        set.
         """
         facts = []
         for outcome in _OUTCOMES:

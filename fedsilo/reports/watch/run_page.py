@@ -158,8 +158,8 @@ def _name_of(run_dir: Path, runs: RunFolder) -> str:
 def _facts(run: Watched) -> list[tuple[str, str]]:
     """List the facts about a run for its live page, as pairs (name, text).
 
-    In this order, they are the method, data set, seed, start, finished rounds, phase, time so far,
-    time left, bytes, spent epsilon, memory of the server, and number of messages left out. The
+    First come the method, data set, seed, start, finished rounds, phase, time so far and time left.
+    Then follow the bytes, spent epsilon, memory of the server, and number of messages left out. The
     phase is absent if the run is over or between phases, and the time left if it is unknown.
     Without differential privacy, the text for epsilon is "none".
     """

@@ -104,8 +104,8 @@ class Watched:
         was interrupted or was killed, the sentences have the state and the number of finished
         rounds.
 
-        For a running run, the sentence has the round, the progress of the current phase with the
-        sites that the server waits for, and the time left, as far as they are known. If the run has
+        For a running run, the sentence has the round. If they are known, it also has the progress
+        of the current phase, the sites that the server waits for, and the time left. If the run has
         written nothing for a minute, another sentence says so.
         """
         here = self.progress
@@ -128,8 +128,8 @@ class Watched:
         """Summarise the run in one line, with commas between the parts.
 
         The parts are the run's name with its state, the round, the current phase, the bytes, the
-        spent epsilon, the time so far, and the time left. When the run is over, the phase is left
-        out. The epsilon is left out without differential privacy, and the time left if unknown.
+        spent epsilon, the time so far, and the time left. If the run is over, there is no phase.
+        Without differential privacy, there is no epsilon. An unknown time left is left out.
         """
         here = self.progress
         parts = [f"{here.run}: {self.state()}", f"round {here.round} of {here.rounds}"]
