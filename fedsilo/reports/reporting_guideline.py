@@ -96,8 +96,7 @@ def _methods(run: Shown) -> list[Item]:
 def _data(run: Shown) -> list[Item]:
     """Build items 5 to 7 of the guideline, on the sources of the data and their preparation.
 
-    The run answers where the data are from and how they were prepared, which a person must
-    complete. The dates, the eligibility of participants and the treatments are left to a person.
+    The dates, the eligibility of participants and the treatments are left to a person.
     """
     return [
         Item(
@@ -122,8 +121,7 @@ def _data(run: Shown) -> list[Item]:
 def _variables(run: Shown) -> list[Item]:
     """Build items 8 to 11 of the guideline: outcome, predictors, sample size and missing data.
 
-    The run answers these, and a person must add reasons and methods. The items on the assessors are
-    left to a person.
+    The items on the assessors are left to a person.
     """
     outcome, predictors = describe_columns(run)
     return [
@@ -143,11 +141,7 @@ def _variables(run: Shown) -> list[Item]:
 
 
 def _analysis(run: Shown) -> list[Item]:
-    """Build items 12 and 13 of the guideline: the model, its measures, and class imbalance.
-
-    The run answers items 12a to 12g: its method and settings, the results by site, the measures of
-    its task, and how predictions are computed.
-    """
+    """Build items 12 and 13 of the guideline: the model, its measures, and class imbalance."""
     summary = run.summary
     return [
         Item(
@@ -303,12 +297,11 @@ def _discussion() -> list[Item]:
 def describe_columns(run: Shown) -> tuple[str, str]:
     """Describe a run's outcome and its predictors in two texts.
 
-    The first text says what the model predicts, such as the names of the classes. The second text
-    describes the inputs: "images", or a table's columns.
+    The first text says what the model predicts, such as the names of the classes. For a table whose
+    schema is on this machine, it begins with the columns of the label.
 
-    For a table, this needs the schema. If it is on this machine, the first text begins with the
-    columns of the label. The second one then has the titles of all columns that are not ignored. If
-    the schema is not here, the second text says so.
+    The second text is "images" or, for a table, the titles of all columns that are not ignored. If
+    the schema is not here, it says so.
     """
     outcome = task_named(run.task).describe(run.class_names())
     if run.task == CLASSIFICATION:
