@@ -33,13 +33,14 @@ if TYPE_CHECKING:
 
 
 def attention_sheet(lab: Lab, split: str, images: int) -> Figure | None:
-    """Draw the images that a site's ViT is most certain about, by true class, with its attention.
+    """Draw a site's images with the most certain predictions of a ViT, and the ViT's attention.
 
-    An evidential network is certain if its vacuity is low, and any other network if its largest
-    probability is high. A certain prediction may be wrong.
+    The images are grouped by true class. An evidential network is certain if its vacuity (lack of
+    evidence) is low, and any other network if its largest probability is high. A certain prediction
+    may be wrong.
 
     Args:
-        lab: the site, opened after the run.
+        lab: the site's data and its model after the run.
         split: 'train', 'val' or 'test'.
         images: the largest number of images for each class.
 
@@ -68,7 +69,7 @@ def draw_sheet(
 ) -> Figure:
     """Draw two rows of panels for each class: the images, and below them the images with maps.
 
-    A caption above each image has the true class, the predicted class and the uncertainty. It is
+    The caption above an image gives the true class, the predicted class and the uncertainty. It is
     red if the prediction is wrong. A class without images is captioned 'no image'.
 
     Args:
@@ -76,7 +77,7 @@ def draw_sheet(
             ``columns`` of each class are drawn.
         classes: the names of the classes.
         title: the title of the picture.
-        columns: the number of columns.
+        columns: the number of columns. Panels without an image stay empty.
     """
     width = max(0.8 + 1.7 * columns, 0.085 * len(title))  # wide enough for the title
     figure = new_figure(width, 0.9 + 3.5 * len(classes))
@@ -149,9 +150,9 @@ def most_certain_explanations(
 ) -> list[list[ImageExplanation]]:
     """Explain, for each true class, the ``count`` images with the most certain predictions.
 
-    An evidential network is certain if its vacuity is low, and any other network if its largest
-    probability is high. A certain prediction may be wrong. The title of an explanation is the name
-    of the image's true class.
+    The explanations are by attention rollout. An evidential network is certain if its vacuity (lack
+    of evidence) is low, and any other network if its largest probability is high. A certain
+    prediction may be wrong. The title of an explanation is the name of the image's true class.
 
     Returns:
         A list for each class, in the order of ``classes``, with the most certain image first. The

@@ -104,12 +104,12 @@ def embed_run(
 ) -> Panel:
     """Embed the samples of a run's sites, and map the embeddings to points on the plane.
 
-    The samples of each site are embedded by that site's model. The separability is measured on the
-    embeddings, not on the points.
+    Each site's samples are embedded by that site's model. The panel also has the result of
+    ``measure_separability``, which is measured on the embeddings and not on the points.
 
     Args:
         run: the finished run.
-        selection: the samples and the layer.
+        selection: the sites, the samples of each site, the layer and the seed.
         data_dir: the data directory; None for the run's.
         state_dir: the folder of the private state of the only selected site; None for the one in
             the run directory.
@@ -137,9 +137,16 @@ def _open_sites(
     data_dir: Path | None,
     state_dir: Path | None,
 ) -> Iterator[tuple[Lab, SiteNetwork]]:
-    """Yield each site's lab and network, in the order of ``names``.
+    """Yield each site's data (as a ``Lab``) and network, in the order of ``names``.
 
     A site is opened only when its pair is requested, so only one site is in memory at a time.
+
+    Args:
+        run: the finished run.
+        names: the names of the sites.
+        selection: its split is the one whose samples will be read.
+        data_dir: the data directory; None for the run's.
+        state_dir: the folder of a site's private state; None for the one in the run directory.
     """
     for name in names:
         lab = run.lab(name, data_dir, state_dir, split=selection.split)
@@ -153,11 +160,11 @@ def gather(
 ) -> Cloud:
     """Embed samples of each site by that site's network, and join the results of all sites.
 
-    All networks also embed one common sample, the first one found. If the results differ, the sites
-    have different models, and ``own_models`` is True.
+    To find out whether the sites share one model, all networks also embed one common sample. It is
+    the first sample of the first site that has any. If the results differ, ``own_models`` is True.
 
     Args:
-        sites: the lab and network of each site, which are opened one after another.
+        sites: the data and the network of each site, which are opened one after another.
         selection: the samples and the layer.
         tell: is called with a line of text for each site without samples in the split; the site is
             then left out.
@@ -206,11 +213,11 @@ def gather(
 
 
 def _choose_rows(count: int, limit: int | None, seed: int, site: str) -> Tensor:
-    """Choose the rows of a site whose samples are embedded, int64 in ascending order.
+    """Choose which of a site's ``count`` samples are embedded: int64 row numbers, ascending.
 
-    If ``limit`` is None or at least ``count``, all ``count`` rows are chosen. Otherwise ``limit``
-    of them are chosen at random. The choice depends only on these arguments, so every run shows the
-    same samples.
+    If ``limit`` is None or at least ``count``, all rows are chosen. Otherwise ``limit`` rows are
+    chosen at random. The choice depends only on these arguments, so every run shows the same
+    samples.
     """
     if limit is None or limit >= count:
         return torch.arange(count)
@@ -246,9 +253,9 @@ def project_to_plane(values: Array, seed: int) -> Array:
 def measure_separability(cloud: Cloud, seed: int) -> dict[str, float | None]:
     """Measure how well embeddings predict a sample's site and class, by 5-fold cross-validation.
 
-    The predictor is a logistic regression on standardised embeddings. The site is predicted only
-    for samples of sites with at least five samples, and the class only for samples of classes with
-    at least five samples.
+    The predictor is a logistic regression on standardised embeddings. Sites with fewer than five
+    samples are left out when the site is predicted. Classes with fewer than five samples are left
+    out when the class is predicted.
 
     Returns:
         ``site accuracy``: the accuracy of predicting the site, 0 to 1. ``largest site``: the share
@@ -312,9 +319,9 @@ def _cross_validate(values: Array, targets: Array, scoring: str, seed: int) -> f
 def document(panel: Panel, selection: Selection) -> dict[str, Any]:
     """Build the content of embeddings.json, without the embeddings themselves.
 
-    It has the split, the layer and the seed, whether sites have their own models, the number of
-    dimensions, the result of ``measure_separability``, and the names of the classes. It also has
-    each sample's site, row, label and point in the plane, rounded to 4 decimals.
+    It has the split, the layer, the seed, the number of dimensions, the names of the classes, and
+    whether sites have their own models. It also has the result of ``measure_separability``. For
+    each sample, it has the site, row, label and point in the plane, rounded to 4 decimals.
     """
     cloud = panel.cloud
     points = []
@@ -371,11 +378,12 @@ def draw_panels(panels: Sequence[Panel], title: str) -> Figure:
 
 
 def _draw_panel(axes: Axes, panel: Panel, shades: Sequence[Any]) -> None:
-    """Draw the samples of one run as points into its panel, with its numbers below.
+    """Draw the samples of one run as points into its panel.
 
-    The colour of a point shows the site, and its marker the class. The points are drawn in a random
-    order with a fixed seed, because the last site would otherwise hide the others. ``shades`` has
-    the colour of each site, in the run's order.
+    Below the panel stands the text of ``Panel.lines``: how well the embeddings predict the site and
+    the class. The colour of a point shows the site, and its marker the class. The points are drawn
+    in a random order with a fixed seed, because the last site would otherwise hide the others.
+    ``shades`` has the colour of each site, in the order of the panel's sites.
     """
     cloud = panel.cloud
     # The points are drawn in random order, because the last site would hide the others

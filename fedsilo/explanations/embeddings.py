@@ -20,7 +20,7 @@ def embed(network: SiteNetwork, inputs: Tensor, compute: Compute, layer: str = E
 
     Args:
         network: on the compute device; it is put in eval mode.
-        inputs: (n, ...), as a silo stores them.
+        inputs: (n, ...), as a silo (a site's local data) stores them.
         compute: the device; the precision is always fp32.
         layer: ``embedding`` for the mean over the encoder's tokens, ``penultimate`` for the input
             of the last linear layer.
@@ -69,9 +69,9 @@ def _linear_layers(module: nn.Module) -> list[nn.Linear]:
 
 
 def single_classifier(network: SiteNetwork) -> TokenClassifier:
-    """Return the only ``TokenClassifier`` (an encoder with a head) in a method's network.
+    """Return the only ``TokenClassifier`` (an encoder with a head) in a network.
 
-    It is the network itself, or a part of it.
+    The classifier is the network itself or one of its modules.
 
     Raises:
         SettingError: the network does not have exactly one such classifier.

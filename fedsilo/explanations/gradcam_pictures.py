@@ -58,7 +58,7 @@ def choose_rows_by_scenario(
 ) -> list[tuple[int, str]]:
     """Choose images by which of several runs predict them correctly.
 
-    The four scenarios of Fed-Align-CL (section V-d and figure 5) are, in this order: "all are
+    There are four scenarios, which the Fed-Align-CL paper uses (section V-d and figure 5): "all are
     right"; "all are wrong"; "the first alone is right"; and "the second is right, the first is
     not". In the last scenario, the predictions of further runs do not matter. For each scenario and
     true class, the first ``each`` fitting images of the split are taken, so that nobody can pick
@@ -70,8 +70,8 @@ def choose_rows_by_scenario(
         each: the largest number of images per scenario and class.
 
     Returns:
-        The row and the scenario's name for each chosen image, in the order of the scenarios, then
-        by class, then by row. Images that do not fit any scenario are left out.
+        The row and the scenario's name for each chosen image, in the above order of the scenarios,
+        then by class, then by row. Images that do not fit any scenario are left out.
     """
     right = torch.stack([answer == truths for answer in answers])  # (runs, n)
     # The paper compares its own method, the first run, with others
@@ -120,8 +120,8 @@ def open_networks(
         The opened runs, in the order of ``runs``.
 
     Raises:
-        FedsiloError: the site is not in a run, a run's network is not convolutional, or a run's
-            images in the split or its classes differ from the first run's.
+        FedsiloError: the site is not in a run, or a run's network is not convolutional. Also raised
+            if a run's images in the split, or its classes, differ from those of the first run.
     """
     opened: list[OpenedRun] = []
     for run in runs:
@@ -135,12 +135,18 @@ def open_networks(
 
 
 def choose_by_scenario(runs: Sequence[OpenedRun], each: int, split: str) -> list[tuple[int, str]]:
-    """Predict a split by each run's network, and choose images by which runs predict them rightly.
+    """Predict a split by each run's network, and choose images by which runs are right.
 
-    The rules are those of ``choose_rows_by_scenario``. ``runs`` has at least two runs.
+    The rules are those of ``choose_rows_by_scenario``. All runs must have the same images. The
+    predictions are made in fp32, as in the explanations.
+
+    Args:
+        runs: the opened runs, at least two.
+        each: the largest number of images per scenario and true class.
+        split: 'train', 'val' or 'test'.
 
     Returns:
-        Row and scenario of each image, at most ``each`` per scenario and true class.
+        The row and the scenario's name for each chosen image.
 
     Raises:
         SettingError: none of the images fits a scenario.
@@ -164,8 +170,9 @@ def gradcam_sheet(
     """Compute the Grad-CAM of some images of a split by the network of each run.
 
     Args:
-        runs: the opened runs, a column for each.
-        chosen: row and scenario of each image; the scenario is "" for rows that the user named.
+        runs: the opened runs; the sheet has a column for each.
+        chosen: the row and the scenario of each image; the scenario is "" for rows that the user
+            named.
         split: 'train', 'val' or 'test'.
         label: the name of the class whose map is drawn; None for each network's own prediction.
 
@@ -275,8 +282,13 @@ def _caption(axes: Axes, text: str, colour: str = BLACK) -> None:
 def _refuse_other_images(first: Silo, silo: Silo, split: str) -> None:
     """Check that a run has the same images in ``split``, and the same classes, as the first run.
 
+    Args:
+        first: the site's data in the first run.
+        silo: the same site's data in another run.
+        split: 'train', 'val' or 'test'.
+
     Raises:
-        SettingError: the fingerprints of the split or the class names differ.
+        SettingError: the fingerprints (SHA-256) of the split or the class names differ.
     """
     # A fingerprint is a SHA-256 of the split, so it tells images apart that have the same names
     same = first.fingerprints[split] == silo.fingerprints[split]

@@ -37,10 +37,10 @@ class SaliencyMap:
     label: int | None = None  # the class that the map explains; None if it belongs to no class
 
     def shares(self, size: tuple[int, int]) -> Tensor:
-        """Resize the map bilinearly to ``size``, (height, width), and scale it to [0, 1].
+        """Resize the map bilinearly to ``size``, (height, width), then scale it to [0, 1].
 
-        Values up to the floor become 0, and the maximum becomes 1. If no value is above the floor,
-        all become 0.
+        The floor becomes 0, and so do all lower values. The maximum becomes 1. If no value is above
+        the floor, all become 0.
         """
         large = torch.nn.functional.interpolate(
             self.values[None, None].float(), size=size, mode="bilinear", align_corners=False
@@ -70,8 +70,8 @@ class ImageExplanation:
     def uncertainty(self) -> tuple[str, float]:
         """Return the name of the prediction's uncertainty and its value from 0 to 1.
 
-        For an evidential network this is the 'vacuity', for any other network the 'doubt': 1 minus
-        the largest probability.
+        For an evidential network, this is the 'vacuity' (lack of evidence). For any other network,
+        it is the 'doubt': 1 minus the largest probability.
         """
         if self.vacuity is None:
             return "doubt", 1 - max(self.probabilities)
@@ -81,7 +81,8 @@ class ImageExplanation:
         """Return the explanation as a dictionary for JSON, without the image.
 
         It has the title, the values of the map under the map's name, the classes, their
-        probabilities and beliefs, and the vacuity. If the map belongs to a class, ``label`` is the
+        probabilities and beliefs, and the vacuity. For a network that is not evidential, the
+        beliefs are empty and the vacuity is None. If the map belongs to a class, ``label`` is the
         number of the class; otherwise this key is missing.
         """
         document: dict[str, Any] = {
@@ -124,9 +125,9 @@ class ImageExplanation:
     def figure(self) -> Figure:
         """Draw two panels: the image, and the image with its map over it.
 
-        Above them are the title, the probability of each class and, for an evidential network, the
-        belief in each class and the vacuity. The last of ``lines``, about the most important place,
-        is left out, because the map shows it.
+        The text above them has the title, the probability of each class and, for an evidential
+        network, the belief in each class and the vacuity. It does not name the most important
+        place, because the map shows it.
         """
         from matplotlib.figure import Figure
 
@@ -156,14 +157,15 @@ def explain_logits(
     logits: Tensor,
     prior: Tensor | None,
 ) -> ImageExplanation:
-    """Build the explanation of an image from its map and the network's outputs.
+    """Build the explanation of an image from its saliency map and the network's outputs.
 
-    The probabilities are the softmax of ``logits``, also for an evidential network. The beliefs and
-    the vacuity are computed only with a ``prior``. Otherwise they are an empty list and None.
+    The probabilities are the softmax of ``logits``, also for an evidential network. The beliefs
+    (evidence for each class) and the vacuity (lack of evidence) need a ``prior``. Without it, they
+    are an empty list and None.
 
     Args:
         title: a name for the image.
-        image: (channels, height, width), as the silo stores it.
+        image: (channels, height, width), as the site stores it.
         saliency: the map of the image.
         classes: the names of the classes.
         logits: (1, classes), on the CPU. For an evidential network they are the logarithms of the
@@ -197,9 +199,15 @@ def draw_image(axes: Axes, image: Tensor) -> None:
 
 
 def draw_map(axes: Axes, image: Tensor, saliency: SaliencyMap) -> None:
-    """Draw an image (channels, height, width) as a silo stores it, with a map over it.
+    """Draw an image with a saliency map over it.
 
-    The map is resized to the image. The more important a place is, the more opaque is its colour.
+    The map is resized to the image. The more important a place is, the more opaque its colour is.
+    Unimportant places show only the image.
+
+    Args:
+        axes: the panel.
+        image: (channels, height, width), as the site stores it.
+        saliency: the map.
     """
     reduced = _reduce(image)
     share = saliency.shares((reduced.shape[1], reduced.shape[2])).numpy()

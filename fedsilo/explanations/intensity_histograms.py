@@ -90,10 +90,10 @@ def open_silos(
 
 
 def site_histograms(dataset: str, silos: Mapping[str, Silo], split: str) -> SiteHistograms:
-    """Compute the histograms of the pixels of all silos that have images in the split.
+    """Compute the histograms of the pixels of all sites that have images in the split.
 
-    Silos without images in the split are left out. The result also has the title of the picture,
-    and the label of each site for the legend.
+    A silo is a site's local data. Silos without images in the split are left out. The result also
+    has the title of the picture, and the label of each site for the legend.
 
     Args:
         dataset: the name of the data set, for the title.
@@ -116,13 +116,15 @@ def measure_pixels(splits: Mapping[str, Split]) -> tuple[Histograms, Histograms]
     """Compute the histograms of the stored pixels, and of the same pixels as a network's inputs.
 
     Stored pixels are scaled to [0, 1]: an 8-bit pixel v becomes v / 255, an int16 pixel becomes (v
-    + 32768) / 65535. Floats are not scaled. Background pixels are left out. ``splits`` maps each
-    site to its images.
+    + 32768) / 65535. Floats are not scaled. Background pixels are left out.
 
-    The width of the bins is a multiple of the distance between grey levels. If all sites store
-    integers, the distance of stored pixels is 1 / 255, or 1 / 65535 if any site stores int16. If
-    all sites store 8-bit pixels, the distance of a network's inputs is 2 / 255. In all other cases,
-    pixels count as continuous.
+    Each bin covers the same number of grey levels. If all sites store integers, the stored levels
+    are 1 / 255 apart, or 1 / 65535 if any site stores int16. If all sites store 8-bit pixels, the
+    levels of the network's inputs are 2 / 255 apart. In all other cases, pixels count as
+    continuous.
+
+    Args:
+        splits: site -> its images.
 
     Returns:
         The histograms of the stored pixels, then those of the network's inputs.
@@ -152,10 +154,17 @@ def _measure(splits: Mapping[str, Split], form: Form, step: float) -> Histograms
 
 
 def _foreground(split: Split, form: Form) -> Iterator[Tensor]:
-    """Yield the pixels of a split without its background, a batch of images at a time.
+    """Yield the pixels of a split without the background, for one batch of images at a time.
 
-    Each item is float32 (n,), the pixels of a batch in the given form. Background is every pixel
-    that equals the smallest value of its image. Batches with only background are skipped.
+    Background is every pixel that equals the smallest value of its image. A batch that has only
+    background yields nothing.
+
+    Args:
+        split: the images.
+        form: "stored" for stored pixels (integers scaled to [0, 1]); "seen" for network inputs.
+
+    Yields:
+        float32 (n,), the pixels of a batch.
     """
     for batch in in_batches(split.inputs):
         # The darkest value of an image is its background: the black around a breast or a lesion
@@ -272,8 +281,8 @@ def _limit_axis(axes: Axes, drawn: Tensor) -> str:
     """Limit the vertical axis if a few high peaks would flatten the rest, and return a note.
 
     If the highest of the densities ``drawn`` exceeds 2.5 times their 97 % quantile, the axis ends
-    at 1.5 times that quantile. This happens on film that is almost black. The note, for the title,
-    says how high the peaks are. If nothing is cut off, or if the quantile is 0, the note is empty.
+    at 1.5 times that quantile. The note, for the title, says how high the peaks are. If nothing is
+    cut off, or if the quantile is 0, the note is empty.
     """
     axes.set_ylim(bottom=0)
     usual, most = drawn.quantile(0.97).item(), drawn.max().item()
@@ -286,7 +295,8 @@ def _limit_axis(axes: Axes, drawn: Tensor) -> str:
 def _label(silo: Silo, split: str) -> str:
     """Format a site's entry in the legend: its name and its number of images in the split.
 
-    If the name of the silo's distribution differs from the site's name, it is added.
+    The name of the distribution (the origin of the site's data) is added if it differs from the
+    site's name.
     """
     count = f"{len(silo.splits()[split])} images"
     if silo.distribution == silo.name:

@@ -44,18 +44,18 @@ class _Case:
 
 
 def overlay_sheet(lab: Lab, split: str) -> Figure | None:
-    """Draw the images with the best, the median and the worst Dice score of a split at a site.
+    """Draw a site's images with the best, the median and the worst Dice score in a split.
 
     Each row has the image and the image with the outlines of its true mask (solid) and of its
-    predicted mask (dashed), in one colour per class. The score of an image is the mean Dice over
-    the classes that either mask has.
+    predicted mask (dashed). The score of an image is the mean Dice over the classes that either
+    mask has.
 
     Args:
-        lab: the site, opened after the run.
+        lab: the site's data and its model after the run.
         split: 'train', 'val' or 'test'.
 
     Returns:
-        The picture; None if all true and all predicted masks of the split are empty.
+        The picture; None if the split has no images, or if all true and predicted masks are empty.
 
     Raises:
         SettingError: the run's task is not segmentation.
@@ -165,9 +165,9 @@ def _draw_outline(axes: Axes, mask: npt.NDArray[np.bool_], colour: str, style: L
 def _colour(number: int, style: Line) -> str:
     """Return the colour of the outline of class ``number``, counted from 1, in a line style.
 
-    The first class has one colour for true and another for predicted masks, because it is often the
-    only one. Any other class has the same colour in both styles. If there are many classes, colours
-    repeat.
+    The first class has one colour for true masks (solid) and another for predicted masks (dashed),
+    because it is often the only class. Any other class has the same colour in both styles. If there
+    are many classes, colours repeat.
     """
     if number == 1:
         return SKY if style == _TRUTH else VERMILLION
@@ -180,7 +180,7 @@ def _add_legend(figure: Figure, classes: Sequence[str], ends: Mapping[Line, str]
     Args:
         figure: the figure.
         classes: the names of the classes without the background.
-        ends: line style -> the end of its entries, such as ", true".
+        ends: line style -> the text after the class's name, such as ", true".
     """
     from matplotlib.lines import Line2D
 

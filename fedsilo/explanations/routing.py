@@ -44,8 +44,9 @@ class PatientExplanation:
 
         The first line is the title. The second one says that the prediction is a weighted mean over
         the hospitals' models. Then each hospital has a line, in descending order of the weight of
-        its model. The line has the model's weight, its probability, and the three features that
-        contribute most to the distance between the patient and the hospital's patients.
+        its model. The line has this weight, the model's probability of the last class, and three
+        features. They are those that contribute most to the distance between the patient and the
+        hospital's patients.
         """
         width = max(map(len, self.experts))
         hospitals = format_count(len(self.experts), "hospital")
@@ -66,11 +67,11 @@ class PatientExplanation:
         return list(zip(self.contributions[expert], self.features, strict=True))
 
     def figure(self) -> Figure:
-        """Draw the routing of a patient in three panels.
+        """Draw the routing of a patient (the weights of the sites' models) in three panels.
 
-        The left one has each expert's weight and its probability of the last class. The middle one
-        shows what each distance, and the bias, adds to the router's score of each expert. The right
-        one shows what each feature adds to each distance, for at most 30 features.
+        The left panel has each expert's weight and its probability of the last class. The middle
+        one shows how much each distance, and the bias, adds to the router's score of each expert.
+        The right one shows how much each feature adds to each distance, for at most 30 features.
         """
         from matplotlib.figure import Figure
 
@@ -134,7 +135,7 @@ def explain_routing(
 ) -> PatientExplanation:
     """Explain for one sample how PICSR weights its experts, and what each expert predicts.
 
-    PICSR is a mixture of the sites' networks (experts). A router weighs them by the sample's
+    PICSR is a mixture of the sites' networks (experts). A router weights them by the sample's
     distance to each site's prototype, which is the site's mean training sample. The explanation
     also has these distances, the terms of the router's scores, and each feature's contribution to
     the distances.
@@ -144,7 +145,7 @@ def explain_routing(
         sample: (*input_shape), as the network takes it, on the network's device.
         title: a name for the patient; the mixture's probability of the last class is appended.
         features: the names of the features; if empty, features are numbered from 0.
-        outcome: the name of the last class, whose probability is shown.
+        outcome: the name of the last class, for the title.
     """
     network.eval()
     with torch.no_grad():

@@ -64,13 +64,13 @@ def explain_by_grad_cam(
         split: the samples, whose labels are not read.
         compute: the device.
         row: the number of the image in ``split``, counted from 0.
-        title: names the image.
+        title: a name for the image.
         classes: the names of the classes.
         label: the class whose map is drawn; None for the predicted class.
 
     Raises:
-        SettingError: the network lacks convolutional maps, mixes several networks, or its last
-            maps have a single cell.
+        SettingError: the network lacks convolutional maps, mixes several networks, or its last maps
+            have a single cell.
     """
     last_maps(network)  # refuses unsuitable networks before anything is computed
     exact = compute.exact()
@@ -84,10 +84,10 @@ def explain_by_grad_cam(
 
 
 def grad_cam(network: SiteNetwork, inputs: Tensor, label: int) -> Tensor:
-    """Compute the Grad-CAM maps (batch, rows, columns) of class ``label``, at least 0, on the CPU.
+    """Compute the Grad-CAM of a class for a batch of images: (batch, rows, columns), on the CPU.
 
-    Rows and columns are those of the last convolutional maps. If the network takes several views of
-    an image, the maps of the views are averaged.
+    The values are at least 0. Rows and columns are those of the last convolutional maps. If the
+    network takes several views of an image, the maps of the views are averaged.
 
     Args:
         network: it is put in eval mode.
@@ -95,8 +95,8 @@ def grad_cam(network: SiteNetwork, inputs: Tensor, label: int) -> Tensor:
         label: the number of the class.
 
     Raises:
-        SettingError: the network lacks convolutional maps, mixes several networks, or its last
-            maps have a single cell.
+        SettingError: the network lacks convolutional maps, mixes several networks, or its last maps
+            have a single cell.
     """
     from captum.attr import LayerGradCam
 
@@ -131,7 +131,9 @@ def has_maps(network: SiteNetwork) -> bool:
 
 
 def last_maps(network: SiteNetwork) -> nn.Module:
-    """Return the layer that outputs a convolutional network's last maps, before any pooling.
+    """Return the layer that outputs a convolutional network's last maps, before their pooling.
+
+    Grad-CAM explains a prediction by these maps.
 
     Raises:
         SettingError: the encoder is not one of fedsilo's convolutional encoders, or the network
@@ -161,14 +163,14 @@ def explain_by_occlusion(
 ) -> ImageExplanation:
     """Explain any network's prediction for one image by occlusion, in fp32.
 
-    The map is of the predicted class. The explanation has neither beliefs nor vacuity, even for an
-    evidential network.
+    The map shows how much the probability of the predicted class drops when a part of the image is
+    hidden. The explanation has neither beliefs nor vacuity, even for an evidential network.
 
     Args:
         network: on the compute device; it is put in eval mode.
         split: the samples, whose labels are not read.
         row: the number of the image in ``split``, counted from 0.
-        title: names the image.
+        title: a name for the image.
         classes: the names of the classes.
         compute: the device.
     """

@@ -21,12 +21,12 @@ if TYPE_CHECKING:
 
 
 def explain_sample(lab: Lab, split: str, row: int) -> Explanation:
-    """Explain the model's prediction for one sample of the lab's silo by ``explain_case``.
+    """Explain the model's prediction for one sample of a site by ``explain_case``.
 
-    The title of the explanation names the site, the row and the true class.
+    The title of the explanation names the site, the split, the row and the true class.
 
     Args:
-        lab: the site, opened after the run.
+        lab: the site's data and its model after the run.
         split: 'train', 'val' or 'test'.
         row: the number of the sample in the split, counted from 0.
 
@@ -52,11 +52,11 @@ def explain_case(lab: Lab, network: SiteNetwork, cases: Split, row: int, title: 
     5. An image and any other network: occlusion.
 
     Args:
-        lab: the site, opened after the run.
+        lab: the site, which gives the names of classes and columns, and the device.
         network: the network that predicts.
-        cases: samples in the form that a silo stores; their labels are not read.
+        cases: the samples, in the form in which a site stores them; their labels are not read.
         row: the number of the case in ``cases``, counted from 0.
-        title: names the case.
+        title: a name for the case.
 
     Raises:
         SettingError: the network's last maps are too small to explain an image.
@@ -86,10 +86,15 @@ def explain_case(lab: Lab, network: SiteNetwork, cases: Split, row: int, title: 
 
 
 def refuse_row(silo: Silo, split: str, row: int) -> None:
-    """Refuse a row number, counted from 0, that a silo's split does not have.
+    """Check that a site has a row in a split.
+
+    Args:
+        silo: the site's local data.
+        split: 'train', 'val' or 'test'.
+        row: the number of the row, counted from 0.
 
     Raises:
-        DataError: the row is not in the split. The message says how many rows the split has.
+        DataError: the split does not have the row. The message says how many rows it has.
     """
     count = len(silo.splits()[split])
     if not 0 <= row < count:

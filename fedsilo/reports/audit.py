@@ -104,10 +104,10 @@ class Audit:
         In the chain, each line has a check value over itself and the line before.
 
         Yields:
-            A sentence for each break. Then a sentence each, where it applies, on lines that a power
-            cut tore, on lines without a check value, on a missing beginning of the log, and on a
-            missing ``.head`` file. Last, if there is a chain without a break, a sentence with the
-            check value of the last line. The reader keeps it elsewhere for a later comparison.
+            A sentence for each break of the chain. Then up to four sentences, each only where it
+            applies: lines that a power cut tore, lines without a check value, a missing beginning
+            of the log, and a missing ``.head`` file. Last, if a chain exists and is whole, a
+            sentence with the check value of the last line, for a later comparison.
         """
         for text in self.breaks:
             yield f"CHAIN BROKEN: {text}"
@@ -178,7 +178,7 @@ def _safe_cell(value: object) -> str:
 
 
 def _time_of(line: Mapping[str, Any]) -> datetime:
-    """Parse the time at which a line of the audit log was written, with its time zone.
+    """Parse the time of a line of the audit log, from its key ``time``, with its time zone.
 
     Raises:
         DataError: the time is not in ISO 8601 format, or has no time zone.
@@ -196,7 +196,7 @@ def _time_of(line: Mapping[str, Any]) -> datetime:
 
 
 def parse_moment(text: str, option: str, end_of_day: bool) -> datetime:
-    """Parse a date or a time that an option gives, such as 2026-03-03 or 2026-03-03T14:00.
+    """Parse a command-line option's date or time, such as 2026-03-03 or 2026-03-03T14:00.
 
     A date, or a time without a time zone, is in UTC.
 
@@ -227,7 +227,8 @@ def parse_moment(text: str, option: str, end_of_day: bool) -> datetime:
 def audit_logs(paths: Sequence[Path], choice: Choice) -> Audit:
     """Read consecutive audit logs of a hospital, check their chain, and choose lines.
 
-    A broken chain is no error: the result describes each break in ``breaks``.
+    In the chain, each line has a check value over itself and the line before. A broken chain is no
+    error: the result describes each break in ``breaks``.
 
     Args:
         paths: the log files, oldest first. The last one is still in use.

@@ -46,12 +46,12 @@ class Examination:
 def clinic_data(run: Shown, examinations: Sequence[Examination] = ()) -> dict[str, Any]:
     """Build the template variables of a run's section in ``clinic.html``, the page for the clinic.
 
-    For classes, they are the run's sites, its result and limit, and tables and pictures of the
-    accuracy by site, by class and by certainty. A run of another task gets the sections of its task
-    (``task_parts``) in place of these tables and pictures.
+    All runs have variables on the sites, and on the result and its limit. A classification run also
+    has tables and pictures of the accuracy by site, by class and by certainty. A run of another
+    task has the sections that its task writes (``task_parts``) instead.
 
     Args:
-        run: the run, without what its pages must not show.
+        run: the view of the run without hidden metrics and counts.
         examinations: further sections, which were built from the sites' data.
     """
     metrics = final_metrics(run)
@@ -86,15 +86,14 @@ def clinic_data(run: Shown, examinations: Sequence[Examination] = ()) -> dict[st
 def _head(run: Shown) -> dict[str, Any]:
     """Build the template variables for the head of the clinic's page: facts, result and limit.
 
-    They are those of ``head_of``. One more fact, "without a result", may follow. It has up to two
-    parts:
+    They are those of ``head_of``. One more fact, named "without a result", has up to two parts:
 
     - At trust level ``server``, the number of samples that each site left out because a value was
       missing, impossible or unreadable. A small number is hidden.
     - The names of the sites with hidden results, if any. A result is hidden if it covers too few
       samples, or would reveal a result that does.
 
-    Without any part, the fact is not added.
+    The fact is added only if it has a part.
     """
     head = head_of(run)
     missing = []
@@ -183,9 +182,9 @@ Outcomes = Mapping[str, Sequence["ClassOutcome"]]  # site -> its classes
 def _by_class(run: Shown, outcomes: Outcomes) -> dict[str, Any]:
     """Build the template variables on how well each class is recognised.
 
-    ``classes`` has a table for each site, with a row per class. ``class_pictures`` has the pictures
-    of ``_class_pictures``. If no site reports counts of right or false predictions by class,
-    ``classes`` is empty and ``class_pictures`` is absent.
+    ``classes`` has a table for each site, with a row per class. ``class_columns`` has the headings
+    ``COLUMNS``, and ``class_pictures`` the pictures of ``_class_pictures``. If no site reports
+    counts of right or false predictions by class, ``classes`` is empty and the others are absent.
     """
     tables = []
     is_reported = False
@@ -273,10 +272,12 @@ def _certainty(run: Shown, metrics: SiteMetrics) -> dict[str, Any]:
     """Build the template variables on how far the model's certainty can be trusted.
 
     Test samples are grouped into bins by the model's confidence, by its uncertainty and, for
-    evidential networks, by its vacuity (lack of evidence). Bins are summed over all sites, and
-    merged with their neighbours until each has at least as many samples as the run's floor. There
-    is a table of bins for confidence and for uncertainty, a table of the sites' calibration errors,
-    and a diagram for each kind of bins. If no site reports bins of confidence, no diagram is drawn.
+    evidential networks, by its vacuity (lack of evidence). Bins are summed over all sites. Then
+    neighbours are merged until each bin has at least as many samples as the run's floor.
+
+    ``confidence`` and ``uncertainty`` are tables of bins. ``calibration`` has the sites'
+    calibration errors. ``diagrams`` has a diagram for each kind of bins, but none if no site
+    reports bins of confidence.
     """
     # Bins with fewer samples than the floor are joined with their neighbours
     sites = metrics.values()
@@ -311,7 +312,7 @@ def _diagram(name: str, filled: Sequence[Bin], label: str, *, diagonal: bool = F
     Args:
         name: the picture's name, unique on its page.
         filled: the bins that have samples.
-        label: what certainty means here, for the horizontal axis.
+        label: the measure of certainty, such as "uncertainty", for the horizontal axis.
         diagonal: whether to draw the line of perfect calibration.
     """
     descriptions = []
@@ -367,7 +368,7 @@ class ClassOutcome:
         return of_share(self.others - self.false, self.others)
 
     def positive_predictive_value(self) -> Estimate | None:
-        """Return the share of samples predicted as the class that are of the class.
+        """Return the share of the samples predicted as the class that belong to it.
 
         The result is None if a count is not reported, or if nothing is predicted as the class.
         """
@@ -376,7 +377,7 @@ class ClassOutcome:
         return of_share(self.right, self.right + self.false)
 
     def negative_predictive_value(self) -> Estimate | None:
-        """Return the share of samples predicted as other classes that are of other classes.
+        """Return the share of samples predicted as other classes that do not belong to the class.
 
         The result is None if a count is not reported, or if everything is predicted as the class.
         """
@@ -395,10 +396,10 @@ class ClassOutcome:
         return Estimate(self.auc, of_auc(self.auc, self.samples, self.others))
 
     def cells(self) -> list[str]:
-        """Format the class's row of the table: its number of samples, then the estimates.
+        """Format the class's cells in the table: its number of samples, then five estimates.
 
-        The estimates are those in ``COLUMNS``. Each has its 95 % interval. A missing estimate is
-        "n/a".
+        The estimates are the sensitivity, the specificity, both predictive values and the AUC. Each
+        has its 95 % interval. A missing estimate is "n/a".
         """
         return [
             f"{self.samples:,}",
@@ -431,10 +432,11 @@ def class_outcomes(
 ) -> list[ClassOutcome]:
     """Collect for each class of a site how many test samples it has and how well it is recognised.
 
-    A class without samples, or with a hidden number of samples, is left out. If the metrics lack
-    the number of right predictions, of false ones, or the AUC, that value is None. If the numbers
-    of names and counts differ, the result is empty. This is so for tasks that count other groups
-    than classes, such as censored patients.
+    A class without samples, or with a hidden number of samples, is left out. The number of right
+    predictions, the number of false ones and the AUC are None if the metrics lack them.
+
+    If the numbers of names and counts differ, the result is empty. They differ for tasks that count
+    other groups than classes, such as censored patients.
 
     Args:
         metrics: the site's metrics from ``final_metrics``.

@@ -32,16 +32,21 @@ _NO_LIMITS = ("site", "audit_log")
 def dpo_data(run: Shown, log: AuditLog | None) -> dict[str, Any]:
     """Build the template variables of ``dpo.html``, the page for a data protection officer.
 
-    ``log`` is a hospital's own audit log, or None.
+    Args:
+        run: the run.
+        log: a hospital's own audit log, or None.
 
     Returns:
-        The variables of ``taking_part``, ``_bytes`` and ``_measurements``, and these: ``head`` has
-        the run's facts, result and limit. ``trust`` is the level of trust, and ``bounded`` is True
-        if epsilon bounds all that sites send. ``flow`` is the picture of the data flow, and
-        ``leaves`` describes it in sentences. ``perturbation`` has sentences on noise that the
-        method adds without a guarantee. ``arrays`` describes the server's final model, and
-        ``guarantee`` the differential privacy. ``log`` summarises the lines of the audit log about
-        the run; None without a log. ``processing`` has the rows for the record of processing.
+        The variables of ``taking_part`` (sites), ``_bytes`` and ``_measurements``, and these:
+        ``head``: the run's facts, result and limit. ``trust``: the level of trust. ``bounded``:
+        whether epsilon bounds everything that sites send. ``flow``: the picture of the data flow.
+        ``leaves``: sentences about this flow. ``perturbation``: sentences on noise that the method
+        adds without a guarantee. ``arrays``: the server's final model. ``guarantee``: the
+        differential privacy. ``log``: a summary of the log's lines about the run; None without a
+        log. ``processing``: the rows for the record of processing.
+
+    Raises:
+        DataError: no line of the log is about the run.
     """
     privacy = run.summary["privacy"]
     log_data = None
@@ -95,11 +100,18 @@ def _head(run: Shown, privacy: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _limit(run: Shown, spent: str) -> str:
-    """Write the sentence on what epsilon does not bound, for the head of the page.
+    """Write the sentence on the limits of epsilon's protection, for the head of the page.
 
-    The first of these cases that applies decides the sentence: no differential privacy, simulated
-    sites, a trust level other than ``nobody``, and trust level ``nobody``. ``spent`` is the spent
-    epsilon as text. It is empty without differential privacy.
+    The first of these cases that applies decides the sentence:
+
+    1. No differential privacy: nothing bounds what the answers reveal.
+    2. Simulated sites: the noise protects nobody.
+    3. A trust level other than ``nobody``: nothing bounds measurements and label counts.
+    4. Trust level ``nobody``: epsilon bounds what is learnt about a patient, not about a hospital.
+
+    Args:
+        run: the run.
+        spent: the spent epsilon as text; empty without differential privacy.
     """
     if not spent:
         return "Nothing bounds what these answers reveal about one patient."
@@ -120,6 +132,8 @@ def _epsilon(privacy: Mapping[str, Any]) -> str:
 
 def _bound(run: Shown, most: str) -> str:
     """Format sent bytes as an upper bound, for a run in which a site has hidden counts.
+
+    A count of samples is hidden if it is too small. The exact number of bytes could reveal it.
 
     Args:
         run: the run.
@@ -158,9 +172,9 @@ def _sent_bytes(run: Shown) -> dict[str, dict[str, int]]:
 def _bytes(run: Shown) -> dict[str, Any]:
     """Build the template variables for the table of bytes: ``byte_columns`` and ``bytes``.
 
-    ``bytes`` has a row per site, with its number of messages, the bytes it sent in each phase ("-"
-    if none) and in all, and the bytes it received. If a site has hidden counts, the bytes it sent
-    would reveal these counts. They are therefore formatted by ``_bound``.
+    ``bytes`` has a row per site. Its cells are the site, its number of messages, the bytes it sent
+    in each phase ("-" if none) and in all, and the bytes it received. If a site has hidden counts,
+    the bytes it sent would reveal these counts. They are therefore formatted by ``_bound``.
     """
     received, messages = Counter[str](), Counter[str]()
     phases: dict[str, None] = {}
@@ -195,12 +209,13 @@ def _sent_cell(run: Shown, number: int, hidden: bool) -> str:
 def _measurements(run: Shown) -> dict[str, Any]:
     """Build the template variables for the table that counts the metrics each site sent.
 
-    There is a row for each kind of metric and a column for each site. A site with hidden counts
-    sends fewer metrics by class, so their true number would reveal the counts. Its cell is
-    therefore "up to" the largest number of any site. If the run has only that site, the rows of
-    metrics by class are left out.
+    The table is ``measurements``, with the headings ``measurement_columns``. It has a row for each
+    kind of metric and a column for each site. ``sent_at_end`` names the kinds that consist of
+    several metrics, such as one for each class.
 
-    ``sent_at_end`` names the kinds that consist of several metrics, such as one for each class.
+    A site with hidden counts sends fewer metrics by class, so the number of these metrics would
+    reveal the counts. For metrics by class, the site's cell is therefore "up to" the largest number
+    of any site. If the run has only that site, the rows of metrics by class are left out.
     """
     measured = Counter[tuple[str, str]]()
     sites, names, families = set(), set(), set()
@@ -236,9 +251,9 @@ def _measurements(run: Shown) -> dict[str, Any]:
 def _arrays(run: Shown) -> list[list[str]] | None:
     """Describe the arrays of the server's final model in a table, with a row for each kind.
 
-    The cells of a row are the kind (named as in the audit log), the number of arrays, the number of
-    values, and the bytes at four bytes per value. The result is None if the run directory has no
-    model of the server.
+    A kind is named as in the audit log. The cells of a row are the kind, the number of arrays, the
+    number of values, and the bytes at four bytes per value. The result is None if the run directory
+    has no model of the server.
     """
     path = run.path / "model.safetensors"
     if not path.is_file():
@@ -260,12 +275,13 @@ def _arrays(run: Shown) -> list[list[str]] | None:
 def _guarantee(guarantee: Any) -> Mapping[str, Any] | None:
     """Build the template variables for a run's guarantee of differential privacy.
 
-    ``guarantee`` is the entry in the run's summary.
+    Args:
+        guarantee: the entry in the run's summary.
 
     Returns:
-        ``facts``: pairs (name, text) with the epsilon of the site that spent most, the amounts
-        (``_AMOUNTS``), the mechanism and the accountant. ``sites``: rows with a site and its
-        epsilon. The result is None if the run gives no guarantee (``NO_PRIVACY``).
+        ``facts``: pairs (name, text) with the epsilon of the site that spent most, the delta, the
+        clipping norm, the amounts of noise, the mechanism and the accountant. ``sites``: rows with
+        a site and its epsilon. None instead if the run gives no guarantee (``NO_PRIVACY``).
     """
     if guarantee == NO_PRIVACY:
         return None
@@ -283,9 +299,10 @@ def _guarantee(guarantee: Any) -> Mapping[str, Any] | None:
 def site_file_data(file: SiteFile) -> dict[str, Any]:
     """Build the template variables of the section about a site file, a hospital's own rules.
 
-    ``site`` names the site. ``lists`` has a pair for each list of things that the hospital allows:
-    the key and the allowed things, or "nothing". ``limits`` has a row for each other rule: its key,
-    its value, its origin ("site file" or "default") and its meaning.
+    ``site`` names the site. ``lists`` has a pair for each list in the file: the key and the things
+    that the hospital allows or, under one key, refuses. An empty list is "nothing". ``limits`` has
+    a row for each other rule, without the path of the audit log: its key, its value, its origin
+    ("site file" or "default") and its meaning.
     """
     lists = []
     for name in _LISTS:
@@ -304,10 +321,12 @@ def site_file_data(file: SiteFile) -> dict[str, Any]:
 
 
 def _log(run: Shown, log: AuditLog) -> dict[str, Any]:
-    """Summarise a hospital's audit log: the messages of the run and what left with them.
+    """Summarise a hospital's audit log: the messages of the run and the data that left with them.
 
-    Counts, times, outcomes, bytes and records are those of the lines about the run. ``torn`` and
-    ``breaks`` are about the whole log.
+    Returns:
+        Template variables. ``count``, ``first`` and ``last`` (times), ``outcomes``, ``sent``,
+        ``received``, ``records`` and ``unanswered`` cover only the log's lines about the run.
+        ``torn`` (number of incomplete lines) and ``breaks`` (of the chain) cover the whole log.
 
     Raises:
         DataError: no line of the log is about the run.
@@ -340,8 +359,8 @@ def _record_rows(lines: Sequence[Mapping[str, Any]]) -> list[list[str]]:
     """Build a table of the records that left the hospital, according to its audit log.
 
     A record is a part of a message, such as metrics or arrays. There is a row for each combination
-    of site, kind of message and record, in sorted order. Its further cells are the number of
-    messages and the total number of entries.
+    of site, kind of message and record, in sorted order. Two more cells have the number of messages
+    and the total number of the record's entries.
     """
     messages, entries = Counter[tuple[str, str, str]](), Counter[tuple[str, str, str]]()
     for line in lines:
@@ -356,7 +375,10 @@ def _record_rows(lines: Sequence[Mapping[str, Any]]) -> list[list[str]]:
 
 
 def _unanswered_rows(lines: Sequence[Mapping[str, Any]]) -> list[list[str]]:
-    """Build a row per message that was not answered: time, site, round, outcome, reason."""
+    """Build a row for each message whose outcome in the audit log is not "answered".
+
+    The cells are the time, the site, the round, the outcome and the reason.
+    """
     rows = []
     for line in lines:
         if line["outcome"] != ANSWERED:

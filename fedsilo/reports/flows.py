@@ -38,12 +38,12 @@ def sentences(
 
     There are four lists: for the start of a run, for each reply, for the end, and for data that
     only the run's method sends. The first list depends on the level of trust. The second and the
-    third depend on the level of trust and the task.
+    third depend on the level of trust and the task. The fourth is taken from ``leaves``.
 
     Args:
         level: the level of trust.
-        leaves: the sentences of ``privacy.json`` on what leaves a site. Those that are not about
-            the method are skipped, because the first three lists have shorter texts for them.
+        leaves: the sentences in the run's ``privacy.json`` on the data that leave a site. Those
+            that are not about the method are skipped, because the first three lists cover them.
         task: the name of the run's task.
     """
     general = list(ALWAYS_LEAVES)
@@ -69,9 +69,9 @@ def sentences(
 
 
 def _of_task(templates: Sequence[str], task: str) -> list[str]:
-    """Fill a task's words, such as "classes", into templates of sentences.
+    """Fill the words for a task's data, such as "classes", into templates of sentences.
 
-    ``shortened`` then cuts each sentence into sentences of at most 25 words.
+    As a filled sentence may be long, ``shortened`` cuts it into sentences of at most 25 words.
     """
     # A task's words may be a long list, and the page promises sentences of at most 25 words
     words, filled = task_words(task_named(task)), list[str]()

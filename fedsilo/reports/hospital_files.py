@@ -49,8 +49,9 @@ class AuditLog:
 def read_audit_log(path: Path) -> AuditLog:
     """Read a hospital's audit log.
 
-    Lines that are not valid JSON, because they are cut short, are only counted. The chain of the
-    lines is not checked here.
+    Lines that are not valid JSON, because they are cut short, are only counted. The head, a file
+    beside the log, has the number and the check value of the last line. Whether it fits the log is
+    not checked here.
 
     Raises:
         DataError: the file or its head cannot be read, a JSON line is not of an audit log, or no
@@ -83,8 +84,8 @@ def read_audit_log(path: Path) -> AuditLog:
 def _is_log_line(line: Any) -> bool:
     """Tell whether a parsed line of JSON can be a line of a hospital's audit log.
 
-    It must be an object that has all keys in ``_KEYS`` with values of the right types. In addition,
-    all values of its key ``records``, the numbers of entries by kind, must be whole numbers.
+    It must be an object that has all keys in ``_KEYS`` with values of the right types. The values
+    under its key ``records``, the numbers of entries by kind, must be whole numbers.
     """
     if not isinstance(line, dict):
         return False

@@ -56,8 +56,9 @@ def _categories(run: Shown) -> str:
 def _recipients(run: Shown) -> str:
     """Describe who receives the data that a site sends, for the record of processing.
 
-    The text says that nobody gets records of patients. At trust level ``sums``, it says that the
-    operator of the server gets only sums. At the others, it refers to another section of the page.
+    The text first says that nobody gets records of patients. At trust level ``sums``, it then says
+    that the operator of the server gets only sums. At other levels, it refers to another section of
+    the page instead. Last, it says which data and models hospitals may get from each other.
     """
     server = "the server's operator gets what is listed under 'What left each site'"
     if run.trust == SUMS:
@@ -83,7 +84,7 @@ def _measures(run: Shown) -> str:
 
     1. The promise of the trust level.
     2. The transport, the hospital's own rules and the audit log. For simulated sites, the text says
-       instead that there were none.
+       that they had none of these.
     3. At trust level ``nobody`` only, differential privacy.
     4. A blank for organisational measures, which a person must fill in.
     """

@@ -68,9 +68,9 @@ class Regression:
         """Describe the regression for a terminal.
 
         Yields:
-            The table of coefficients, and a line with the measures of fit. If at least two
-            hospitals fitted a coefficient on their own, a table of the differences between
-            hospitals. If some hospitals have no fit of their own, a sentence that names them.
+            A table of the coefficients. Then a line with the measures of fit. Then a table of the
+            differences between hospitals, if at least two hospitals fitted a coefficient on their
+            own. Last, a sentence that names the hospitals without a fit of their own, if any.
         """
         yield _table(self._title(), self._columns(), self._cells())
         yield self._measures()
@@ -148,8 +148,9 @@ class Regression:
     def effect(self, estimate: float, error: float) -> tuple[float, float, float]:
         """Return a coefficient as an effect with its 95 % interval: (estimate, low, high).
 
-        If the family has ratios, such as odds ratios, the three values are exponentiated. The
-        interval is that of the normal distribution.
+        The interval is that of the normal distribution. If the family has ratios, such as odds
+        ratios, the three values are clipped to ±700 and then exponentiated, so that they stay
+        finite.
 
         Args:
             estimate: the coefficient.
@@ -181,7 +182,7 @@ class Regression:
         """Format the coefficients as CSV, with a row for each and all digits.
 
         First come the coefficients of all hospitals together, with "all" in the column "hospital".
-        Then come the coefficients that each hospital fitted on its own, if the document has them.
+        Then come the coefficients that each hospital fitted on its own, if ``fit.json`` has them.
         """
         rows = [{"hospital": "all", **row} for row in self.coefficients]
         for row in self.document.get("heterogeneity", []):

@@ -33,20 +33,20 @@ def report(
 ) -> str:
     """Build the report of finished runs as HTML.
 
-    The same arguments give the same HTML, as long as the files that it reads do not change.
+    The same arguments give the same HTML, as long as the files that the report reads do not change.
 
     Args:
         folders: run directories, or folders that contain run directories.
-        reader: one of ``READERS``.
+        reader: the kind of reader: ``research``, ``clinic`` or ``dpo`` (data protection officer).
         examine: for ``clinic``, a function that builds further sections about a run from the sites'
             data.
         audit_log: for ``dpo``, a hospital's own audit log.
-        site_file: for ``dpo``, a hospital's own site file.
+        site_file: for ``dpo``, a hospital's own site file, which has its rules.
 
     Raises:
         RunDirectoryError: a folder does not contain a finished run, or a file of a run is missing
             or damaged.
-        DataError: a file of the hospital cannot be used.
+        DataError: a file of the hospital cannot be used, or its log has no line about a run.
     """
     runs = reported_runs(folders)
     foot = "Written by fedsilo, research software."
@@ -69,8 +69,13 @@ def report(
 def _clinic_page(runs: Sequence[Shown], examine: Examine | None) -> dict[str, Any]:
     """Build the template variables of ``clinic.html``, with a section for each run.
 
-    A section has the variables of ``clinic_data`` and the prefix of its headings. ``examine``
-    computes further parts of a section from the sites' data; None for no further parts.
+    A section has the variables of ``clinic_data``, and ``prefix``, with which its headings begin.
+    The page also has a title, a warning and a note on intervals.
+
+    Args:
+        runs: the runs.
+        examine: builds further parts of a run's section from the sites' data; None for no further
+            parts.
     """
     sections = []
     for run in runs:

@@ -67,8 +67,9 @@ def guideline_items(run: Shown) -> list[Item]:
 def guideline_rows(run: Shown) -> list[list[str]]:
     """Build the rows of the table of TRIPOD+AI, the guideline for reporting prediction models.
 
-    There is a row for each item: its number, its topic, the run's answer with its place in the run
-    or its pages ("-" if the run has no answer), and what a person must add ("nothing" if complete).
+    There is a row for each item of the guideline. Its cells are the item's number, its topic, the
+    run's answer, and the work that is left for a person ("nothing" if the answer is complete). The
+    answer names its place in the run or its pages. It is "-" if the run has no answer.
     """
     rows = []
     for item in guideline_items(run):
@@ -93,7 +94,10 @@ def _methods(run: Shown) -> list[Item]:
 
 
 def _data(run: Shown) -> list[Item]:
-    """Build items 5 to 7 of the guideline, on the sources of the data and their preparation."""
+    """Build items 5 to 7 of the guideline, on the sources of the data and their preparation.
+
+    The dates, the eligibility of participants and the treatments are left to a person.
+    """
     return [
         Item(
             "5a, 6a",
@@ -115,7 +119,10 @@ def _data(run: Shown) -> list[Item]:
 
 
 def _variables(run: Shown) -> list[Item]:
-    """Build items 8 to 11 of the guideline: outcome, predictors, sample size and missing data."""
+    """Build items 8 to 11 of the guideline: outcome, predictors, sample size and missing data.
+
+    The items on the assessors are left to a person.
+    """
     outcome, predictors = describe_columns(run)
     return [
         Item("8a", "outcome: definition, horizon", outcome, "", "how and when it was assessed"),
@@ -205,8 +212,8 @@ def _outputs(run: Shown) -> list[Item]:
 def _fairness(run: Shown) -> Item:
     """Build item 14 on fairness: the results by groups of patients.
 
-    The run can answer it only if it predicts classes, because only then the clinic's report has
-    such results. Otherwise a person must give them.
+    Only a run that predicts classes can answer it, because the clinic's report has such results
+    only for classes. Otherwise a person must give them.
     """
     if run.task != CLASSIFICATION:
         return Item("14", "fairness", missing="metrics by groups of patients, and why these groups")
@@ -290,9 +297,11 @@ def _discussion() -> list[Item]:
 def describe_columns(run: Shown) -> tuple[str, str]:
     """Describe a run's outcome and its predictors in two texts.
 
-    For a table whose schema is on this machine, the first text names the columns of the label, and
-    the second one has the titles of the input columns. If the schema is not here, the second text
-    says so. For images, the second text is "images".
+    The first text says what the model predicts, such as the names of the classes. For a table whose
+    schema is on this machine, it begins with the columns of the label.
+
+    The second text is "images" or, for a table, the titles of all columns that are not ignored. If
+    the schema is not here, it says so.
     """
     outcome = task_named(run.task).describe(run.class_names())
     if run.task == CLASSIFICATION:
@@ -339,9 +348,13 @@ def _measures(run: Shown) -> str:
 def _imbalance(run: Shown) -> Item:
     """Build item 13 on class imbalance, which says where to read the sizes of the classes.
 
-    If the outcome is a number, the item does not apply. At trust levels at which the task's counts
-    do not leave the sites, a person must answer it. Otherwise a person must still add what was done
-    about the imbalance. At trust level ``nobody``, the answer mentions the hospitals' noise.
+    The first of these rules that applies decides the item:
+
+    1. If the outcome is a number, the item does not apply.
+    2. For a task other than classification at a trust level other than ``server``, no counts have
+       left the sites, so a person must answer.
+    3. Otherwise the run answers, and a person must add how the imbalance was handled. At trust
+       level ``nobody``, the answer mentions the hospitals' noise.
     """
     answer, place, missing = _GROUPS[run.task], "Sites", "what was done about it"
     if run.task == REGRESSION:
@@ -363,10 +376,10 @@ def _split_text(run: Shown) -> str:
 
 
 def _availability(run: Shown) -> tuple[str, str, str]:
-    """Describe the availability of the data: the answer, its place, and what a person must add.
+    """Describe the availability of the data: (answer, place of the answer, task for a person).
 
-    The answer depends on the data set: public data have a licence, other data are made up or stay
-    at the hospitals. Only in the last case a person must add something.
+    The answer depends on the data set. Public data have a licence, and other data are made up or
+    stay at the hospitals. A person must add something only in the last case.
     """
     data = data_set(str(run.summary["dataset"]))
     if data.licence:

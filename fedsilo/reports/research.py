@@ -39,9 +39,11 @@ Line = dict[int, float]  # round -> value
 def research_data(runs: Runs) -> dict[str, Any]:
     """Build the template variables of ``research.html``, the page on one run or on several.
 
-    They are the settings, the curves, the final metrics, the costs, irregular runs, and a
-    comparison if the runs are of several experiments. The metrics are those on test samples or, if
-    no run has any, on validation samples.
+    The page has a head with facts, result and limit. Then it has the sites of the first run, the
+    settings, curves, final metrics, costs, irregular runs, and a table of the reporting guideline.
+    It also compares experiments, if there are several. An experiment is a group of runs that differ
+    only in their seeds. All metrics are those on test samples or, if no run has any, on validation
+    samples.
     """
     first = runs[0]
     several = len(runs) > 1
@@ -189,10 +191,10 @@ def _software(run: Shown) -> str:
 
 
 def _draw_curves(runs: Runs, split: str) -> list[Picture]:
-    """Draw the curves of the runs' task over rounds, a picture for each metric that some run has.
+    """Draw the learning curves of the runs, with a picture for each metric that some run has.
 
-    The curves are those of the first run's task. In all pictures, an experiment or a distribution
-    has the same colour and line style.
+    The task of the first run decides the metrics. An experiment (for several runs) or a
+    distribution (for one run) has the same colour and line style in all pictures.
     """
     drawn: dict[str, dict[str, Line]] = {}
     names: dict[str, None] = {}
@@ -234,8 +236,8 @@ def _describe_lines(lines: Mapping[str, Line], label: str) -> str:
 def _lines(runs: Runs, metric: str, split: str) -> dict[str, Line]:
     """Collect the lines of a metric for a picture: title -> round -> mean value.
 
-    For a single run, each line averages the sites that share a distribution, the origin of their
-    data. For several runs, there is a line for each experiment.
+    For a single run, there is a line for each distribution (origin of data), which averages the
+    sites that share it. For several runs, there is a line for each experiment.
     """
     if len(runs) > 1:
         return _experiment_lines(runs, metric, split)
@@ -247,9 +249,9 @@ def _lines(runs: Runs, metric: str, split: str) -> dict[str, Line]:
 def _experiment_lines(runs: Runs, metric: str, split: str) -> dict[str, Line]:
     """Average a metric over the runs of each experiment: experiment -> round -> mean.
 
-    Each run's value is the mean over the sites that have the metric in every round of all runs on
-    the same data set. With other sites, a line would jump when a site misses a round. A run without
-    such a site adds nothing to its experiment.
+    Each run's value is the mean over the same sites in all rounds: those that have the metric in
+    every round of all runs on the same data set. Otherwise a line would jump when a site misses a
+    round. A run without such a site adds nothing to its experiment's line.
     """
     values_of, measured = [], []
     for run in runs:
@@ -329,8 +331,9 @@ def _cost(run: Shown) -> list[str]:
     """Build a run's row in the table of costs.
 
     The cells are the run's name, optimiser steps, samples, seconds of the run, seconds of work at
-    all sites, bytes down, bytes up, and the largest peak memory of a site. If steps, samples, work
-    or memory is 0, its cell is "n/a", because sites that do not report these costs send 0.
+    all sites, bytes down, bytes up, and peak memory. The memory is that of the site with the
+    largest peak. If steps, samples, work or memory is 0, its cell is "n/a", because sites that do
+    not report these costs send 0.
     """
     summary = run.summary
     # Each reply has its steps and samples, or 0 from a site that does not report them

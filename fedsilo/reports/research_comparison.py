@@ -128,10 +128,10 @@ def _comparison(
 ) -> dict[str, Any]:
     """Build the template variables that compare the experiments by one metric.
 
-    They are a picture and a table of the means over seeds with 95 % t intervals, pictures of the
-    differences between pairs, and the results of an ANOVA and of t-tests between all pairs. The
-    t-tests compare seed by seed if all experiments have the same seeds. Otherwise they treat the
-    values as independent.
+    They are a picture and a table of the means over seeds with 95 % t intervals, and a picture of
+    the differences between pairs. The results of an ANOVA and of t-tests between all pairs follow.
+    The t-tests compare seed by seed if all experiments have the same seeds. Otherwise they treat
+    the values as independent.
 
     Args:
         metric: the metric's name.
@@ -163,9 +163,10 @@ def _comparison(
 
 
 def _reason_for_no_test(tested: Tested) -> str:
-    """Return the ANOVA's reason for having no p value, if no test between experiments has one.
+    """Return why no test between the experiments has a p value; empty if some test has one.
 
-    If the ANOVA or a t-test of a pair has a p value, the result is empty.
+    The tests are the ANOVA over all experiments and the t-tests of all pairs. The reason is that of
+    the ANOVA.
     """
     # A pair may have a p although the analysis of variance lacks it, for example if a third
     # experiment has a single seed
@@ -244,7 +245,8 @@ def comparison_head(runs: Runs, summaries: Summaries, split: str) -> dict[str, A
     """Build the template variables for the head of a page on several runs: facts, result and limit.
 
     The facts are those of the first run, without its method and its end of training. The methods of
-    all runs follow, then the numbers of experiments and runs.
+    all runs and the numbers of experiments and runs follow. The result names the best experiment.
+    The limit says that an interval over seeds tells nothing about other patients.
     """
     methods: dict[str, None] = {}
     for run in runs:
@@ -265,11 +267,11 @@ def comparison_head(runs: Runs, summaries: Summaries, split: str) -> dict[str, A
 def _best_experiment(runs: Runs, summaries: Summaries, split: str) -> str:
     """Write a sentence on which experiment has the best mean of the first headline metric.
 
-    The best is the lowest if a lower value is better, as for errors, and otherwise the highest. The
-    sentence has that mean over seeds with its 95 % interval, and the next experiment with its mean.
-    It also has the p value of the t-test between the two, and says that no experiment is clearly
-    best if the p value is 0.05 or more. It has no p value if there is only one experiment, or if no
-    test was possible.
+    The best mean is the lowest if lower values are better, as for errors, and otherwise the
+    highest. The sentence gives this mean over seeds with its 95 % interval. Then it gives the next
+    experiment with its mean, and the p value of the t-test between the two. If the p value is 0.05
+    or more, the sentence says that no experiment is clearly best. If no test is possible, it says
+    so. With one experiment, it gives only the mean.
 
     If the runs are on several data sets, or if no run has the metric, the sentence says only that.
 
@@ -312,11 +314,12 @@ def _best_experiment(runs: Runs, summaries: Summaries, split: str) -> str:
 
 
 def _unequal_budgets(experiments: Mapping[str, Mapping[int, Shown]]) -> list[str]:
-    """List the experiments whose budget, such as the rounds, differs from that of their baseline.
+    """List the experiments whose budget differs from that of their baseline.
 
-    The baseline is the first experiment on the same data set. Each experiment has one line, with
-    its name and all differences. If there are several runs, settings are those of the first one and
-    costs are means.
+    A budget has the resources of an experiment: settings such as the rounds, and measured costs
+    such as optimiser steps. The baseline is the first experiment on the same data set. There is a
+    line for each experiment with its name and all differences. The settings are those of the
+    experiment's first run, and the costs are means over its runs.
     """
     budgets = {}
     for name, by_seed in experiments.items():

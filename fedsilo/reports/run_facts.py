@@ -29,13 +29,16 @@ def reported_runs(folders: Sequence[Path]) -> list[Shown]:
     """Open the finished runs in ``folders`` and directly below them, as pages may show them.
 
     Metrics and counts of too few patients are hidden. A run that is found twice, for example by a
-    link, is opened once. If there are several runs, each gets a unique name: its folder's name,
-    with as many parent folders before it as are needed to tell all runs apart. Runs whose folders
-    have the same name except for the seed, and which differ only in their seeds, share the name of
-    an experiment.
+    link, is opened once.
+
+    If there are several runs, each gets a unique name: the last parts of its path, as few as tell
+    all runs apart. The experiment of a run is its folder's name without an ending such as
+    ``-seed0``, if all runs with this experiment differ only in their seeds. Otherwise the
+    experiment is the run's unique name.
 
     Raises:
-        RunDirectoryError: a folder does not contain a run, or a run has not ended.
+        RunDirectoryError: a folder does not contain a run, or a run has not ended or is of another
+            version.
     """
     runs: dict[Path, FinishedRun] = {}
     for folder in folders:
@@ -136,10 +139,11 @@ def value_text(value: Value) -> str:
 def taking_part(run: Shown) -> dict[str, Any]:
     """Build the template variables of ``sites.html``: the sites, their data and their failures.
 
-    There is a table with a row per site and its number of samples in each split, and one with its
-    test samples in each class. Counts below the run's floor are hidden. A site without counts by
-    class has no row in the second table, which is empty if there are more than eight classes.
-    Failed messages are listed with their reasons.
+    The table ``sizes`` has a row per site with its number of samples in each split. At trust level
+    ``server``, it also has the number of samples that the site left out. The table ``by_class`` has
+    a site's test samples in each class. It has no row for a site without counts by class, and it is
+    empty if there are more than eight classes. Counts below the run's floor are hidden. ``failed``
+    lists the failed messages with their reasons.
     """
     splits, columns = [], []
     for split in _SPLIT_NAMES:
@@ -184,11 +188,11 @@ def taking_part(run: Shown) -> dict[str, Any]:
 
 
 def _unlike_columns(run: Shown) -> list[str]:
-    """List columns of the table whose mean at a site differs clearly from the other sites' means.
+    """List the columns whose mean at one site differs clearly from the mean at the other sites.
 
-    There is a text for each such column and site, with the difference and the question that it
-    raises. The summary of the run names them. At a trust level other than ``server``, the server
-    does not know the means, so the list is empty.
+    The run's summary names these columns of the data table. There is a text for each such column
+    and site. It has the difference and the question that it raises, such as about the unit. At a
+    trust level other than ``server``, the server does not know the means, so the list is empty.
     """
     entries = run.summary.get("unlike-columns") or []
     if not entries or run.trust != SERVER:
@@ -230,9 +234,10 @@ def head_of(run: Shown) -> dict[str, Any]:
 def facts(run: Shown) -> list[tuple[str, str]]:
     """List facts about a run for the head of a page, as pairs (name, text).
 
-    In this order, the facts are what the model predicts, the patients or images it is for, the data
-    set, the number of hospitals, the method with its rounds, the end of training with the seed,
-    fedsilo's version with the run's git revision, and the fingerprints of the sites' data.
+    The first facts are what the model predicts, the patients or images it is for, the data set, and
+    the number of hospitals. Then come the method with its rounds, and the end of training with the
+    seed. The last are fedsilo's version with the run's git revision, and the fingerprints of the
+    sites' data.
     """
     summary = run.summary
     hospitals = str(len(run.silos))
@@ -313,9 +318,10 @@ class TaskParts(Protocol):
 
 
 def task_parts(task: str) -> TaskParts | None:
-    """Import the parts of reports that a task writes itself.
+    """Import the module with the parts of reports that only a given task has.
 
-    The result is None for classification, and for any other task without such a module.
+    Such a module writes the task's result, limit, explanation of metrics, and sections for the
+    clinic. The result is None for classification, and for any other task without a module.
     """
     place = task_class(task).report
     if not place:
@@ -326,9 +332,12 @@ def task_parts(task: str) -> TaskParts | None:
 def result(run: Shown, site: str | None = None) -> str:
     """Describe the main result of a run, the accuracy on test samples, in a sentence.
 
-    It is the accuracy at ``site`` or, if that is None, at all sites together, with a 95 % interval
-    if the page may show sample counts. If no accuracy may be shown, the sentence says so. A task
-    other than classification may write the sentence itself (``task_parts``).
+    A task other than classification may write the sentence itself (``task_parts``).
+
+    Otherwise, the sentence has the accuracy at ``site`` or, if that is None, at all sites together,
+    with a 95 % interval. This needs sample counts that may be shown. Without any, the sentence has
+    the mean accuracy over all sites, without an interval. It says that no accuracy may be shown if
+    this mean is unknown, or if ``site`` is given.
     """
     parts = task_parts(run.task)
     if parts:
@@ -350,17 +359,16 @@ def result(run: Shown, site: str | None = None) -> str:
 def _result_of_counts(run: Shown, tested: Mapping[str, tuple[int, float]], only: str | None) -> str:
     """Describe the accuracy over the test samples of several sites together, in one sentence.
 
-    The sentence has the number of right predictions, which is recovered from the sites' accuracies,
+    The sentence has the number of right predictions, which is computed from the sites' accuracies,
     and the accuracy with its 95 % Wilson interval. If it is known, the accuracy of always guessing
-    the most frequent class follows. At trust level ``nobody``, a second sentence says that the
-    hospitals' noise is part of the number.
+    the most frequent class follows. At trust level ``nobody``, a second sentence is about the
+    hospitals' noise in the number.
 
     Args:
         run: the run.
         tested: site -> its number of test samples and its accuracy.
-        only: the name of the site if the sentence is about a single one; None if it is about all
-            sites. In the latter case, the sentence says how many of the run's sites it covers if
-            some have no accuracy.
+        only: the name of the site if the sentence is about a single one; None for all sites. The
+            sentence about all sites says how many of them it covers if some are missing.
     """
     samples = right = 0
     for n, accuracy in tested.values():
@@ -410,10 +418,10 @@ def _count_tested(run: Shown, only: str | None) -> dict[str, tuple[int, float]]:
 def _beside_guessing(run: Shown, sites: Sequence[str]) -> str:
     """Describe the accuracy of always predicting the most frequent class, for comparison.
 
-    The class is the most frequent one over the test samples of ``sites`` together. The phrase
-    begins with a semicolon, because it continues a sentence. If the counts of any of the sites are
-    hidden or not reported, or if all counts have noise (trust level ``nobody``), it is empty. In a
-    tie, the first class wins.
+    The class is the most frequent one over the test samples of ``sites`` together. In a tie, the
+    first class wins. The phrase begins with a semicolon, because it continues a sentence. It is
+    empty if the counts of any of the sites are hidden or not reported. It is also empty at trust
+    level ``nobody``, because all counts have noise there.
     """
     if run.trust == NOBODY:  # label counts have noise
         return ""
@@ -433,10 +441,11 @@ def _beside_guessing(run: Shown, sites: Sequence[str]) -> str:
 def limit(run: Shown, site: str | None = None) -> str:
     """Describe the main limitation of a run's result in one sentence.
 
-    The sentence is about the first of these limitations that applies:
+    The first of these cases that applies decides the sentence:
 
     1. The data are made up.
-    2. The trust level hides the metrics of single sites.
+    2. The trust level is not ``server``: the task's sentence (``task_parts``) or, without one, that
+       the page lacks metrics of single sites.
     3. No site measured the model on test samples.
     4. The task has its own sentence (``task_parts``).
     5. No site has enough test samples to show a metric.
@@ -444,7 +453,8 @@ def limit(run: Shown, site: str | None = None) -> str:
 
     Args:
         run: the run.
-        site: the site that the result is about; None for all sites.
+        site: the site that the result is about; None for all sites. Only a task's own sentence may
+            depend on it.
     """
     if data_set(str(run.summary["dataset"])).origin == "made-up":
         return "The data are made up: the result says nothing about patients."

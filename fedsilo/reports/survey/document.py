@@ -55,7 +55,7 @@ class SurveyDocument(BaseModel):
     columns: dict[str, ColumnTitle] = {}  # column -> its words, if the server has a schema
 
     def title(self, feature: str) -> str:
-        """Return the title of a feature, with its name and unit.
+        """Return the readable title of a feature, with its name and unit in brackets.
 
         If the schema gives no title, the result is the feature's name.
         """
@@ -64,10 +64,10 @@ class SurveyDocument(BaseModel):
         return feature
 
     def cell_titles(self, feature: MeasuredFeature) -> list[str]:
-        """Return the names of the cells in a feature's histogram, in their order.
+        """Return the titles of the cells in a feature's histogram, in order.
 
-        The cells of a numeric feature are ranges. The cells of a categorical feature are its
-        levels: if the data set declares a title for a level, the title replaces the level's name.
+        For a numeric feature, the titles are ranges. For a categorical feature, they are its
+        levels. If the data set declares a title for a level, this title is used instead.
         """
         names = cell_names(feature)
         if feature.levels and feature.name in self.columns:

@@ -59,9 +59,9 @@ def survey_page(document: SurveyDocument) -> str:
     """Build the HTML page of a survey from the answers of the sites.
 
     The page lists why sites gave no answer, and which sites' data have changed since their answer.
-    Then it has pictures and tables: the samples at each site, the labels, the
-    distances between sites, the features, and the files of image data sets. Suppressed counts are
-    marked.
+    Then it has pictures and tables: the samples at each site, the labels, the distances between
+    sites, the features, and the files of image data sets. Counts that a site hides, because they
+    are too small, are marked "suppressed".
     """
     answers = document.sites
     training = document.distances.get("train", Distances())
@@ -96,10 +96,13 @@ def _sites(document: SurveyDocument) -> Iterator[Table]:
     """Yield a table of the sites' samples, and a table of the rows that they left out.
 
     The first table has a row per site. Its cells are the number of samples in each split, the
-    number of rows left out, the floor below which the site suppresses counts, and the date of its
-    answer. The second table has a row per column of the data with at least one known count. It
-    counts for each site the rows left out because the value in this column is missing or out of
-    range. If no column has a known count, there is no second table.
+    number of rows left out, the site's floor, and the date of its answer. The site suppresses
+    counts below its floor.
+
+    The second table has a row per column of the data, and a column per site. A cell is the number
+    of rows that the site left out because the value in this column is missing or out of range.
+    Columns whose counts all sites suppress are left out. If no column remains, there is no second
+    table.
     """
     rows = []
     for site, answer in document.sites.items():
@@ -166,10 +169,13 @@ def _labels(answers: Answers) -> Iterator[Table]:
 def _distances(training: Distances, document: SurveyDocument) -> Iterator[Table]:
     """Yield a table of the distances between sites in their labels, and one in their features.
 
-    A row has a pair of sites and the distance between their distributions. The first table has all
-    pairs. The second table has the 20 largest distances over all features, because
-    ``training.features`` begins with the largest. A note has the number of further distances. A
-    table without distances is left out.
+    A row has a pair of sites and the distance between the distributions of their training samples.
+    The first table has all pairs. The second table has the 20 largest distances over all features,
+    and a note with the number of further distances. A table without distances is left out.
+
+    Args:
+        training: the distances in the training samples, the largest first.
+        document: the survey, for the titles of the features.
     """
     if training.labels:
         note = f"Measured on training samples. {_DISTANCE}"
@@ -195,11 +201,12 @@ def _pair(between: Between) -> tuple[str, str]:
 def _features(document: SurveyDocument) -> Iterator[Table]:
     """Yield the tables about features, all over training samples.
 
-    The first table has a row for each site's statistics of a feature: mean, standard deviation,
-    5th and 95th percentile. It is left out if no site sent statistics. Then follows a table for
-    each feature with counts: the count of each site in each cell of the histogram. If sites declare
-    a feature differently, the first site's declaration is used, and the counts of sites with
-    another declaration are left out.
+    The first table has the statistics of each feature at each site: mean, standard deviation, 5th
+    and 95th percentile. Binary features have no row in it. A table without rows is left out.
+
+    Then follows a table for each feature with counts. It has the count of each site in each cell of
+    the histogram. If sites declare a feature differently, the first site's declaration is used, and
+    the counts of sites with another declaration are left out.
     """
     answers = document.sites
     declared: dict[str, MeasuredFeature] = {}
@@ -237,11 +244,11 @@ def _statistics_rows(
 
 
 def _statistics(answer: Survey, name: str) -> tuple[str, ...] | None:
-    """Format the statistics of a feature at a site as four cells.
+    """Format the statistics of a feature in a site's training samples as four cells.
 
     They are the mean, the standard deviation, the 5th and the 95th percentile. A site may allow
-    means, percentiles, both or none, so a missing one is "-". If the site sent none, the result is
-    None.
+    means, percentiles, both or none, so a missing number is "-". If the site sent none of them, the
+    result is None.
     """
     # A hospital may allow means, percentiles, both or none
     spread = (answer.means or {}).get("train", {}).get(name)

@@ -29,9 +29,9 @@ _MAX_LENGTH = 18  # largest number of characters of a label below the axis
 def label_picture(answers: Answers) -> Picture | None:
     """Draw the share of each label in the training samples of each site.
 
-    At least one site must have answered. Sites with other classes than the first site, and sites
-    that sent no label counts, are left out. If all drawn counts are suppressed or 0, the result is
-    None.
+    Only the first ten sites with counts are drawn. Sites with other classes than the first site,
+    and sites that sent no label counts, are left out. If all drawn counts are suppressed or 0, the
+    result is None. ``answers`` must not be empty.
     """
     classes = next(iter(answers.values())).about.classes
     counts = {}
@@ -44,8 +44,8 @@ def label_picture(answers: Answers) -> Picture | None:
 def feature_pictures(document: SurveyDocument, distances: Sequence[Between]) -> list[Picture]:
     """Draw the distribution of each feature, in the order of the schema.
 
-    If there are more than 16 features, only those with the largest distance between two sites are
-    drawn. A feature without any known count above 0 is skipped.
+    If there are more than 16 features, only the 16 that differ most between two sites are drawn. A
+    feature without any known count above 0 is skipped.
 
     Args:
         document: the sites' answers; a feature is drawn as the first site declares it.
@@ -187,8 +187,8 @@ def _bars(
 def _training_samples(answer: Survey, counts: Sequence[Count]) -> int:
     """Return a site's number of training samples, by which counts are divided to get shares.
 
-    If the site did not send the number, it is the sum of the counts that the site sent, without
-    suppressed ones.
+    If the number is unknown, because the site did not send it or suppressed it, the result is the
+    sum of the known ``counts``.
     """
     total = (answer.samples or {}).get("train")
     return total or sum(count for count in counts if count)
@@ -197,7 +197,7 @@ def _training_samples(answer: Survey, counts: Sequence[Count]) -> int:
 def _draw_hidden(axes: Axes, places: Sequence[float], width: float) -> None:
     """Draw a hatched bar with a question mark at each of ``places``, where a count is suppressed.
 
-    Without the bar, a reader would take the count for zero.
+    The bars have 7 % of the panel's height. Without a bar, a reader would take the count for zero.
     """
     height = 0.07 * axes.get_ylim()[1]
     look: dict[str, Any] = {"color": "white", "edgecolor": GREY, "hatch": "////", "linewidth": 0.5}

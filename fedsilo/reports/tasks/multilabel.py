@@ -13,10 +13,10 @@ from fedsilo.runs.finished_run import Shown
 
 
 def result(run: Shown, site: str | None) -> str:
-    """State in one sentence the AUC on test samples, averaged over the findings.
+    """State the AUC on test samples, averaged over the findings, in one sentence.
 
-    The sentence is about ``site``, or about the mean over all sites if ``site`` is None or empty.
-    If no AUC may be shown, the sentence says so.
+    The AUC is that of ``site``. If ``site`` is None or empty, it is the mean over all sites. If no
+    AUC may be shown, the sentence says so.
     """
     values, where = values_of(run, site)
     if "auc" not in values:
@@ -33,9 +33,10 @@ def limit(run: Shown, site: str | None) -> str:
 def sections(run: Shown) -> list[Examination]:
     """Build the section of the clinic's page on how well each finding is recognised.
 
-    Each site with a shown AUC has a table of its findings and their AUCs. One picture shows all
-    sites. A finding that too few test samples have, or too few lack, is named as left out. If no
-    AUC may be shown, the section has only sentences.
+    Each site with a shown AUC has a table: each finding, the number of samples that have it, and
+    the AUC. One picture shows all sites. A finding whose AUC or count is hidden, because too few
+    test samples have it or lack it, is named as left out. If no AUC may be shown, the section has
+    only sentences.
     """
     title = "How well each finding is recognised"
     tables, left_out = [], []
@@ -66,10 +67,7 @@ def sections(run: Shown) -> list[Examination]:
 
 
 def meaning(run: Shown) -> str:
-    """Explain the metrics of a run with several findings, for a reader who does not know them.
-
-    ``run`` is not used.
-    """
+    """Explain the AUC of findings to a reader who does not know it; ``run`` is not used."""
     return (
         "AUC: how often a sample with the finding gets a higher probability of it than one "
         "without; 0.5 is chance. Means are over the findings that some samples have and others "
@@ -80,9 +78,12 @@ def meaning(run: Shown) -> str:
 def _area(outcome: FindingOutcome, total: int) -> Estimate | None:
     """Return the AUC of a finding with its 95 % interval.
 
-    If the AUC, or the number of samples with the finding, is hidden, the result is None. ``total``
-    is the number of test samples. If it is unknown (0), or not larger than the number with the
-    finding, the result has no interval.
+    If the AUC, or the number of samples with the finding, is hidden, the result is None.
+
+    Args:
+        outcome: the AUC of the finding, and the number of samples that have it.
+        total: the number of test samples; 0 if unknown. The estimate has no interval unless
+            ``total`` is larger than the number of samples with the finding.
     """
     if outcome.auc is None or outcome.count is None:
         return None

@@ -16,8 +16,8 @@ _ERRORS = {"mae": "MAE", "rmse": "RMSE", "r2": "R²"}
 def result(run: Shown, site: str | None) -> str:
     """Summarise the mean absolute error on test samples in one sentence, in the outcome's unit.
 
-    The sentence is about ``site``, or about the mean over all sites if ``site`` is None or empty.
-    It also has R² if that may be shown. If no error may be shown, the sentence says so.
+    The error is that of ``site``. If ``site`` is None or empty, it is the mean over all sites. R²
+    follows if it may be shown. If no error may be shown, the sentence says so.
     """
     values, where = values_of(run, site)
     if "mae" not in values:

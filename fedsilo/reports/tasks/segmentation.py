@@ -25,8 +25,8 @@ _MEANING = (
 def result(run: Shown, site: str | None) -> str:
     """Summarise the Dice score on test images in one sentence.
 
-    The sentence is about ``site``, or about the mean over all sites if ``site`` is None or empty.
-    If no score may be shown, the sentence says so.
+    The score is that of ``site``. If ``site`` is None or empty, it is the mean over all sites. If
+    no score may be shown, the sentence says so.
     """
     values, where = values_of(run, site)
     if "dice" not in values:
@@ -72,9 +72,15 @@ def meaning(run: Shown) -> str:
 
 
 def _cells(metrics: Mapping[str, float], prefix: str) -> list[str]:
-    """Format the metrics whose names begin with ``prefix``, in the order of the table's columns.
+    """Format a site's metrics, over all classes or of one class, as the cells of a row.
 
-    A missing metric is "n/a". Shares have three decimals, and distances one.
+    The cells are Dice, IoU and two distances of outlines, in the order of ``_COLUMNS``. Shares have
+    three decimals, and distances one. A missing metric is "n/a".
+
+    Args:
+        metrics: metric -> value.
+        prefix: the text before the metrics' names: "class.N." for class N, or empty for all
+            classes.
     """
     cells = []
     for name in _COLUMNS:

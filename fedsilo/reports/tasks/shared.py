@@ -28,9 +28,12 @@ def values_of(run: Shown, site: str | None) -> tuple[Mapping[str, float], str]:
 def limit_of(run: Shown, unknown: str) -> str:
     """Describe the main limit of a run's result in one sentence.
 
-    If the data are made up, the sentence says so. Otherwise, if the run's trust level is not
-    ``server``, it has the text ``unknown``. In all other runs, it says that the result was measured
-    only at the hospitals that trained the model.
+    The first of these rules that applies decides the sentence:
+
+    1. If the data are made up, it says so.
+    2. If the run's trust level is not ``server``, it has the text ``unknown``, and says that only
+       the loss is known.
+    3. Otherwise, it says that the result was measured only at the hospitals that trained the model.
 
     Args:
         run: the run.

@@ -80,10 +80,15 @@ def _curves(run: Shown, metrics: Mapping[str, Mapping[str, float]]) -> Examinati
     """Build the section of the clinic's page with the Kaplan-Meier curves of the sites.
 
     Each site that published points of a curve has a line in the picture. It also has a table of up
-    to six of its points, the last point included. Unless the run's trust level is ``server``,
-    curves do not leave the hospitals. The section then has only a sentence that says so. If no site
-    published a curve, it has only a sentence with the reason. ``metrics`` maps a site to its
-    metrics on test samples, which include the points.
+    to six of its points, the last one included.
+
+    The section has only a sentence with the reason if there are no curves. At a trust level other
+    than ``server``, curves do not leave the hospitals. At trust level ``server``, a site with too
+    few patients publishes none.
+
+    Args:
+        run: the run.
+        metrics: site -> its metrics on test samples, which include the points.
     """
     title = f"How long test {run.noun(2)} stayed without the event"
     if run.trust != SERVER:

@@ -16,12 +16,13 @@ _EVERY = 1.0  # seconds between two states on the terminal
 def follow(look: Look, console: Console, every: float = _EVERY) -> None:
     """Show the state of a run in a terminal, and update it until the run is over.
 
-    The state of a deployment, a hospital's node or a folder of runs is shown until Ctrl-C.
+    A deployment, a hospital's node and a folder of runs have no end, so their state is shown until
+    the user presses Ctrl-C.
 
     Args:
-        look: reads the present state of what is watched.
+        look: reads the present state of the run, the deployment, the node or the folder.
         console: the terminal.
-        every: seconds between two looks.
+        every: seconds between two readings.
 
     Raises:
         FedsiloError: the run or the folder has disappeared.

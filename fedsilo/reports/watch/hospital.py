@@ -40,9 +40,9 @@ class HospitalState:
         """List the state for people, as pairs (name, text).
 
         They are the numbers of messages that were answered, refused and failed, the bytes received
-        and sent, and the time of the last message. Before the first message, the time is "none". If
-        the hospital has a ledger of its privacy budget, the spent epsilon follows, with its cap if
-        one is set.
+        and sent, and the time of the last message, or "none". If the hospital has a ledger (the
+        file that adds up its privacy budget), the spent epsilon follows, with its cap if one is
+        set.
         """
         facts = []
         for outcome in _OUTCOMES:
@@ -59,9 +59,9 @@ class HospitalState:
     def metrics(self) -> list[Metric]:
         """List the state as metrics for Prometheus, each as (name, meaning, samples).
 
-        A sample is a pair of labels and a value. The metrics are the messages by outcome, the bytes
-        in each direction, the time of the last message, the spent epsilon, and its cap. The last
-        three are left out if there is no message, no ledger or no cap.
+        A sample is a pair of labels and a value. The metrics are the messages by outcome and the
+        bytes in each direction. The time of the last message, the spent epsilon and the cap on
+        epsilon follow, each only if it exists.
         """
         messages = [({"outcome": name}, self.messages[name]) for name in _OUTCOMES]
         sizes = [({"direction": "in"}, self.bytes_in), ({"direction": "out"}, self.bytes_out)]
@@ -112,10 +112,11 @@ class HospitalReader:
         return parse_site_file(path.read_text(encoding="utf-8"))
 
     def read(self) -> HospitalState:
-        """Update the state from the audit log and the ledger of the privacy budget, and return it.
+        """Update the state from the hospital's audit log and its ledger, and return it.
 
-        Only new lines of the log are read, and the ledger only if it has changed. Without a log no
-        messages are counted, and without a ledger the epsilon is None.
+        The ledger is the file that adds up the hospital's privacy budget. Only new lines of the log
+        are read, and the ledger only if it has changed. Without a log no messages are counted, and
+        without a ledger the epsilon is None.
 
         Raises:
             OSError: a file cannot be read.
@@ -151,8 +152,7 @@ class HospitalReader:
     def _count(self, text: bytes) -> None:
         """Add one line of the audit log to the counts.
 
-        A line that cannot be parsed was torn by a power cut. It is not counted, because its answer
-        never left.
+        A line that cannot be parsed is skipped. A power cut tore it, so its answer never left.
         """
         state = self._state
         try:

@@ -19,7 +19,7 @@ def list_page(folder: RunFolder) -> str:
     """Build the HTML page that lists the runs in a folder, with a form to compare two runs.
 
     Reading the metrics of many runs takes time. The first call for a folder therefore shows only
-    metrics that are cached. Each later call reads more of them, for half a second.
+    cached metrics. Each later call reads further metrics, but for at most about half a second.
 
     Raises:
         RunDirectoryError: the folder does not exist or cannot be read.

@@ -18,7 +18,9 @@ def draw_pictures(
 ) -> list[Picture]:
     """Draw the pictures of a run so far: a metric, the loss, bytes, and the slowest sites.
 
-    The metric and the loss have a line for each split. A picture without any value is left out.
+    The metric has a line for test and one for validation samples. The loss also has one for
+    training samples. The bytes have a line to and one from the hospitals. A picture without any
+    value is left out.
 
     Args:
         rows: the rows of metrics.csv that may be shown.
@@ -116,8 +118,8 @@ def _slowest(answers: Sequence[Row]) -> Picture | None:
     """Draw the mean seconds of work per reply of the ten slowest sites, the slowest first.
 
     Replies with 0 seconds do not count, because a site that does not report its seconds sends 0. If
-    quicker sites are not drawn, the caption has their number. If no site reports seconds, the
-    result is None.
+    more than ten sites report seconds, the caption has the number of quicker sites that are left
+    out. If no site reports seconds, the result is None.
     """
     # A site that does not report its seconds sends 0
     worked = [row for row in answers if float(row["seconds"])]

@@ -21,7 +21,9 @@ def address(page: str, **query: str) -> str:
 def render_live(
     template: str, title: str, data: Mapping[str, Any], *, subtitle: str = "", has_list: bool = True
 ) -> str:
-    """Render a page whose sections are updated in an open browser when their content changes.
+    """Render a page that updates itself in the browser while it is open.
+
+    Only sections whose content has changed are replaced.
 
     Args:
         template: the name of a template that extends ``live.html``.

@@ -69,8 +69,9 @@ class Measured:
     def last_of_sites(self, metric: str) -> dict[str, float]:
         """Return the values of a metric in the last round: site -> value.
 
-        The values are those of the split that tables show (``split``), and the last round is the
-        last one with a value of that split. Sites without the metric in that round are left out.
+        The values are those of ``split``, which is test, or val if no site measured test samples.
+        The last round is the last one with any metric of that split. Sites without this metric in
+        that round are left out.
         """
         values = {}
         for row in self.rows:
@@ -108,9 +109,9 @@ class MeasuredRuns:
     def read(self, run_dir: Path) -> Measured | None:
         """Return the metrics and messages of a run so far, cached while its files are unchanged.
 
-        If a file is missing, damaged or is just being written, the result is that of the last
-        successful call, and ``fault`` has the reason. If no call has succeeded yet, the result is
-        None. This is also so before the first round is over, when the files are not written yet.
+        If a file is missing, damaged or just being written, the result is that of the last
+        successful call, and ``fault`` returns the error. The result is None if no call has
+        succeeded yet, as before the end of the first round, when the files do not exist yet.
         """
         known = self._known.get(run_dir)
         # Taken before the files are read, so a file that changes meanwhile is read again next time

@@ -88,7 +88,8 @@ def list_runs(folders: Sequence[Path], wanted: Mapping[str, str | None]) -> list
     """List the run directories in folders, sorted by their start, the oldest first.
 
     Folders are searched down to two levels, without following links. A damaged run, or a run of
-    another version, is listed as unreadable. As its start is unknown, it comes before the others.
+    another version, is listed as unreadable. Its start is unknown, so it comes before all other
+    runs.
 
     Args:
         folders: run directories, or folders with them.
@@ -118,8 +119,8 @@ def _is_run(path: Path) -> bool:
 def find_runs(folder: Path, levels: int = _DEEPEST) -> Iterator[Path]:
     """Yield the run directories in a folder, down to ``levels`` levels below it.
 
-    If the folder is itself a run directory, only the folder is yielded. Links are not followed. A
-    folder that disappears meanwhile is left out.
+    A run directory is not searched for further ones. If ``folder`` is a run directory, only it is
+    yielded. Links are not followed. A folder that disappears meanwhile is left out.
 
     Raises:
         OSError: a folder cannot be read.
@@ -144,7 +145,11 @@ def read_listed(path: Path, size: int = 0) -> ListedRun:
 
     If the directory cannot be read, the state is "unreadable" and ``note`` has the error. For a
     failed run, ``note`` has the reason. If the run's process was killed, the state is
-    "interrupted". ``size``, the directory's size in bytes from ``size_of``, is stored unchanged.
+    "interrupted".
+
+    Args:
+        path: the run directory.
+        size: its size in bytes, from ``size_of``, which the result repeats.
     """
     try:
         seen = look_at(path)

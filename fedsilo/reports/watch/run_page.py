@@ -45,8 +45,8 @@ _PICTURES = {
 def run_page(view: View, runs: RunFolder | None, *, has_list: bool = True) -> str:
     """Build the HTML page that shows the progress of a run, a deployment or a hospital's node.
 
-    A deployment's page has its members and its newest run. A run's page has its state, curves,
-    metrics, sites and files.
+    A deployment's page has its members (server and sites) and its newest run. A run's page has its
+    state, curves, metrics, sites and files. A hospital's page has the facts about its messages.
 
     Args:
         view: the state to show. Parts that it does not have are left out of the page.
@@ -80,9 +80,9 @@ def run_page(view: View, runs: RunFolder | None, *, has_list: bool = True) -> st
 def _run_data(run: Watched, runs: RunFolder) -> dict[str, Any]:
     """Build the template variables of a run: its state, facts, curves, metrics, failures and files.
 
-    If the run's process was killed, the state is "interrupted". Before the first round has ended
-    there are no metrics and curves. After that, ``fault`` says why they cannot be read, and is
-    empty if they can.
+    If the run's process was killed, the state is "interrupted". Before the first round has ended,
+    there are no metrics and curves. After that, ``fault`` is the error if the metrics cannot be
+    read, and otherwise empty.
     """
     name = _name_of(run.folder, runs)
     measured = runs.measured.read(run.folder)
@@ -114,7 +114,7 @@ def _run_data(run: Watched, runs: RunFolder) -> dict[str, Any]:
 def _site_table(view: View) -> Table:
     """Build the table of the sites' states.
 
-    If the run is over, the column ``now`` is left out.
+    If the run is over, the column ``now`` (the present work of a site) is left out.
     """
     columns, rows = list(SITE_COLUMNS), [list(row) for row in view.site_rows()]
     if view.run and view.run.over:
@@ -160,7 +160,8 @@ def _facts(run: Watched) -> list[tuple[str, str]]:
 
     First come the method, data set, seed, start, finished rounds, phase, time so far and time left.
     Then follow the bytes, spent epsilon, memory of the server, and number of messages left out. The
-    phase is absent when the run is over, and the time left if it is unknown.
+    phase is absent if the run is over or between phases, and the time left if it is unknown.
+    Without differential privacy, the text for epsilon is "none".
     """
     progress = run.progress
     facts = [
@@ -225,7 +226,7 @@ def _failures(run_dir: Path) -> Sequence[Sequence[str]]:
 
 
 def _other_runs(view: View, runs: RunFolder | None) -> list[str]:
-    """List the other runs in the folder with which the page offers to compare the run.
+    """List the names of the other runs in the folder, with which the user may compare the run.
 
     The run that started last comes first, and unreadable runs are left out. If the view has no run,
     or if ``runs`` is None, the list is empty.

@@ -42,7 +42,7 @@ class _Side:
 
 
 def side_by_side_page(runs: RunFolder, names: Sequence[str]) -> str:
-    """Build the page of two runs: their states, curves, metrics by site, and settings that differ.
+    """Build the page of two runs: their facts, curves, metrics by site, and settings that differ.
 
     Args:
         runs: the folder with the runs.
@@ -112,8 +112,8 @@ def _facts(left: _Side, right: _Side) -> list[list[str]]:
 def _curves(left: _Side, right: _Side) -> list[Picture]:
     """Draw the headline metrics of two runs over rounds, a picture for each metric that both have.
 
-    If the runs do not show metrics of the same split, the list is empty. A run that is compared
-    with itself is named "again" the second time.
+    If the runs do not show metrics of the same split, the list is empty. If both sides are the same
+    run, the name of the second line ends with "again".
     """
     pictures: list[Picture] = []
     split = _common_split(left, right)
@@ -184,8 +184,8 @@ def _settings(left: _Side, right: _Side) -> tuple[list[list[str]], str]:
     other run is "-".
 
     Returns:
-        The rows [key, left value, right value] of the settings that differ, and ''. If the settings
-        of either run cannot be read, no rows and the reason.
+        The rows [key, left value, right value] of the settings that differ, and an empty text. If
+        the settings of a run cannot be read, no rows and the error.
     """
     try:
         first = FinishedRun(left.state.folder).settings.decisive()

@@ -55,7 +55,7 @@ class Watched:
 
     @property
     def seconds(self) -> float:
-        """The seconds from the beginning of the run's process until now.
+        """Return the seconds from the start of the run's process until now.
 
         If the run is over, they are the seconds until its last write.
         """
@@ -65,7 +65,7 @@ class Watched:
 
     @property
     def seconds_left(self) -> float | None:
-        """Estimated seconds until the end; None before the first round and after the run."""
+        """Estimate the seconds until the end; None before the first round and after the run."""
         # The estimate dates from the last write of the file
         left = self.progress.seconds_left
         if left is None or self.over:
@@ -102,9 +102,11 @@ class Watched:
 
         For a finished run, the sentence has the number of finished rounds. For a run that failed,
         was interrupted or was killed, the sentences have the state and the number of finished
-        rounds. For a running run, the sentence has the round, the sites that the server waits for
-        and, if known, the time left. If a running run has written nothing for a minute, another
-        sentence says so.
+        rounds.
+
+        For a running run, the sentence has the round. If they are known, it also has the progress
+        of the current phase, the sites that the server waits for, and the time left. If the run has
+        written nothing for a minute, another sentence says so.
         """
         here = self.progress
         if here.state == "finished":
@@ -126,8 +128,8 @@ class Watched:
         """Summarise the run in one line, with commas between the parts.
 
         The parts are the run's name with its state, the round, the current phase, the bytes, the
-        spent epsilon, the time so far, and the time left. When the run is over, the phase is left
-        out. The epsilon is left out without differential privacy, and the time left if unknown.
+        spent epsilon, the time so far, and the time left. If the run is over, there is no phase.
+        Without differential privacy, there is no epsilon. An unknown time left is left out.
         """
         here = self.progress
         parts = [f"{here.run}: {self.state()}", f"round {here.round} of {here.rounds}"]
@@ -144,11 +146,11 @@ class Watched:
 
 
 def _waiting(progress: Progress) -> list[str]:
-    """Describe the current phase in phrases: how far it is, and which sites are awaited.
+    """Describe the progress of the current phase, such as "fit", in one to three phrases.
 
-    The first phrase has the number of sites that have answered. If some sites have neither answered
-    nor failed, the second one names them. The third one names those among them that are not
-    connected, if there are any.
+    The first phrase has the number of sites that have answered, out of those that were asked. If
+    some sites have neither answered nor failed, the second phrase names them. The third one names
+    those among them that are not connected, if any.
     """
     parts = [f"{len(progress.answered)} of {len(progress.asked)} hospitals have answered"]
     waiting = []
@@ -164,7 +166,7 @@ def _waiting(progress: Progress) -> list[str]:
 
 
 def look_at(folder: Path) -> Watched:
-    """Read the present state of a run from its directory, and check if its process still lives.
+    """Read the present state of a run from its directory, and check whether its process lives.
 
     ``gone`` is True if the run says that it is running, but its process on this machine has died. A
     process on another machine cannot be checked. For such a process, ``silent`` tells whether it
@@ -254,8 +256,8 @@ class View:
     def metrics_text(self) -> str:
         """Build the text with metrics in Prometheus's format.
 
-        It has the metrics of the run, whether each member of a deployment runs, and the metrics of
-        the hospital's node, as far as the view has these parts. For other views it is empty.
+        It joins the metrics of the parts that the view has: the run, the members of a deployment
+        (whether each one runs) and the hospital's node. Without these parts, the text is empty.
         """
         text = ""
         if self.run:
@@ -273,8 +275,8 @@ class View:
 
         For a hospital, the line has the facts about its messages. For a folder with runs, it has
         the number of runs in each state. For a run or a deployment, it is the run's line, such as
-        "hearts: running, round 3 of 10, ...". Without any run, it says "no run yet". The members of
-        a deployment that are down follow after a semicolon.
+        "hearts: running, round 3 of 10, ...". Without any run, it says "no run yet". If members of
+        a deployment are down, their names follow after a semicolon.
         """
         parts = [f"{self.title}: no run yet"]
         if self.run:
@@ -364,9 +366,14 @@ def look_at_hospital(reader: HospitalReader) -> View:
 def _doing(site: str, run: Watched) -> str:
     """Describe the present work of a site, such as "asked to fit", "answered" or "away".
 
-    For a site that has failed, the text is "left out: " and the reason, even if the site is not
-    asked in this phase. For any other site that is not asked, and for all sites when the run is
-    over, the text is empty.
+    The first of these rules that applies decides the text:
+
+    1. When the run is over, it is empty.
+    2. For a failed site, it is "left out: " and the reason.
+    3. For a site that is not asked in this phase, or between phases, it is empty.
+    4. For a site that has answered, it is "answered".
+    5. For a site that is not connected, it is "away".
+    6. Otherwise it is "asked to " and the phase.
     """
     here = run.progress
     if run.over:

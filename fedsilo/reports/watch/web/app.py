@@ -70,11 +70,13 @@ class WatchPages:
 
         Args:
             path: ``/``, ``/runs``, ``/run``, ``/compare`` or ``/report``.
-            query: the names of runs and of a report's reader.
+            query: the address's query: ``name`` of the run, ``a`` and ``b`` of two runs to compare,
+                or ``reader``, ``name`` and ``other`` (a second run) of a report. Other pages ignore
+                it.
 
         Returns:
             The page with status 200, or a notice. A notice has status 503 for ``/`` and ``/runs``,
-            and 404 for any other address, which may be unknown.
+            and 404 for any other address.
         """
         pages: Mapping[str, Callable[[Query], str]] = {
             "/": self._first_page,
@@ -104,10 +106,10 @@ class WatchPages:
     def metrics(self) -> Response:
         """Return the metrics as plain text in Prometheus's format.
 
-        For a folder of runs, they are the metrics of all runs that have not ended. Otherwise they
-        are those of the run, the deployment's members and the hospital, as far as these exist. The
-        text may be empty. If the metrics cannot be read, the response has status 503 and a comment
-        with the error.
+        For a folder of runs, they are the metrics of all running runs. Otherwise they are those of
+        the run, the deployment's members and the hospital, as far as these exist. The text may be
+        empty. If the metrics cannot be read, the response has status 503 and a comment with the
+        error.
         """
         media_type = "text/plain; version=0.0.4; charset=utf-8"
         try:
@@ -124,8 +126,9 @@ class WatchPages:
     def file(self, query: Query) -> Response:
         """Return a picture or a report of a run as a response.
 
-        If the run or the file does not exist or cannot be read, the response has status 404 and the
-        error as plain text.
+        ``query`` has the ``name`` of the run and the name of the ``file``. If the run or the file
+        does not exist or cannot be read, the response has status 404 and the error as plain text.
+        Scripts in the file are forbidden by a header, which a PDF does not get.
         """
         name, file = query.get("name", ""), query.get("file", "")
         try:
@@ -182,14 +185,14 @@ def make_app(
 ) -> Starlette:
     """Build the web application, which answers requests for pages, files, metrics and events.
 
-    Pages are rendered on a daemon thread, so a slow one does not delay other requests. Events tell
-    an open page which of its sections have changed.
+    Pages are rendered on a daemon thread, so a slow page does not delay other requests. The events
+    send an open page those of its sections that have changed.
 
     Args:
         pages: renders the pages.
-        names: the host names under which the pages may be requested; None for any address of this
-            machine (``guard.Guard``).
-        is_over: tells whether the server is about to end, so that events end, too.
+        names: the host names under which the pages may be requested; None for any IP address and
+            for the names of this machine's loopback (``guard.Guard``).
+        is_over: tells whether the server is about to end. Then open streams of events end as well.
     """
 
     async def page(request: Request) -> Response:

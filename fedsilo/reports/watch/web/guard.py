@@ -69,8 +69,9 @@ class Guard:
     def _refuse(self, scope: Scope) -> PlainTextResponse | None:
         """Return the reply that refuses a request, or None if the request may be answered.
 
-        The status of the reply is 403 if the request's header ``Host`` does not name a known host.
-        Otherwise it is 405 if the method is neither GET nor HEAD.
+        A request with an unknown host name in its header ``Host`` gets status 403. Known are the
+        ``names`` or, if these are None, every IP address and the names of the loopback. A request
+        to a known host gets status 405 if its method is neither GET nor HEAD.
         """
         host = host_name(Headers(scope=scope).get("host", ""))
         if not self._is_known(host):
@@ -93,7 +94,7 @@ def host_name(host: str) -> str:
 
 
 def is_address(host: str) -> bool:
-    """Tell whether a host name is an IP address."""
+    """Tell whether a host name, without brackets and port, is an IPv4 or IPv6 address."""
     try:
         ipaddress.ip_address(host)
     except ValueError:
