@@ -396,7 +396,7 @@ class SecureSite:
             )
 
     def _sign_list(self) -> ConfigRecord:
-        """Sign the server's list of the sites whose weights arrived; store the list, return the signature.
+        """Sign and store the server's list of sites whose weights arrived; return the signature.
 
         Only one list is signed under the keys of a round, because two lists would give two sums.
         The same list may be signed again. If the method proves its sums, all sites must be in the

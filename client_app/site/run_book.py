@@ -107,9 +107,9 @@ class RunRecord:
     def enter(self, message: Instruction) -> None:
         """Count a message in the record of its run, in total and by round and phase.
 
-        ``round`` becomes the highest round so far. Counts by phase are dropped for all rounds
-        except this highest round and the one before. The message is not checked, and nothing is
-        written to disk here; the caller does both.
+        The record's ``round`` becomes the highest round asked for so far. Counts by phase are
+        dropped for all rounds except this highest round and the one before it. The message is not
+        checked, and nothing is written to the disk here, because the caller does both.
         """
         self.messages += 1
         self.round = max(self.round, message.round)

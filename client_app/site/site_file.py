@@ -19,10 +19,11 @@ _LISTS = (*_NEEDED, "refused-records")
 
 
 def read_rules(text: str, kind: type) -> Any:
-    """Parse a site file's YAML ``text`` into a ``kind``, such as ``SiteFile``.
+    """Parse a site file's YAML ``text`` into an object of the class ``kind``, such as ``SiteFile``.
 
     The lists 'methods', 'datasets' and 'records' are required, but may be empty. A pattern in
-    'records' or 'refused-records' must be "*" or begin with a record's name, such as "arrays/".
+    'records' or 'refused-records' must be "*" or begin with a record's name, such as "arrays/". The
+    result's ``given`` has the text's single values, by key.
 
     Raises:
         SettingError: the text is empty or not a YAML mapping; a key is unknown or missing; a value,
