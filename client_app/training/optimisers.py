@@ -194,7 +194,7 @@ def eager(kind: Callable[..., Optimizer]) -> Callable[..., Optimizer]:
 
     PyTorch guards some methods of its optimisers against ``torch.compile``, and the guards import
     ``torch._dynamo`` at the first call, which takes more than a second in every process. The
-    subclass has these methods without their guards. Cached by class.
+    subclass has these methods without their guards. It is made once for each class.
     """
     base = cast(type[Optimizer], kind)
     methods: dict[str, Any] = {}
