@@ -167,10 +167,10 @@ def _gradients_are_on() -> bool:
 
 
 def _turn_gradients(on: bool) -> None:
-    """Turn PyTorch's gradients on or off in this process; does nothing if PyTorch is not imported.
+    """Turn PyTorch's gradients on or off in this thread; do nothing if PyTorch is not imported.
 
     The timer's signal may interrupt the exit of ``torch.no_grad``. Gradients would then stay off,
-    and later runs in the process could not train.
+    and later runs in the thread could not train.
     """
     torch = sys.modules.get("torch")
     if torch is not None:

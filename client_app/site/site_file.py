@@ -87,7 +87,7 @@ def _texts(key: str, value: Any) -> tuple[str, ...]:
 def _refuse_unknown(what: str, names: Iterable[str], known: Iterable[str]) -> None:
     """Check that each plain name in a list of the site file is known.
 
-    A misspelt name would forbid or allow something else than its author meant. Patterns with ``*``
+    A misspelt name would not forbid or allow the thing that its author meant. Patterns with ``*``
     are not checked. Names with '.', ':' or '_' are not checked either, because they may be plugins.
 
     Args:

@@ -461,7 +461,7 @@ def _declare(measure: Measure) -> MeasuredFeature:
 def fingerprint(silo: Silo) -> Mapping[str, str]:
     """Return the digests that identify a silo's data, by name.
 
-    They are "schema", a digest of the columns, or of the classes and image size, and one digest of
-    the data of each split, under the split's name.
+    "schema" is a digest of a table's schema, or of the classes and the image size. Each split's
+    name has a digest of that split's data.
     """
     return {"schema": silo.schema, **silo.fingerprints}

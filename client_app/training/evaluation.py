@@ -141,7 +141,7 @@ def measured_parts(
 
 
 def select_strata(split: Split, strata: Tensor, chosen_strata: Tensor) -> Split:
-    """Return a new split with only the samples of the chosen strata, in their order.
+    """Return a new split with only the samples of the chosen strata, in the order of ``split``.
 
     A stratum is a group of samples that the task defines, such as those of one class.
 

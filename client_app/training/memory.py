@@ -160,8 +160,8 @@ def _smaller_steps(settings: CommonSettings) -> list[str]:
 def _free_memory_of(error: BaseException) -> None:
     """Free the memory that failed work still holds, by clearing the error's traceback.
 
-    The local variables of all its functions are cleared, and those of the errors that led to
-    ``error``. Cached memory is returned to the GPU, if there is one.
+    The local variables of all functions in the traceback are cleared. So are those of the errors
+    that led to ``error``. Cached memory is returned to the GPU, if there is one.
     """
     link: BaseException | None = error
     while link is not None:

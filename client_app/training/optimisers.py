@@ -45,7 +45,7 @@ _KINDS = _optimiser_classes()
 
 
 def open_optimiser(module: nn.Module, settings: CommonSettings) -> Optimizer:
-    """Build a new optimiser, as the settings choose it, for the trainable parameters of ``module``.
+    """Build the optimiser that the settings choose, for the trainable parameters of ``module``.
 
     If ``module`` has a function ``slow_parameters()``, the parameters that it returns get the
     learning rate 'vit.basic-learning-rate'. If it has a function ``apart_parameters()``, the
