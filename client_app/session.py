@@ -163,7 +163,7 @@ class SiteSession(OpenedSite):
     def measured_splits(self) -> tuple[str, ...]:
         """Return the splits whose metrics may leave the site, in the order "train", "val", "test".
 
-        - A split needs at least 'minimum-measured' reported samples, a limit of the hospital. An
+        - A split needs at least as many reported samples as the hospital's 'minimum-measured'. An
           empty split passes too, because it has no metrics, but not at trust 'sums'.
         - If the hospital has its own cap on epsilon, "train" is left out.
 

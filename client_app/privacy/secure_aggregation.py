@@ -431,7 +431,7 @@ class SecureSite:
         return self._record({"signature": sign_text(self.signer.private, secrets.list_words())})
 
     def _unmask(self) -> ConfigRecord:
-        """Return one share of a secret of each site, with which the server unmasks the sum.
+        """Return a share of one secret of each site, so that the server can unmask the sum.
 
         Each site holds one share of each other site's secrets. For a site whose weights arrived,
         the result has the share of its own mask. For a site that dropped out, it has the share of

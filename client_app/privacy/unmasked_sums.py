@@ -79,7 +79,7 @@ class UnmaskedSums:
             raise self._other(before.sites)
 
     def refuse_other_question(self, question: str) -> None:
-        """Check that the server repeats its request if this round's sum is already unmasked.
+        """Check that a repeated request is unchanged if the round's sum is already unmasked.
 
         The check comes before the data are opened. Otherwise a server could choose a second request
         that gets another answer only if one particular patient is there. A refusal after the answer

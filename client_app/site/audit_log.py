@@ -64,8 +64,8 @@ def build_entry(
     The keys are "time", "site", "run", "run-id", "kind" (the message's type), "method", "dataset",
     "round", "phase", "outcome", "why", "records", "bytes-in" and "bytes-out", and "ledger" if there
     is one. "records" counts the names of the reply's arrays and values by pattern
-    (``group_names``). No key has a value of the data. Names from the server are cut at 200
-    characters, and the reason at 1,000.
+    (``group_names``). The line never has a value of the data. Names from the server are cut at 200
+    characters, and "why" at 1,000.
 
     Args:
         site: the site's name.

@@ -52,7 +52,7 @@ def site_settings(context: Context) -> CommonSettings:
 
     Raises:
         SettingError: a value has the wrong type, is out of range, or names an unknown part, an
-            unusable plugin file or an impossible file of weights.
+            unusable plugin file or a forbidden weights file.
         RefusedError: at a real site, 'split.silo-set' names a file, or the run needs a plugin that
             the hospital lacks or has in another version.
     """

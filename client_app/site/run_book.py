@@ -67,8 +67,8 @@ class RunRecord:
 
         The reasons are, in this order:
 
-        - The phase's name is not 1 to 64 letters, digits, '-' and '_'. Or the round is not from 1
-          to ``rounds`` + 1, or the step not from 0 to 999,999.
+        - The phase's name does not consist of 1 to 64 letters, digits, '-' or '_'. Or the round is
+          not from 1 to ``rounds`` + 1, or the step is not from 0 to 999,999.
         - The round is more than one before the highest round of the run so far.
         - The phase was already asked for 'max-repeats' times in this round.
         - The run has used up its messages ('max-messages').
