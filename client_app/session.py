@@ -163,8 +163,8 @@ class SiteSession(OpenedSite):
     def measured_splits(self) -> tuple[str, ...]:
         """Return the splits whose metrics may leave the site, in the order "train", "val", "test".
 
-        - A split with fewer reported samples than the hospital's 'minimum-measured' is left out. An
-          empty split is left out only at trust 'sums', because elsewhere it simply has no metrics.
+        - A split needs at least as many reported samples as the hospital's 'minimum-measured'. An
+          empty split passes too, because it has no metrics, but not at trust 'sums'.
         - If the hospital has its own cap on epsilon, "train" is left out.
 
         With such a cap the result is empty in two cases:
@@ -187,12 +187,12 @@ class SiteSession(OpenedSite):
         return tuple(splits)
 
     def silo_for(self, content: RecordDict) -> Silo:
-        """Return the site's data with a table's features standardised and missing values as 0.
+        """Return the site's data with standardised table features and with 0 for missing values.
 
         Numeric outcomes stay in their unit, but the result records their mean and standard
-        deviation for the task. The last result is cached, and is returned again if the mean and the
-        standard deviation are the same. Otherwise the site's own log names the columns that seem to
-        be in another unit.
+        deviation for the task. If the mean and standard deviation have not changed since the last
+        call, its result is returned from the cache. Otherwise the site's own log names the columns
+        that seem to be in another unit.
 
         Args:
             content: the server's message, which has the pooled mean and standard deviation.
@@ -259,7 +259,10 @@ class SiteSession(OpenedSite):
         """Return the folder for this site's private state in a run; the folder may not exist yet.
 
         The folder is ``<state-dir>/<run>/<site>``. In a simulation without 'state-dir' it is
-        ``<run-dir>/sites/<site>``. The last part is the site's ``folder_name``.
+        ``<run-dir>/sites/<site>``. In ``<site>``, characters that are unsafe in paths are encoded.
+
+        Args:
+            instruction: the server's request, which names the run and its folder.
 
         Raises:
             SiteError: the node config has no 'state-dir', at a real site or in a simulation without
@@ -356,12 +359,12 @@ class SiteSession(OpenedSite):
         """Check that the run's class weights do not let a few samples dominate a step.
 
         Kish's effective sample size of the training samples' weights must reach 'minimum-batch'. A
-        simulated site passes. A hospital with its own cap on epsilon passes too, because clipping
-        and noise hide each sample there.
+        simulated site has no minimum. Neither has a hospital with its own cap on epsilon, because
+        clipping and noise hide each sample there.
 
         Raises:
             RefusedError: the effective sample size is below 'minimum-batch'.
-            SettingError: the run's own weights are not one per class.
+            SettingError: the run lists class weights, but not one for each class.
         """
         weights = class_weights(self.settings, self.silo)[self.silo.train.labels]
         least, effective = self.limits.minimum_batch, effective_samples(weights)
@@ -376,10 +379,14 @@ class SiteSession(OpenedSite):
 def reported_counts(site: OpenedSite) -> Counts:
     """Return the number of samples of each class that the site reports to the server, by split.
 
-    Without the hospital's own cap on epsilon these are the true counts, or at trust 'sums' the
-    lower bounds that the hospital declared before the run. With a cap, which no hospital at trust
-    'sums' has, they are the true counts with Gaussian noise. The noise is drawn once for the same
-    data, stored, and charged to the ledger (the hospital's record of spent epsilon).
+    There are three cases:
+
+    - A hospital with its own cap on epsilon reports the true counts with Gaussian noise. The noise
+      is drawn once for the same data, stored, and charged to the ledger (the hospital's record of
+      spent epsilon).
+    - A hospital at trust 'sums' reports the lower bounds that it declared before the run. It has no
+      cap.
+    - Any other site reports the true counts.
 
     Raises:
         EpsilonSpentError: noisy counts must be drawn for the first time, but would exceed the cap.

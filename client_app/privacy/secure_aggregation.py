@@ -369,11 +369,11 @@ class SecureSite:
         secrets.splits = common_splits(splits)
 
     def _refuse_threshold(self, threshold: int, sites: int) -> None:
-        """Check that the threshold is the one of the run's settings, and protects this site enough.
+        """Check the server's threshold against the run's settings and the hospital's limit.
 
-        The threshold is the number of shares that reveal a secret. It decides with how many other
-        sites the server could work together without seeing this site's part
-        (``tolerated_colluders``).
+        The threshold is the number of sites whose shares together reveal a secret. The higher it
+        is, the more sites can work with the server without seeing this site's part.
+        ``tolerated_colluders`` computes their number.
 
         Args:
             threshold: the threshold that the server states.
@@ -396,16 +396,17 @@ class SecureSite:
             )
 
     def _sign_list(self) -> ConfigRecord:
-        """Sign and store the server's list of sites whose weights arrived.
+        """Sign and store the server's list of sites whose weights arrived; return the signature.
 
         Only one list is signed under the keys of a round, because two lists would give two sums.
         The same list may be signed again. If the method proves its sums, all sites must be in the
-        list, and the hashes of their parts (seals) are signed too.
+        list. The signature then also covers the seals (hashes) of their masked parts.
 
         Raises:
-            RefusedError: another list was signed, the list names a site that did not mask, or the
-                list is too short or differs from an earlier sum. With proven sums also: a site is
-                missing, or this site's seal is another.
+            RefusedError: another list was signed, the list names a site that did not mask, or it is
+                too short. Or the sum was unmasked before over other sites or with other numbers
+                from this site. With proven sums also: a site is missing, or this site's seal is
+                another.
             SiteError: the list is malformed, or the site has no keys for this round.
             CheckpointError: the site's secrets or records are damaged, or cannot be written.
         """
@@ -430,12 +431,14 @@ class SecureSite:
         return self._record({"signature": sign_text(self.signer.private, secrets.list_words())})
 
     def _unmask(self) -> ConfigRecord:
-        """Return one share of each site's secrets, with which the server unmasks the sum.
+        """Return a share of one secret of each site, so that the server can unmask the sum.
 
-        For a site whose weights arrived, it is the share of that site's own mask. For any other
-        site, it is the share of that site's masking key. Never both leave. A site whose sealed
-        share is missing or cannot be opened is left out. Before the record is made, the sum is
-        noted in this site's records, and the round's secrets are deleted.
+        Each site holds one share of each other site's secrets. For a site whose weights arrived,
+        the result has the share of its own mask. For a site that dropped out, it has the share of
+        its masking key. Both shares of one site never leave, because together they would unmask its
+        weights. A site whose sealed share is missing or cannot be opened is left out. Before the
+        record is made, the sum is noted in this site's records, and its secrets of the round are
+        deleted.
 
         Returns:
             A record with the sites' names in ``of`` and their shares in ``shares``, in the same
@@ -477,8 +480,9 @@ class SecureSite:
     def _refuse_disagreement(self, secrets: RoundSecrets) -> None:
         """Check that enough sites have signed the same list of sites as this site.
 
-        Enough are at least the threshold or, if the method proves its sums, all sites in the list.
-        Otherwise a server could show different lists to the sites, and unmask two sums.
+        The number of valid signatures must reach the threshold. If the method proves its sums, all
+        sites in the list must have signed it. Without this check, a server could show different
+        lists to the sites, and unmask two sums.
 
         Raises:
             RefusedError: too few signatures are valid. The error gives their number and the number

@@ -94,11 +94,12 @@ class Signer:
 def signer_of(simulated: bool, seed: int, site: str, node_config: Mapping[str, Value]) -> Signer:
     """Return a site's signing key, together with its rule for accepting the keys of other sites.
 
-    A simulated site accepts only keys that are derived from the run's seed. A hospital accepts only
-    keys that people have compared. If a hospital has no signing key yet, a key is made and stored.
+    With this key a site signs its keys for secure aggregation. A simulated site accepts only keys
+    that are derived from the run's seed. A hospital accepts only keys that people have compared. If
+    a hospital has no signing key yet, a key is made and stored.
 
     Args:
-        simulated: whether this is a site of a simulation.
+        simulated: whether the site is simulated.
         seed: the run's seed, used only in a simulation.
         site: the site's name.
         node_config: the node's own config, used only at a hospital.
@@ -130,11 +131,11 @@ def signer_of(simulated: bool, seed: int, site: str, node_config: Mapping[str, V
 
 
 def _refuse_other_seed(seed: int, codes: Mapping[str, str]) -> None:
-    """Check that each site of a simulation signs with the key that follows from seed and site name.
+    """Check that each simulated site signs with the key that follows from the seed and its name.
 
     Args:
         seed: the run's seed.
-        codes: site -> code of the key with which it signs.
+        codes: the code (a short hash) of each site's public signing key, by site.
 
     Raises:
         RefusedError: a site signs with another key. The error names the first such site and the
@@ -149,7 +150,7 @@ def _refuse_other_seed(seed: int, codes: Mapping[str, str]) -> None:
 
 
 def signing_key(folder: Path) -> EllipticCurvePrivateKey:
-    """Return the private signing key in ``folder``; the first call makes and stores it.
+    """Return the hospital's private signing key in ``folder``; the first call makes and stores it.
 
     Raises:
         RefusedError: the key file is unreadable or cannot be written, or is not an elliptic-curve
@@ -209,7 +210,11 @@ class KnownKeys:
         )
 
     def read(self) -> dict[str, KnownKey]:
-        """Read the known keys by site. The mapping is empty if the list does not exist yet.
+        """Read the signing keys that this hospital knows of other hospitals, by site.
+
+        An entry has three codes (short hashes of a public key): the code that people have compared,
+        the code received last, and the code shown last. An unknown code is "". The entry also has
+        the day of the comparison. The mapping is empty if the list does not exist yet.
 
         Raises:
             CheckpointError: the list is damaged.
@@ -217,10 +222,11 @@ class KnownKeys:
         return self.file.read({})
 
     def show(self) -> dict[str, KnownKey]:
-        """Return the known keys by site, and record that each received code is shown to a person.
+        """Return the known signing keys by site, and record that a person now sees their codes.
 
-        If a person later types no code, ``mark`` accepts only a key that was shown. If all codes
-        were shown before, nothing is written.
+        The code (a short hash) of each key received last is recorded as shown. If a person later
+        confirms a key without typing its code, ``mark`` accepts only a key that was shown. If all
+        these codes were shown before, nothing is written.
 
         Raises:
             CheckpointError: the list is damaged, or cannot be written.
@@ -236,15 +242,18 @@ class KnownKeys:
     def refuse_uncompared(self, own: str, own_code: str, codes: Mapping[str, str]) -> None:
         """Store the other sites' received key codes, and check that people have compared each code.
 
+        A code is a short hash of a public signing key. The codes are stored before any refusal, so
+        that people can look them up.
+
         Args:
             own: this site's name.
             own_code: the code of this site's own signing key.
             codes: the codes of all received signing keys by site, including this site's.
 
         Raises:
-            RefusedError: this site's own key was replaced, or a key has changed since it was
-                compared, or a key was never compared. Only the first of these faults is reported;
-                for other sites' keys the error names the sites.
+            RefusedError: ``codes`` has another code for this site than ``own_code``, a key has
+                changed since it was compared, or a key was never compared. Only the first of these
+                faults is reported, with all sites that have it.
             CheckpointError: the list is damaged, or cannot be written.
         """
         others = {site: code for site, code in codes.items() if site != own}
@@ -275,11 +284,11 @@ class KnownKeys:
             raise RefusedError(fault)
 
     def _note(self, codes: Mapping[str, str]) -> dict[str, KnownKey]:
-        """Store the latest received code of each site, and return all known keys.
+        """Store the codes of the keys received from other sites, and return all known keys by site.
 
-        New sites are ignored once the list has 200 sites, because a server could invent any number
-        of sites. New sites with an invalid name are ignored too. ``codes`` maps other sites to the
-        codes of their received keys.
+        ``codes`` maps each other site to the code (a short hash) of its key, which replaces the
+        code received earlier. A new site is ignored if its name is invalid. It is also ignored once
+        the list has 200 sites, because a server could invent any number of sites.
 
         Raises:
             CheckpointError: the list is damaged, or cannot be written.
@@ -298,14 +307,14 @@ class KnownKeys:
     def mark(self, site: str, code: str = "") -> str:
         """Record that a person compared another site's key today, and return the key's code.
 
-        Without ``code``, the last received key counts as compared. It must be the one that ``show``
-        last showed to a person, because a server could send its own key while two hospitals are on
-        the telephone.
+        The code is a short hash of the public key. Without ``code``, the key received last counts
+        as compared. It must be the one that ``show`` last showed to a person. Otherwise a server
+        could send a key of its own while two hospitals are on the telephone.
 
         Args:
             site: the site that has the key.
-            code: the code that the other hospital read out; empty for that of the last received
-                key. A given code is stored even if another key, or no key, was received.
+            code: the code that the other hospital read out, in upper or lower case; "" for the key
+                received last. A given code is stored even if another key, or no key, was received.
 
         Raises:
             SettingError: the site's name or the code is malformed. Or no code is given, and no key
@@ -342,7 +351,7 @@ class KnownKeys:
         return code
 
     def forget(self, site: str) -> None:
-        """Remove a site from the list. Its key must then be compared again.
+        """Remove a site from the list of known keys, so that its key must be compared again.
 
         Raises:
             SettingError: the list does not have the site.
@@ -357,9 +366,10 @@ class KnownKeys:
 
 
 def own_code(folder: Path) -> str:
-    """Return the code of the signing key in ``folder``, in the form that people compare.
+    """Return the code of the hospital's signing key in ``folder``; "" if there is no key.
 
-    Returns "" if the folder has no key. No key is made.
+    The code is a short hash of the public key, which people at two hospitals compare by telephone.
+    A missing key is not made.
 
     Raises:
         RefusedError: the key file is unusable.

@@ -32,12 +32,14 @@ class Summand:
         updates: Mapping[str, Tensor],
         scaled_metrics: Mapping[str, float | None],
     ) -> dict[str, Words]:
-        """Weight and quantise this site's updates and metrics for the sum, as uint32 by name.
+        """Weight and quantise this site's numbers for a secret sum; return uint32 arrays by name.
 
-        Further arrays hold the number of training samples, capped at ``quantisation.samples``, and
-        the number of failures (0 or 1). If metrics are summed, there are also their weighted values
-        and the number of samples behind each, in the order of their names. The names and shapes do
-        not depend on whether the site failed.
+        The updates are multiplied by the site's weight, which is proportional to its training
+        samples up to ``quantisation.samples``. Another array holds two counts: the training
+        samples, at most ``quantisation.samples``, and 1 if the site failed, otherwise 0. If metrics
+        are summed, two more arrays hold their weighted values and the number of samples behind
+        each, in the order of their names. A failed site has the same names and shapes, and all its
+        other numbers stand for 0.
 
         Args:
             quantisation: maps numbers to integers; its ``samples`` caps a site's weight and its
@@ -72,8 +74,8 @@ class Summand:
         metric has no value or the site failed.
 
         Args:
-            name: the metric's key, which names its split. Without a split, training samples are
-                counted.
+            name: the metric's name, which contains the split, as in "incoming.val.loss". If it
+                contains no split, training samples are counted.
             scaled_metric: the metric, scaled to 0 to 1; None if it has no value.
             quantisation: its ``samples`` is the largest count of a site.
         """

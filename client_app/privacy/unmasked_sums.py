@@ -62,8 +62,9 @@ class UnmaskedSums:
     def refuse_missing_sites(self, partners: Sequence[str]) -> None:
         """Check that all sites of this round's unmasked sum, if there is one, take part again.
 
-        A sum over fewer sites would reveal the parts of the missing sites by subtraction.
-        ``partners`` may have further sites, because some may still drop out.
+        A server may ask for a round again after it has unmasked the round's sum. A sum over fewer
+        sites would reveal the parts of the missing sites by subtraction. ``partners`` may have
+        further sites, because some may still drop out.
 
         Args:
             partners: the sites that mask now.
@@ -78,13 +79,13 @@ class UnmaskedSums:
             raise self._other(before.sites)
 
     def refuse_other_question(self, question: str) -> None:
-        """Check that a request is the same as before, if this round's sum is already unmasked.
+        """Check that a repeated request is unchanged if the round's sum is already unmasked.
 
         The check comes before the data are opened. Otherwise a server could choose a second request
-        whose answer differs from the first one's only if one particular patient is there. A refusal
-        after the answer (``refuse_other``) would then reveal the patient.
+        that gets another answer only if one particular patient is there. A refusal after the answer
+        (``refuse_other``) would then reveal the patient.
 
-        If this round's sum is not unmasked but a later round's is, the request is refused too. The
+        If this round's sum is not unmasked but a later round's is, every request is refused. The
         later sum was made from the state that this round left here.
 
         Args:
@@ -118,7 +119,7 @@ class UnmaskedSums:
         was unmasked before, the check passes.
 
         Args:
-            weighed: the digest of the numbers that this site masks now.
+            weighed: the digest of the weighted numbers that this site masks.
             answered: the sites of the sum, sorted. Before the site masks, they are not known yet.
                 Then the argument is empty, and only ``weighed`` is compared.
 
@@ -142,9 +143,9 @@ class UnmaskedSums:
         return dict(zip(opened.sites, opened.seals, strict=False))
 
     def note(self, opened: RoundSum) -> None:
-        """Record that this round's sum may now be unmasked; it replaces the round's earlier record.
+        """Record that this round's sum may now be unmasked; replace the round's earlier record.
 
-        Only the 3 highest rounds are kept, because a server may go back by two.
+        Only the 3 highest rounds are kept, because a server may go back by two rounds.
 
         Args:
             opened: the sum's sites, and digests of the request and of the numbers that this site
@@ -199,7 +200,11 @@ class UnmaskedSum:
 
 
 def failed_before() -> SiteError:
-    """Build the error of a site that has masked 0 for the same received arrays before."""
+    """Build the error of a site that may not answer, because it failed to answer before.
+
+    For the same received arrays, the site has added 0 to a secret sum. The difference between that
+    sum and a sum with an answer would be the site's part.
+    """
     return SiteError(
         "this site could not answer for the same weights before, and adds nothing to "
         "them now: the difference of both sums would be its own part; after the repair "
@@ -223,10 +228,11 @@ class SummedBefore:
     about: str = ""
 
     def refuse_changed_sum(self, arrays: str, partners: Sequence[str]) -> None:
-        """Check that an earlier sum of the same arrays had the same settings, and no missing site.
+        """Check that the settings and sites fit an earlier sum of the same arrays, if there is one.
 
-        Arrays that were never summed pass. Under other settings, or over fewer sites, the
-        difference between both sums would reveal single sites' parts.
+        The settings must be the same, and all sites of the earlier sum must take part again.
+        Otherwise the difference between the two sums would reveal single sites' parts. Arrays that
+        were never summed pass.
 
         Args:
             arrays: the digest of all received arrays.
@@ -279,12 +285,15 @@ class SummedBefore:
         return before is not None and before.failed
 
     def note_part(self, arrays: str, failed: bool) -> None:
-        """Record that this site masks its part, or 0 if it ``failed``, before anything leaves.
+        """Record that this site masks its part of a sum, or 0 if it ``failed``.
 
-        A server could subtract a sum with the site's 0 from a sum with its part. So the site never
-        masks both for the same received arrays, not even in two runs at the same time. The record
-        cannot wait until the sum is unmasked, because a server can unmask it with shares from other
-        sites and never ask this site. Sites and settings are added by ``note``.
+        The caller does this before anything leaves. A server could subtract a sum with the site's 0
+        from a sum with its part. So the site never masks both for the same received arrays, not
+        even in two runs at the same time.
+
+        The record cannot wait until the sum is unmasked, because a server can unmask it with shares
+        from other sites and never ask this site. ``note`` later adds the sum's sites. It also adds
+        the digest of the settings, which is recorded here only for a failure.
 
         Args:
             arrays: the digest of all received arrays.
@@ -292,8 +301,8 @@ class SummedBefore:
 
         Raises:
             SiteError: the site has masked 0 for these arrays before, but now wants to answer.
-            RefusedError: the site has answered for these arrays before, but cannot answer now. That
-                it cannot is then visible, which tells less than its part.
+            RefusedError: the site has answered for these arrays before, but cannot answer now. The
+                server sees this refusal, which reveals less than the site's part.
             CheckpointError: the file is damaged, or cannot be written.
         """
         with self._file().lock():
@@ -317,11 +326,12 @@ class SummedBefore:
     def note(self, arrays: str, answered: Sequence[str], failed: bool) -> None:
         """Record in the hospital's own file that this site contributed to a sum of received arrays.
 
-        An earlier record for these arrays is replaced. Only the newest 10,000 records are kept.
+        The record has the sites, the digest of the settings, and whether this site failed. It
+        replaces an earlier record for these arrays. Only the newest 10,000 records are kept.
 
         Args:
             arrays: the digest of all received arrays.
-            answered: the sites whose parts are in the sum; empty if the sum is not unmasked yet.
+            answered: the sites whose parts are in the sum.
             failed: whether this site could not answer and added 0.
 
         Raises:
@@ -331,7 +341,10 @@ class SummedBefore:
             self._write(arrays, UnmaskedSum(list(answered), self.terms, failed, not failed))
 
     def _write(self, arrays: str, entry: UnmaskedSum) -> None:
-        """Replace the record for these arrays. The caller has locked the file."""
+        """Store a record for these arrays as the newest, in place of an earlier record for them.
+
+        Only the newest 10,000 records are kept. The caller has locked the file.
+        """
         sums = dict(self._sums())
         key = self._key(arrays)
         sums.pop(key, None)  # reinserted, so that the newest is last

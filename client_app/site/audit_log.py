@@ -61,11 +61,11 @@ def build_entry(
 ) -> dict[str, Any]:
     """Build the audit log's line for a message and its reply, as keys and JSON values.
 
-    The line has the time, the site, the run and its method and data set, the round and the phase.
-    It has the outcome, the reason if there is no answer, and the bytes of the message and the
-    reply. It counts the names of the reply's arrays and values by pattern (``group_names``), but
-    never has a value of the data. Names from the server are cut at 200 characters, and the reason
-    at 1,000.
+    The keys are "time", "site", "run", "run-id", "kind" (the message's type), "method", "dataset",
+    "round", "phase", "outcome", "why", "records", "bytes-in" and "bytes-out", and "ledger" if there
+    is one. "records" counts the names of the reply's arrays and values by pattern
+    (``group_names``). The line never has a value of the data. Names from the server are cut at 200
+    characters, and "why" at 1,000.
 
     Args:
         site: the site's name.
@@ -112,10 +112,10 @@ def append_line(path: Path, line: dict[str, Any]) -> None:
     """Append a line to the audit log as JSON, flush it to the disk, and write the log's head.
 
     The head is a file next to the log that stores the number and the check value of the last line.
-    The line gets such a number and check value first. If it has no ledger state, or one with fewer
-    releases than the log's last line, it gets the last line's state. If the log ends in an
-    incomplete line, the new line begins on a line of its own. Sites and processes that share a log
-    wait for each other.
+    The line first gets its own number and check value. The privacy ledger's state in the log never
+    goes back: a line without this state, or with fewer releases than the last line, gets the last
+    line's state. If the log ends in an incomplete line, the new line still begins on a line of its
+    own. Sites and processes that share a log wait for each other.
 
     Raises:
         RefusedError: the log or the head cannot be read or written. The log is cut back to its old
@@ -167,7 +167,7 @@ def _last_line(log: int, size: int) -> dict[str, Any]:
     """Return the last complete line of an open log of ``size`` bytes, or {} if there is none.
 
     Only the last 64 KiB are read. A line is skipped if it is not a JSON object, or if its ledger
-    state is damaged. A power cut tore such a line, so its answer never left the site.
+    state is damaged. A power failure has cut such a line short, so its answer never left the site.
     """
     # The log grows for years, so only its end is read
     tail = os.pread(log, _TAIL, max(0, size - _TAIL))

@@ -42,15 +42,16 @@ _SHARE = 0.9  # the share of the machine's memory that is allowed by default
 
 @contextmanager
 def enforce_bounds(answering: Answering) -> Iterator[None]:
-    """Run the block, which answers a message, within the hospital's trust, limits and quotas.
+    """Check a message against the hospital's trust, limits and quotas, and run the block for it.
 
-    Trust and the limits on settings are checked first. A site without a 'state-dir' then runs the
-    block without further checks. At any other site the message is counted in the run book, the
-    hospital's record of its answers. The block is stopped when its time or memory is used up.
+    The block answers the message. Trust and the limits on settings are checked first. A site
+    without a 'state-dir' then runs the block without further checks. Any other site counts the
+    message in the run book, the hospital's record of its answers. It stops the block when the
+    allowed time or memory is used up.
 
     A hello (before a run, a site tells who it is) and a survey (a site describes its data) share a
     daily quota. Before their block, old cached data are deleted. Before the block of any other
-    message, states of old runs are deleted, and its working time is added to the run afterwards.
+    message, states of old runs are deleted. After the block, its working time is added to the run.
 
     Raises:
         RefusedError: the message or the run breaks a limit, or a setting is invalid. The error
@@ -96,11 +97,11 @@ def enforce_bounds(answering: Answering) -> Iterator[None]:
 def without_paths(text: str, context: Context) -> str:
     """Return an error's text without its paths, because the server may not learn them.
 
-    A folder of the node config becomes its key in brackets, such as "(data-dir)/a.csv". Any other
-    path, such as "/a/b", "~/a", "~name/a" or "file:/a", becomes "(a path of the site)". A path ends
-    at a quotation mark, a comma, a semicolon, a colon, a closing bracket or a space. After a space
-    it goes on if one of the next four words has a "/" inside or ends with a file extension, because
-    names may have spaces. A web address such as "https://a.org/b" stays.
+    A path that the node config names, such as its 'data-dir', becomes the key in brackets, as in
+    "(data-dir)/a.csv". Any other path, such as "/a/b", "~/a", "~name/a" or "file:/a", becomes "(a
+    path of the site)". A path ends at a space, quotation mark, comma, semicolon, colon or closing
+    bracket. But names may have spaces: if one of the next four words has a "/" inside or ends with
+    a file extension, the path goes on to that word. A web address such as "https://a.org/b" stays.
     """
     for key in _PLACES:
         folder = str(context.node_config.get(key, "")).rstrip("/")
@@ -166,10 +167,10 @@ def _gradients_are_on() -> bool:
 
 
 def _turn_gradients(on: bool) -> None:
-    """Turn PyTorch's gradients on or off in this process; does nothing if PyTorch is not imported.
+    """Turn PyTorch's gradients on or off in this thread; do nothing if PyTorch is not imported.
 
     The timer's signal may interrupt the exit of ``torch.no_grad``. Gradients would then stay off,
-    and later runs in the process could not train.
+    and later runs in the thread could not train.
     """
     torch = sys.modules.get("torch")
     if torch is not None:

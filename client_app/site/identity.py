@@ -47,11 +47,12 @@ def site_settings(context: Context) -> CommonSettings:
     """Return the run's settings, overridden by this node's own folders, device and limits.
 
     For 'sums-min-count' and for the cap on epsilon with its delta, the stricter value wins. At a
-    real site the run's own folders and plugin files are not used (see ``_with_own_places``).
-    Plugins named in the result are imported.
+    real site the run's own folders and plugin files are not used (see ``_with_own_places``). Plugin
+    files in the result's 'plugin' are executed.
 
     Raises:
-        SettingError: a value has the wrong type or is out of range.
+        SettingError: a value has the wrong type, is out of range, or names an unknown part, an
+            unusable plugin file or a forbidden weights file.
         RefusedError: at a real site, 'split.silo-set' names a file, or the run needs a plugin that
             the hospital lacks or has in another version.
     """
@@ -80,12 +81,12 @@ def site_settings(context: Context) -> CommonSettings:
 
 
 def _with_own_places(settings: CommonSettings, context: Context) -> CommonSettings:
-    """Return a copy of the settings with this node's own folders, plugin and backbone weights.
+    """Return a copy of the settings with the folders, plugin and backbone weights of this node.
 
     The data folder and the plugin come from the node config, and are empty if it lacks them. The
-    cache folder is that of ``own_cache``. If the node config has 'backbone-weights', ``settings``
-    has them already, and they are kept. Otherwise a file name from the run becomes a path in this
-    node's cache, whether or not the file exists.
+    function ``own_cache`` gives the cache folder. If the node config has 'backbone-weights',
+    ``settings`` has them already, and they are kept. Otherwise a file name from the run becomes a
+    path in this node's cache, whether or not the file exists.
 
     The run's paths are not used. They would let a server find out by digests and errors which files
     a hospital has, and choose where rows are written.
@@ -195,12 +196,12 @@ def _weights_by_name(settings: CommonSettings) -> str:
 def site_name(context: Context, settings: CommonSettings) -> str:
     """Return the node config's 'site' or, without it, the name of the silo of the 'partition-id'.
 
-    'partition-id' is the index of the silo's name, from 0.
+    A silo is a site's part of the data set. 'partition-id' is the index of its name, from 0.
 
     Raises:
-        SiteError: the node config has no 'site', and one of these holds: a real site's data set
-            names its silos by files; 'partition-id' is missing; or 'partition-id' is not below the
-            number of silos.
+        SiteError: the node config has no 'site', and its 'partition-id' is missing or is not below
+            the number of silos. At a real site, 'site' is also required if files name the data
+            set's silos, because such names must not leave.
         DataError: the files that name the silos are missing or unusable.
     """
     if "site" in context.node_config:
@@ -226,10 +227,10 @@ def site_name(context: Context, settings: CommonSettings) -> str:
 
 
 def own_name(context: Context) -> str:
-    """Return the site's name as far as it is known, for errors and the audit log.
+    """Return the site's name, or a substitute if it cannot be found, for errors and the audit log.
 
-    It is the node config's 'site' or the name of the silo of the 'partition-id'. If the silo's name
-    cannot be found, it is "partition N" with the 'partition-id', or "partition unknown". No
+    The name is the node config's 'site' or, without it, the name of the silo of the 'partition-id'.
+    The substitute is "partition N" with the 'partition-id', or "partition unknown" without one. No
     FedsiloError is raised.
     """
     if "site" in context.node_config:
@@ -248,8 +249,8 @@ def prefix_refusals(site: str) -> Iterator[None]:
     its first answer in a run. The name is added even if the text begins with it already.
 
     Raises:
-        RefusedError: the block raised a SettingError, a RefusedError or a subclass of it. Other
-            errors pass unchanged.
+        RefusedError: the block raised a SettingError or a RefusedError, or a subclass of one of
+            them. Other errors pass unchanged.
     """
     try:
         yield

@@ -102,10 +102,10 @@ class Limits:
         order:
 
         - 'train.batch-size' and 'train.micro-batch' must be 0 or at least 'minimum-batch'.
-        - Noise and clip norms of a private run must be within their limits.
-        - 'secure.clip-norm' must equal the hospital's 'clip-norm' at trust 'sums'.
-        - The number of rounds must be below 'max-messages'. With secure aggregation it is
-          multiplied by five, because a round then has four more messages.
+        - The clip norms and noise of a private run must be within their limits.
+        - In a run at trust 'sums', 'secure.clip-norm' must equal the hospital's 'clip-norm'.
+        - The number of rounds must be below 'max-messages'. With secure aggregation, the number of
+          rounds is first multiplied by five, because a round then has four more messages.
         """
         sizes = {"train.batch-size": settings.batch_size, "train.micro-batch": settings.micro_batch}
         for key, size in sizes.items():

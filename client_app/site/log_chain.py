@@ -112,6 +112,9 @@ def find_breaks(lines: Sequence[Mapping[str, Any]], head: Link | None) -> Iterat
     not checked, because the line may continue another log. Lines of an earlier version, without a
     number, are accepted only before the first numbered line.
 
+    The head's number must not be above the last line's, and its check value must be in one of the
+    lines. An older head passes, because a power cut may leave one.
+
     Args:
         lines: the lines of one log, or of consecutive logs, in order.
         head: the number and the check value of the last line, from the file next to the log. If it
@@ -145,7 +148,7 @@ def _follows(line: Mapping[str, Any], before: Link) -> bool:
 
 
 def _gap(last: int, following: int) -> str:
-    """Describe in one sentence lines that are missing between two line numbers, or a wrong order.
+    """Describe a gap between two line numbers of the log, or their wrong order, in one sentence.
 
     Args:
         last: the number of the line before the gap; 0 at the start of the log.

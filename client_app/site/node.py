@@ -55,11 +55,11 @@ _message: ContextVar[Opened | None] = ContextVar("message", default=None)
 
 @contextmanager
 def track_opening(opened: Opened) -> Iterator[None]:
-    """Make ``opened`` the record of whether patients' data are being read, until the block ends.
+    """Record in ``opened``, until the block ends, whether patients' data are being read.
 
-    In the block, ``note_opening`` and ``forget_opening`` change its field ``data``, which later
-    decides which errors may leave the site. Messages in other threads do not change the record.
-    After the block, the earlier record is in use again.
+    In the block, ``note_opening`` and ``forget_opening`` set the field ``data`` of ``opened``. This
+    field later decides which errors may leave the site. Messages in other threads have their own
+    records. After the block, the record from before the block is in use again.
     """
     token = _message.set(opened)
     try:
@@ -92,12 +92,13 @@ def is_simulated(context: Context) -> bool:
 
 
 def context_of_simulated_site(message: Message, context: Context) -> Context:
-    """Return a context for the one simulated site whose partition a message names.
+    """Return the context of the one simulated site that a message is for.
 
     In a simulation one SuperNode answers for several sites, perhaps for two at once, but Flower has
-    one context for the SuperNode. If the message names no partition, or this is a real hospital,
-    ``context`` is returned unchanged. Otherwise the new context has the partition in its node
-    config and an empty state. The record that names the partition is then removed from the message.
+    only one context for it. A record of the message names the site's partition. The new context has
+    this partition in its node config, and an empty state. The record is then removed from the
+    message. If there is no such record, or this is a real hospital, ``context`` is returned
+    unchanged.
     """
     if not is_simulated(context) or SIMULATED_SITE not in message.content.config_records:
         return context

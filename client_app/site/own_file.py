@@ -34,8 +34,8 @@ class OwnFile(Generic[T]):
     def lock(self) -> Iterator[None]:
         """Hold the file's lock during the block, so that other messages that want it wait.
 
-        The folder, and a lock file beside the file, are created if they are missing. If one process
-        takes the lock twice at once, it waits forever.
+        The folder, and a lock file beside the file, are created if they are missing. A process that
+        takes the lock again inside the block waits forever.
 
         Raises:
             CheckpointError: the folder or the lock file cannot be written.

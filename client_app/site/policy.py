@@ -150,8 +150,9 @@ class SiteFile(Limits):
     def survey_parts(self, parts: Iterable[str]) -> set[str]:
         """Return the subset of ``parts`` that the site file lets leave in a survey's answer.
 
-        A part needs a pattern in 'records' that begins with "survey/", so "*" is not enough, and
-        must match no pattern in 'refused-records'.
+        In a survey, a site describes its data. A part needs a pattern in 'records' that matches
+        "survey/<part>" and begins with "survey/", so "*" is not enough. It must match no pattern in
+        'refused-records'.
         """
         listed = [pattern for pattern in self.records if pattern.startswith(f"{SURVEYED}/")]
         allowed = set()
@@ -233,7 +234,7 @@ def read_site_file(context: Context) -> SiteFile:
 
 @contextmanager
 def enforce_site_file(answering: Answering) -> Iterator[None]:
-    """Run the block, which answers a message, under the site file, and check what leaves.
+    """Check a message against the site file, run the block that answers it, and check what leaves.
 
     The site file has the hospital's own rules for requests. It is read before and after the block,
     because the hospital may change it meanwhile. Both versions must allow the request and all names
@@ -294,14 +295,15 @@ def _round_of(message: Message) -> int:
 
 
 def log_path(context: Context, rules: SiteFile | None) -> Path:
-    """Return the path of the site's audit log.
+    """Return the path of the site's audit log; create its folder if the path is the default.
 
-    It is the site file's 'audit-log', with symbolic links resolved. Without one it is
-    ``audit.jsonl`` in the site's own folder in the 'state-dir', and this folder is created.
+    The path is the site file's 'audit-log', with symbolic links resolved. By default it is
+    ``audit.jsonl`` in the site's own folder in the 'state-dir'. If that folder cannot be created,
+    no error is raised here.
 
     Args:
         context: the node's context.
-        rules: the site file; None if it is unusable, and the 'state-dir' is used.
+        rules: the site file; None without a usable one, and then the default is used.
 
     Raises:
         RefusedError: neither the site file nor the node config names a place.
@@ -366,7 +368,7 @@ def matches(name: str, patterns: Iterable[str]) -> bool:
 def parse_site_file(text: str) -> SiteFile:
     """Parse the YAML text of a site file, the hospital's own rules for requests.
 
-    The rules for the text are those of ``read_rules``.
+    The lists 'methods', 'datasets' and 'records' are required. ``read_rules`` checks all values.
 
     Raises:
         SettingError: the text is not valid YAML, a key is unknown or missing, or a value is

@@ -40,9 +40,9 @@ class SiteState:
     def load_before(self, instruction: Instruction) -> dict[str, Tensor] | None:
         """Load the site's newest state from before the instruction's (round, step).
 
-        The result maps names to arrays. It is None in the site's first round, or if the method
-        stores nothing. States of the requested step or later are ignored, because they belong to
-        rounds that the server lost.
+        The result maps names to arrays. It is None if no earlier state is stored and the server
+        expects none, as in the site's first round. States of the requested step or later are
+        ignored, because they belong to rounds that the server lost.
 
         Raises:
             CheckpointError: the state is damaged or was stored under other settings; the site lacks
@@ -71,7 +71,8 @@ class SiteState:
     def _missing_state(self, instruction: Instruction, older: list[tuple[int, int]]) -> str:
         """Describe the state that is missing before ``instruction``, and what to do.
 
-        The result is "" if no state is missing. A state is missing in three cases:
+        The server expects the newest state that the site has reported to it. The result is "" if no
+        state is missing. A state is missing in three cases:
 
         - All states from before ``instruction`` were deleted (see ``_was_dropped``).
         - No state is stored from before ``instruction``, but the server expects one.
@@ -104,9 +105,9 @@ class SiteState:
     def is_counted(self, instruction: Instruction) -> bool:
         """Tell whether the server used the site's last reply from before ``instruction``.
 
-        The site stored a state with that reply. The answer is yes if this state is not newer than
-        the one that the server expects (``instruction.expects_state``). It is also yes if no
-        earlier state is stored.
+        A reply may be lost, refused or late. The site stored a state with its last reply, and the
+        server gives the newest state that it knows (``instruction.expects_state``). The answer is
+        yes if the site's state is not newer. It is also yes if no earlier state is stored.
         """
         older = self._older_keys(instruction)
         return not older or state_key(*older[-1]) <= instruction.expects_state
@@ -183,15 +184,14 @@ _FREE = frozenset(
 def settings_digest_of(common: CommonSettings, own: Any) -> str:
     """Return a digest of the settings that decide what a stored state of a site means.
 
-    The digest is stored with each state, and a state opens only under the same digest. It is the
-    SHA-256, in hexadecimal, of the settings as JSON, sorted by key. Two kinds of settings are left
-    out:
+    A state opens only under the digest with which it was stored. The digest is the SHA-256, in
+    hexadecimal, of the settings as JSON, sorted by key. Two kinds of settings are left out:
 
-    - Those that may change during a run: the settings of server, secure aggregation, machine and
-      run, the hospital's own ones, 'rounds', 'plugin-settings' and 'privacy.sums-min-count'.
-    - Those that came after version 0.1, if they have their default.
+    - Settings that may change during a run: those of server, secure aggregation, machine and run,
+      the hospital's own ones, 'rounds', 'plugin-settings' and 'privacy.sums-min-count'.
+    - Settings that version 0.1 did not have, if they have their default.
 
-    So that states of version 0.1 still open, the other settings have their keys of 0.1. Removed
+    So that states of version 0.1 still open, renamed settings have their keys of 0.1. Removed
     settings that decided states in 0.1 are included with their former defaults.
 
     Args:
@@ -213,11 +213,13 @@ def settings_digest_of(common: CommonSettings, own: Any) -> str:
 def _was_dropped(keys: list[tuple[int, int]], instruction: Instruction) -> bool:
     """Tell whether the site had a state from before ``instruction``, and has deleted it since.
 
-    The caller has found no such state on the disk: every stored state is from the requested round
-    and step, or from later ones. So a state of a later round shows that older states were deleted.
-    The answer is yes if there is one and the requested round is not round 1. If all stored states
-    are from the requested round, the site stored its first state in that round, and the answer is
-    no. Without a stored state the answer is no, too.
+    The caller has found no state from before the requested round and step. The answer is yes if a
+    state of a later round is stored, because a site deletes older states when it stores newer ones.
+    The answer is no in three cases:
+
+    - Round 1 is requested.
+    - All stored states are from the requested round, because the site's first state is from there.
+    - No state is stored.
 
     Args:
         keys: the (round, step) of all stored states.

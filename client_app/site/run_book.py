@@ -67,8 +67,8 @@ class RunRecord:
 
         The reasons are, in this order:
 
-        - The phase's name has other characters than letters, digits, '-' and '_', or is not 1 to 64
-          long. Or the round is not from 1 to ``rounds`` + 1, or the step not from 0 to 999,999.
+        - The phase's name does not consist of 1 to 64 letters, digits, '-' or '_'. Or the round is
+          not from 1 to ``rounds`` + 1, or the step is not from 0 to 999,999.
         - The round is more than one before the highest round of the run so far.
         - The phase was already asked for 'max-repeats' times in this round.
         - The run has used up its messages ('max-messages').
@@ -107,9 +107,9 @@ class RunRecord:
     def enter(self, message: Instruction) -> None:
         """Count a message in the record of its run, in total and by round and phase.
 
-        ``round`` becomes the highest round so far. Counts by phase are dropped for all rounds
-        except this highest round and the one before. The message is not checked, and nothing is
-        written to disk here; the caller does both.
+        The record's ``round`` becomes the highest round asked for so far. Counts by phase are
+        dropped for all rounds except this highest round and the one before it. The message is not
+        checked, and nothing is written to the disk here, because the caller does both.
         """
         self.messages += 1
         self.round = max(self.round, message.round)

@@ -19,10 +19,11 @@ _LISTS = (*_NEEDED, "refused-records")
 
 
 def read_rules(text: str, kind: type) -> Any:
-    """Parse a site file's YAML ``text`` into a ``kind``, such as ``SiteFile``.
+    """Parse a site file's YAML ``text`` into an object of the class ``kind``, such as ``SiteFile``.
 
     The lists 'methods', 'datasets' and 'records' are required, but may be empty. A pattern in
-    'records' or 'refused-records' must be "*" or begin with a record's name, such as "arrays/".
+    'records' or 'refused-records' must be "*" or begin with a record's name, such as "arrays/". The
+    result's ``given`` has the text's single values, by key.
 
     Raises:
         SettingError: the text is empty or not a YAML mapping; a key is unknown or missing; a value,
@@ -86,7 +87,7 @@ def _texts(key: str, value: Any) -> tuple[str, ...]:
 def _refuse_unknown(what: str, names: Iterable[str], known: Iterable[str]) -> None:
     """Check that each plain name in a list of the site file is known.
 
-    A misspelt name would forbid or allow something else than its author meant. Patterns with ``*``
+    A misspelt name would not forbid or allow the thing that its author meant. Patterns with ``*``
     are not checked. Names with '.', ':' or '_' are not checked either, because they may be plugins.
 
     Args:

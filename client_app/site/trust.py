@@ -55,6 +55,8 @@ def refuse_distrusted(node_config: Mapping[str, Value], settings: CommonSettings
 def refuse_uncapped(level: str, capped: bool) -> None:
     """Check that a hospital with 'trust: nobody' has a cap on epsilon.
 
+    Without a cap, a run would decide how private the hospital's answers are.
+
     Args:
         level: the hospital's level of trust.
         capped: whether the hospital has a cap on epsilon.

@@ -68,12 +68,12 @@ def secret_of(data: bytes) -> int:
 
 
 def _draw_order(cells: int, seed: int, in_a_row: bool) -> list[int]:
-    """Draw a random order of the cell indices 0 to ``cells`` - 1, in which any order is possible.
+    """Draw a random order of the cell indices 0 to ``cells`` - 1.
 
-    If ``in_a_row``, the cells are neighbours, such as the bins of a histogram, and a cell at
-    distance d from the middle has weight 1 + d^3. Outer cells then tend to come first, because they
-    hold few samples, whose suppression costs the reader least. The same ``seed`` gives the same
-    order.
+    The same ``seed`` gives the same order, and every order is possible. If ``in_a_row``, the cells
+    are neighbours, such as the bins of a histogram, and a cell at distance d from the middle has
+    weight 1 + d^3. Outer cells then tend to come first. They hold few samples, so their suppression
+    costs the reader least.
     """
     places = np.arange(cells)
     from_middle = np.abs(places - (cells - 1) / 2)

@@ -137,7 +137,8 @@ def _reasons_against(
 def _build_answer(context: Context, secret: int) -> StoredAnswer:
     """Build a new answer to a survey from the site's data.
 
-    The result also has the settings that decided which data were read, and the data's fingerprint.
+    The result has the answer's parts by name, and two facts to store with them. These are the
+    settings that decided which data were read, and the data's fingerprint (digests).
 
     Args:
         context: the node and the survey's settings.
@@ -208,9 +209,9 @@ def _repeat_answer(context: Context, kept: StoredAnswer) -> dict[str, str]:
 def _open_site(context: Context) -> tuple[OpenedSite, dict[str, Value]]:
     """Open the site with its data; return it with the settings that decide which data are read.
 
-    Only settings that the survey gives are returned, by key. If the data cannot be read and the
-    data set has 'data.broken-images', the site is opened again. This setting is then "skip", so
-    broken images are left out.
+    Only settings that the survey gives are returned, by key. If the data cannot be read, and the
+    data set has 'data.broken-images', the site is opened again with this setting at "skip". Broken
+    images are then left out.
 
     Raises:
         RefusedError: the site has fewer training samples, in total or of a label, than it allows,
@@ -331,8 +332,8 @@ class AnswerBuilder:
     def floor(self) -> int:
         """The smallest count that may leave the site.
 
-        It is the hospital's own limit 'sums-min-count', whatever the run's settings say. Only at a
-        simulated site it is the run's 'privacy.sums-min-count'.
+        It is the hospital's own limit 'sums-min-count', whatever the run's settings say. For a
+        simulated site, it is the run's 'privacy.sums-min-count'.
         """
         if self.site.simulated:
             return self.site.settings.sums_min_count
@@ -360,12 +361,11 @@ class AnswerBuilder:
         return suppress(counts, self.floor, self.secret, *table, in_a_row=in_a_row)
 
     def _count_left_out(self, rows: LeftOutRows) -> LeftOut:
-        """Count the samples that are in no split, and per column those without a valid value.
+        """Count the samples that are in no split and, per column, those without a valid value.
 
-        A count that must not leave the site is None. The smallest count that may leave is f
-        (``floor``). The number of left-out samples is None if it is below f, and so is a column's
-        count. A column's count is also None if fewer than f left-out samples have a valid value in
-        the column, because a reader could compute their number from the total. A floor of 1 or less
+        A count below ``floor`` (the smallest count that may leave the site) is None. A column's
+        count is also None if fewer than ``floor`` left-out samples have a valid value in the
+        column. Otherwise a reader could compute their number from the total. A floor of 1 or less
         hides nothing.
         """
         missing = {}
@@ -410,8 +410,9 @@ class AnswerBuilder:
         A measure holds the values of one feature for all samples or files. Three kinds of measures
         are left out:
 
-        - Those of which 5 % of the known values are fewer than the smallest count that may leave
-          (``floor``). These values lie beyond each percentile, so they hide an outlier.
+        - Those with fewer than 20 times ``floor`` known values, where ``floor`` is the smallest
+          count that may leave. In larger ones, at least ``floor`` values lie beyond each percentile
+          and hide an outlier.
         - Those with levels (categories), or without a known value.
         - At a real site, those with at most 10 distinct values.
 
@@ -460,7 +461,7 @@ def _declare(measure: Measure) -> MeasuredFeature:
 def fingerprint(silo: Silo) -> Mapping[str, str]:
     """Return the digests that identify a silo's data, by name.
 
-    They are "schema", a digest of the columns, or of the classes and image size, and one digest of
-    the data of each split, under the split's name.
+    "schema" is a digest of a table's schema, or of the classes and the image size. Each split's
+    name has a digest of that split's data.
     """
     return {"schema": silo.schema, **silo.fingerprints}

@@ -31,13 +31,13 @@ Augment = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 def augmenter(
     settings: CommonSettings, key: tuple[int | str, ...], device: torch.device
 ) -> Augment:
-    """Return a function that augments batches of images, and their masks in the same way.
+    """Return a function that augments a batch of images, and their masks in the same way.
 
     The function takes images (batch, channels, height, width) and labels, and returns both. Labels
-    that are masks (batch, height, width) are moved as their images are. A rotation fills them with
-    the background, and transforms of colours leave them unchanged. Other labels are returned
-    unchanged, and so is an empty batch. The batches have different seeds, by their number from 0.
-    Types and shapes stay the same if ``check_images`` has passed.
+    that are masks (batch, height, width) are moved together with their images. A rotation fills the
+    empty corners of a mask with the background. Transforms of colours do not change masks. Other
+    labels and empty batches are returned unchanged. Each batch has its own seed, which depends on
+    its number from 0. Types and shapes stay the same if ``check_images`` has passed.
 
     Args:
         settings: the transforms ('train.augmentation') and the seed.
@@ -106,9 +106,10 @@ def _change_pair(image: Tensor, mask: Tensor, transform: Transform) -> tuple[Ten
 
 @lru_cache(maxsize=4)
 def _parse_transforms(text: str) -> Transform:
-    """Build one transform, which applies those in the text of 'train.augmentation' in turn.
+    """Build one transform that applies the transforms in ``text`` one after another.
 
-    The result is cached by the text.
+    The text is the value of 'train.augmentation', a YAML list such as "[{RandomRotation: {degrees:
+    10}}]". The result is cached by the text.
 
     Raises:
         SettingError: the text is malformed, or torchvision lacks a transform or refuses its
@@ -176,7 +177,7 @@ def check_augmentation(settings: CommonSettings, is_table: bool) -> None:
     Without 'train.augmentation' nothing is checked.
 
     Raises:
-        SettingError: the data set is a table; or the text is malformed; or torchvision lacks a
+        SettingError: the data set is a table; or the setting is malformed; or torchvision lacks a
             transform or refuses its arguments.
     """
     if not settings.augmentation:

@@ -52,10 +52,10 @@ class Compute:
         return torch.autocast(self.device.type, dtype=half, enabled=self.bf16 or self.fp16)
 
     def convert_frozen(self, network: nn.Module) -> AbstractContextManager[None]:
-        """Return a context that keeps a network's frozen weights in the type of autocast.
+        """Return a context in which a network's frozen weights have the precision of autocast.
 
         Autocast would convert these weights in each step. The context converts them once, with the
-        same result (``frozen_weights_in``). In fp32 it does nothing.
+        same result (``frozen_weights_in``), and restores them at its end. In fp32 it does nothing.
         """
         if self.fp16:
             return frozen_weights_in(network, torch.float16)
@@ -114,8 +114,8 @@ class Compute:
     def peak_memory(self) -> int:
         """Return the peak memory in bytes: PyTorch's on a GPU, or the whole process's on a CPU.
 
-        On a GPU the peak counts from the start of the current message to the site, because ``Lab``
-        resets it there. On a CPU it counts from the start of the process.
+        On a GPU the peak counts from the start of the current message to the site, when other code
+        resets it. On a CPU it counts from the start of the process.
         """
         if self.device.type == "cuda":
             return int(torch.cuda.max_memory_allocated(self.device))
@@ -250,10 +250,11 @@ def compute_of(settings: CommonSettings) -> Compute:
 
 
 def gpu_share() -> float:
-    """Return the fraction of a GPU's memory that the engine allows this process; 1 means all of it.
+    """Return the fraction of a GPU's memory that this process may use; 1 means all of it.
 
-    The engine sets it in the environment variable whose name is the constant ``GPU_SHARE``. If the
-    variable is missing or is not a number, the result is 1. The range of the number is not checked.
+    The engine, which starts the processes of a simulation, sets it in the environment variable
+    FEDSILO_GPU_SHARE. If the variable is missing or is not a number, the result is 1. The range of
+    the number is not checked.
     """
     try:
         return float(os.environ.get(GPU_SHARE, "1"))
@@ -340,7 +341,7 @@ def collect_unrepeatable_operations(
 
 
 def _operation(text: str) -> str:
-    """Return the operation that a message of PyTorch calls non-deterministic, or "".
+    """Return the operation that a message of PyTorch calls non-deterministic; "" if there is none.
 
     Any character of the name that is not a letter, digit, '_', '.' or '-' is replaced by '-', and
     dashes at its start are removed. The name has at most 100 characters. ``text`` is a warning or
@@ -365,10 +366,10 @@ class Streamed:
         self._turn = 0
 
     def pick(self, rows: Tensor) -> Tensor:
-        """Copy the given rows (n,) of the tensor to the device, and return them.
+        """Copy the rows of the tensor with these indices (n,) to the device, and return the copy.
 
-        Images are stored channels last. The copy to a GPU does not wait for the GPU, and two
-        buffers take turns. The buffers grow if more rows are wanted than before.
+        In images, the channels of a pixel are stored together. The copy to a GPU does not wait for
+        the GPU, and two buffers take turns. The buffers grow if more rows are wanted than before.
         """
         turn = self._turn = (self._turn + 1) % _BUFFERS
         # Both copies must have arrived before the buffers are replaced by larger ones

@@ -93,10 +93,11 @@ def measure(
         settings: the seed, the number of passes, and the task.
         compute: the device and the precision.
         key: more keys of the dropout seed, such as (round, site).
-        probe: sees the tokens of every batch, and its metrics are added; None for no probe.
+        probe: sees the tokens (the encoder's outputs) of every batch, and its metrics are added;
+            None for no probe.
         counts_from: if a number, further metrics are added (``Task.counts``), except values over
             fewer samples than this number; None for no further metrics.
-        task: the task with the outcome's scale; None for the task in ``settings``.
+        task: the task, with the scale of a numeric outcome; None for the task in ``settings``.
     """
     batches = torch.split(split.inputs, batch_size(split.inputs[:1].numel()))
     task = task or task_of(settings)
@@ -140,7 +141,7 @@ def measured_parts(
 
 
 def select_strata(split: Split, strata: Tensor, chosen_strata: Tensor) -> Split:
-    """Return a new split with only the samples of the chosen strata, in their order.
+    """Return a new split with only the samples of the chosen strata, in the order of ``split``.
 
     A stratum is a group of samples that the task defines, such as those of one class.
 

@@ -53,8 +53,8 @@ def weighted_criterion(common: CommonSettings, silo: Silo) -> Callable[[Tensor, 
     """Return the class-weighted cross-entropy, as a function of (logits, labels).
 
     The weights come from 'train.class-weights'. The silo (a site's data) gives the class counts for
-    "balanced", and the number of classes. Callers do not call this function for "none", which means
-    the unweighted loss.
+    "balanced", and the number of classes. The value "none" means the unweighted loss, which needs
+    no call of this function.
 
     Raises:
         SettingError: 'train.class-weights' is "none", or does not list one weight for each class.
@@ -177,7 +177,8 @@ def _weighted_loss(weights: Tensor, logits: Tensor, labels: Tensor) -> Tensor:
 def set_prior(network: nn.Module, labels: Tensor) -> None:
     """Set an evidential network's prior from the class counts of training labels (n,).
 
-    ``skewed_prior`` gives rare classes a larger prior. Another network is not changed.
+    The prior is larger for rare classes (``skewed_prior``). A network that is not evidential is not
+    changed.
 
     Raises:
         SettingError: the network is evidential, but there are fewer than two classes or no labels.

@@ -37,10 +37,12 @@ Objective = Callable[[Tensor, Tensor], Tensor]
 def batches(count: int, size: int, rng: torch.Generator, smallest: int = 1) -> list[Tensor]:
     """Shuffle the indices 0 to ``count`` - 1, and cut them into batches of ``size`` indices.
 
-    The last batch may be smaller. A last batch of one sample is joined to the previous batch,
-    because batch norm has no variance if a channel has only one value, as in a 1x1 feature map. So
-    is a last batch of fewer than ``smallest`` samples, because its gradient would depend on too few
-    patients. If there is only one batch, it is never changed.
+    The last batch may be smaller. In two cases it is joined to the previous batch, unless it is the
+    only batch:
+
+    - It has one sample. Batch norm has no variance if a channel has only one value, as in a 1x1
+      feature map.
+    - It has fewer than ``smallest`` samples. Its gradient would depend on too few patients.
 
     Args:
         count: the number of samples in the epoch.
@@ -377,15 +379,15 @@ def continue_from_earlier_rounds(
     """Let the learning rate and the evidential KL weight continue from earlier rounds.
 
     If the network has evidential losses, ``training.before_pass`` is set to a function that
-    increases the KL weight. ``training.counted``, the steps of earlier rounds and of all rounds, is
-    set in two cases:
+    increases the weight of their KL term. ``training.counted``, the pair of the steps in earlier
+    rounds and in all rounds, is set in two cases:
 
     - The run has 'train.rate-decay'.
-    - The run has a schedule or a warm-up, and ``training`` has no plan of its own.
+    - The run has a schedule or a warm-up of the learning rate, and ``training.plan`` is None.
 
     Args:
-        training: the training, changed in place; its private mechanism and its minimums must be set
-            already.
+        training: the training, changed in place. Its fields ``private``, ``plan`` and
+            ``minimum_batch`` must be set already.
         settings: the run's settings, without the number of steps that is set only for ``training``.
         rounds: the number of finished rounds.
         aside: a key that names the training of another model; empty for the site's own model.
@@ -403,14 +405,14 @@ def round_steps(
 ) -> int:
     """Return the number of optimiser steps in a round, from which the learning rate follows.
 
-    A schedule of the learning rate includes a warm-up here. The first rule that fits decides:
+    The first rule that fits decides. A warm-up of the learning rate counts as a schedule here.
 
     - A private training has as many steps as its DP-SGD takes in a round.
-    - If epochs span rounds, a round has 'train.pace' steps. The rule is skipped if there are both a
-      schedule and an ``aside``.
-    - In all other cases ``steps_of`` counts the batches of the training samples. With a schedule it
-      uses ``training.settings``, because a round may have several trainings of different length.
-      Without one it uses ``settings``.
+    - If epochs span rounds, a round has 'train.pace' steps. This rule does not hold for a training
+      with a schedule and an ``aside``.
+    - Otherwise ``steps_of`` counts the batches of the training samples. With a schedule it uses
+      ``training.settings``, because the trainings of a round may have different lengths. Without a
+      schedule it uses ``settings``.
 
     Args:
         training: the training, with its samples and its own settings.
@@ -428,13 +430,13 @@ def round_steps(
 
 
 def count_steps(steps: int, settings: CommonSettings, rounds: int) -> tuple[int, int]:
-    """Return the number of a site's optimiser steps in earlier rounds, and in the whole run.
+    """Return a site's number of optimiser steps in earlier rounds, and its number in the whole run.
 
-    Each round is assumed to have ``steps`` steps. If the learning rate has neither a schedule nor a
-    warm-up, the second number is 0, because nothing needs it.
+    Each round counts as ``steps`` steps. The second number is 0 if the learning rate has neither a
+    schedule nor a warm-up, because nothing needs it then.
 
     Args:
-        steps: the optimiser steps of this round.
+        steps: the optimiser steps of one round.
         settings: the number of rounds, and the schedule of the learning rate.
         rounds: the number of finished rounds.
     """
@@ -450,9 +452,9 @@ def anneal_evidence(
     """Return a function that sets the evidential KL weight before each pass of this round.
 
     The weight scales the Kullback-Leibler term of an evidential loss. The function takes the index
-    of the pass in this round, from 0. It sets the weight to t / 10, at most 1. Here t is the number
-    of passes before this one, counted over all rounds. If epochs span rounds, t is instead the
-    index of the pass plus the number of this round's epoch, from 0.
+    of a pass in this round, from 0. It sets the weight to t / 10, at most 1. Here t is the number
+    of earlier passes in all rounds. If epochs span rounds, t is instead the number of this round's
+    epoch, from 0, plus the index of the pass.
 
     Args:
         training: the training; the evidential losses of its network get the weight.

@@ -84,10 +84,10 @@ def _describe_gpu(text: str) -> tuple[str, str, float]:
     """Describe the GPU that an error names, and the processes that hold its memory.
 
     Returns:
-        Three values. The first is the GPU, such as "GPU 0", which also stands for a GPU that the
-        error does not name. The second is a clause in brackets after a space, such as " (of 80.0
-        GiB this process holds 12.0, other processes 60.0)". The third is the share of the GPU, 0 to
-        1, that other processes hold. If CUDA gives no numbers, the clause is "" and the share 0.
+        Three values. The first is the GPU, such as "GPU 1", or "GPU 0" if the error names none. The
+        second is a space and a text in brackets, such as " (of 80.0 GiB this process holds 12.0,
+        other processes 60.0)". The third is the share of the GPU, 0 to 1, that other processes
+        hold. If CUDA gives no numbers, the text is "" and the share 0.
     """
     index, match = 0, _GPU.search(text)
     if match:
@@ -114,8 +114,9 @@ def _remedy(
     The advice is to start another run with one of several changes, which are listed in this order:
 
     - a larger share of the GPU, if its memory is short and this process may not use all of it,
-    - fewer sites per batch, if several were trained as one batch; otherwise smaller batches while
-      training, and a smaller network or smaller images if not,
+    - one of three kinds of smaller work: fewer sites per batch, if several were trained as one
+      batch; smaller batches, if one site was training; otherwise a smaller network or smaller
+      images,
     - the CPU as the device, if the GPU's memory is short.
 
     If other processes hold more than half of the GPU, ending them comes first.
@@ -159,8 +160,8 @@ def _smaller_steps(settings: CommonSettings) -> list[str]:
 def _free_memory_of(error: BaseException) -> None:
     """Free the memory that failed work still holds, by clearing the error's traceback.
 
-    The local variables of all its functions are cleared, and those of the errors that led to
-    ``error``. Cached memory is returned to the GPU, if there is one.
+    The local variables of all functions in the traceback are cleared. So are those of the errors
+    that led to ``error``. Cached memory is returned to the GPU, if there is one.
     """
     link: BaseException | None = error
     while link is not None:

@@ -45,7 +45,7 @@ _KINDS = _optimiser_classes()
 
 
 def open_optimiser(module: nn.Module, settings: CommonSettings) -> Optimizer:
-    """Build a new optimiser, as the settings choose it, for the trainable parameters of ``module``.
+    """Build the optimiser that the settings choose, for the trainable parameters of ``module``.
 
     If ``module`` has a function ``slow_parameters()``, the parameters that it returns get the
     learning rate 'vit.basic-learning-rate'. If it has a function ``apart_parameters()``, the
@@ -194,7 +194,7 @@ def eager(kind: Callable[..., Optimizer]) -> Callable[..., Optimizer]:
 
     PyTorch guards some methods of its optimisers against ``torch.compile``, and the guards import
     ``torch._dynamo`` at the first call, which takes more than a second in every process. The
-    subclass has these methods without their guards. Cached by class.
+    subclass has these methods without their guards. It is made once for each class.
     """
     base = cast(type[Optimizer], kind)
     methods: dict[str, Any] = {}

@@ -35,11 +35,11 @@ class Pacing:
     size: int  # the number of samples in a step
 
     def batches(self) -> list[Tensor]:
-        """Return the sample indices of each step in this round, (size,) each.
+        """Return the sample indices of each step in this round, one tensor (``size``,) per step.
 
         The steps continue from ``position`` in the epoch's order. After the last sample of the
-        order, the first sample follows again. Within an epoch this happens only at a site whose
-        samples are fewer than two per step of the epoch.
+        order, the first sample follows again. Within an epoch this happens only at a site that has
+        fewer than two samples per step of the epoch.
         """
         # (steps * size,) positions in the epoch's order, wrapped around its end
         places = torch.arange(self.steps * self.size) + self.position * self.size

@@ -115,7 +115,8 @@ def private_steps(settings: CommonSettings, reported: int) -> int:
     """Return the number of optimiser steps in a private training.
 
     It is 'train.local-steps' or, if that is 0, 'train.local-epochs' times the batches of an epoch.
-    An epoch has ``reported`` / batch size batches, rounded up.
+    An epoch has ``reported`` / batch size batches, rounded up, but at least one. Here ``reported``
+    is the public number of training samples, because the true number is private.
     """
     per_epoch = max(1, math.ceil(reported / settings.batch_size))
     return settings.local_steps or settings.local_epochs * per_epoch

@@ -92,7 +92,7 @@ def _factors(settings: CommonSettings, steps: int) -> Sequence[float]:
 def _rates(settings: CommonSettings, steps: int) -> Iterator[float]:
     """Yield the learning rate of each step in all rounds, as PyTorch's scheduler computes it.
 
-    No network is trained: the scheduler drives an optimiser of one parameter.
+    No network is trained: the scheduler sets the rate of an optimiser with one unused parameter.
 
     Args:
         settings: the schedule and the number of rounds.

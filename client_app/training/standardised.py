@@ -14,11 +14,12 @@ from fedsilo.strategies.wire.records import unpack
 
 
 def ready_silo(silo: Silo, settings: CommonSettings, content: RecordDict) -> Silo:
-    """Return a site's data in the form that networks take.
+    """Return a site's data as networks take them: standardised and without missing values.
 
-    A table is standardised, with missing values as 0. Images are returned unchanged, except that a
-    numeric outcome gets its mean and deviation. 'data.standardise' decides whether these statistics
-    are the site's own, the schema's, or those in the server's message ``content``.
+    The features of a table are standardised, and its missing values become 0. Images are returned
+    unchanged. A numeric outcome stays in its unit, but the result records its mean and deviation.
+    'data.standardise' decides whether these statistics are the site's own, the schema's, or those
+    in the server's message ``content``.
 
     Raises:
         SettingError: 'data.standardise' is 'declared', but the schema declares no statistics.

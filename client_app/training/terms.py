@@ -72,8 +72,8 @@ class StackableLoss:
     def losses(self, inputs: Tensor, labels: Tensor) -> Tensor:
         """Compute the loss of each sample, (batch,), instead of one loss for the batch.
 
-        Stacked simulated sites train as one batch, so the samples may be of several sites. The
-        loss's function gets the cross-entropy of each sample as the batch's ``criterion``.
+        This is for simulated sites that train as one batch, whose samples may be of several sites.
+        The method's function then gets losses per sample, (batch,), where it otherwise gets means.
         """
         each = Batch(inputs, labels, self._network.losses, cross_entropies, _keep_each)
         losses: Tensor = self._function(each, *self.parts)
