@@ -72,12 +72,11 @@ class SiteState:
         """Describe the state that is missing before ``instruction``, and what to do.
 
         The server expects the newest state that the site has reported to it. The result is "" if no
-        state is missing. A state is missing in three cases:
+        state is missing. A state is missing in three cases, each only if the server expects one:
 
         - All states from before ``instruction`` were deleted (see ``_was_dropped``).
-        - No state is stored from before ``instruction``, but the server expects one.
-        - The newest state from before ``instruction`` is older than the one that the server
-          expects.
+        - No state is stored from before ``instruction``.
+        - The newest state from before ``instruction`` is older than the expected one.
 
         Args:
             instruction: the server's request.
@@ -86,12 +85,14 @@ class SiteState:
         keys, newest = self._keys(), 0
         if older:
             newest = state_key(*older[-1])
+        elif not instruction.expects_state:
+            return ""
         elif _was_dropped(keys, instruction):
             return (
                 f": round {instruction.round} is asked for, but the oldest state in {self.folder} "
                 f"is from round {keys[0][0]}; resume from a newer checkpoint or start a new run"
             )
-        elif instruction.expects_state:
+        else:
             return f" is gone from {self.folder}: bring it back, or start a new run"
         if newest < instruction.expects_state:
             expected = instruction.expects_state // ROUND_KEYS

@@ -161,9 +161,17 @@ def test_a_state_that_was_dropped_by_now_is_an_error_and_not_a_fresh_start(
 ) -> None:
     for round_ in (1, 2, 3, 4):
         put(state, round_)
+    asked = Instruction(3, "train", expects_state=state_key(2, 0))
     with pytest.raises(CheckpointError, match=r"site s2a: round 3 is .* oldest .* from round 3"):
-        state.load_before(at(3))
+        state.load_before(asked)
     assert got(state, 4) == (3, 0)
+
+
+def test_a_server_that_went_back_to_before_a_sites_first_state_has_it_start_anew(
+    state: SiteState,
+) -> None:
+    put(state, 5)  # its first: the site was away in earlier rounds
+    assert got(state, 4) is None
 
 
 def test_a_site_that_is_asked_for_the_first_round_again_starts_anew(state: SiteState) -> None:
