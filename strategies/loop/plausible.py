@@ -187,9 +187,9 @@ def names_fault(metrics: Mapping[str, float], classes: int, sites: Collection[st
     """Explain why the set of a reply's metric names is invalid, or return None if it is valid.
 
     A metric may name only classes and sites that exist. If one metric of a calibration bin is
-    present, all metrics of this bin must be. Metrics for a single class, bin or site aside, a reply
-    may have at most 500 metrics. It may also have at most 100 metrics that report a PyTorch
-    operation without repeatable results (``UNREPEATABLE``). Values are not checked here.
+    present, all metrics of this bin must be. At most 100 metrics may report a PyTorch operation
+    without repeatable results (``UNREPEATABLE``). A reply may have at most 500 other metrics, not
+    counting those for a single class, bin or site. Values are not checked here.
 
     Args:
         metrics: a reply's metrics; each key follows the grammar (``is_metric_key``).
@@ -278,8 +278,9 @@ def update_norm(reply: Reply, before: Arrays, names: Iterable[str]) -> float:
 def group_by_kind(names: Iterable[str]) -> dict[str, list[str]]:
     """Group array names into "weights" and batch norm's "statistics", each list sorted.
 
-    The two kinds are measured separately, because statistics can be far larger than weights. The
-    ending of a name decides its kind. A kind without names is left out of the mapping.
+    The two kinds are measured separately, because statistics can be far larger than weights. A name
+    that ends in ``running_mean`` or ``running_var`` is a statistic, and any other name is a weight.
+    A kind without names is left out of the mapping.
     """
     kinds: dict[str, list[str]] = {}
     for name in sorted(names):
@@ -327,6 +328,9 @@ def update_statistics(
     before: Mapping[str, Arrays], after: Arrays, replies: Mapping[str, Reply]
 ) -> dict[str, UpdateStatistics]:
     """Compute the norm of each site's update of its weights, and its cosine to the model's change.
+
+    A site's update is its reply minus ``before``, and the model's change is ``after`` minus the
+    same ``before``. Batch norm's statistics are left out.
 
     Args:
         before: by site, the arrays that its reply updates.

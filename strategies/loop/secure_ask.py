@@ -138,7 +138,8 @@ class SecureAsk(Ask):
         """Build the record of secure aggregation that each site receives with the summed question.
 
         A record names the sites, metrics and arrays in the sum (``SecureSum.record``). If the
-        method proves its sums, the record also has the proof of the newest earlier sum.
+        server must prove its sums to the sites, the record also has the proof of the newest earlier
+        sum.
 
         Args:
             sum_: the secure sum, whose sites have shared their keys.

@@ -161,9 +161,9 @@ def needed_sites(met: Participants, settings: CommonSettings) -> int:
     """Return the number of sites that a run needs.
 
     It is 'run.min-sites' if that is above 0. Otherwise it is the number of sites in 'server.sites'.
-    If 'server.sites' is empty, it is the number of nodes in ``met.asked``, the nodes that are not
-    asked again. In a deployment, ``met.asked`` leaves out a node that states the same site as
-    another node.
+    If 'server.sites' is empty, it is the number of nodes in ``met.asked``, which were asked who
+    they are. In a deployment, ``met.asked`` leaves out a node that states the same site as another
+    node.
     """
     return settings.min_sites or len(met.terms.sites) or len(met.asked)
 
@@ -303,9 +303,14 @@ def meet_latecomers(
     """Ask the nodes that connected since the last call, and admit those that can take part.
 
     A site whose SuperNode restarted has a new node but is the same site. While its old node still
-    counts as connected, the new node is refused, which is reported once, and asked again later.
-    Other refused nodes are not asked again, nor are sites that the run does not name. A node that
-    is disconnected for ``away_timeout`` seconds is given up.
+    counts as connected, the new node is refused, which is reported only once, and asked again at
+    the next call. Other refused nodes are not asked again, nor are sites that the run does not
+    name.
+
+    Args:
+        grid: connects the server with the nodes.
+        participants: the sites that take part so far, and the nodes refused so far.
+        away_timeout: seconds that a node may be disconnected before it is given up.
 
     Returns:
         All participants, old and new, and the new refusals, one line each. If there are no new

@@ -47,11 +47,10 @@ class ClassMeans(Local):
         return large_classes(counts, self._floor(site))
 
     def notices(self) -> list[str]:
-        """Return a list with one warning if 'class-min-count' has no effect; otherwise empty.
+        """Return one warning if 'class-min-count' has no effect; otherwise an empty list.
 
-        Each site has a minimum number of samples of its own ('privacy.sums-min-count'). If
-        'class-min-count' is below the lowest of these, every site applies its own, stricter
-        minimum.
+        Each site sends no mean over fewer samples than its own minimum ('privacy.sums-min-count').
+        If 'class-min-count' is below the lowest of these minimums, it changes nothing at any site.
         """
         least = int(self.settings.class_min_count)
         floor = min(facts.floor for facts in self.participants.facts.values())
@@ -261,9 +260,9 @@ class FedDistill(ClassMeans):
         """Describe in one sentence which mean logits sites send, and which sites receive them.
 
         The sentence has the condition for sending a class's mean logits (``sample_condition``) and
-        names the mean over the fewest samples. The receiver depends on the number of sites: with
-        one site, nobody; with two, the other site, unchanged; with more, each site gets the mean
-        over the other sites. At least one site must send a mean.
+        names the mean over the fewest samples. The receiver depends on the number of sites. With
+        one site there is none. With two, the other site receives the logits unchanged. With more,
+        each site receives the mean over the other sites. At least one site must send a mean.
         """
         recipients = {1: "nobody gets them", 2: "the other site gets them unchanged"}
         means = (

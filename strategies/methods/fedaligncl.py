@@ -54,7 +54,7 @@ class FedAlignCL(FedAvg):
     def variant(self) -> str:
         """Return the paper's name of the variant: Fed, Fed-Align, Fed-CL or Fed-Align-CL.
 
-        The settings 'align' and 'curriculum' decide.
+        The setting 'align' adds "-Align" to the name, and the setting 'curriculum' adds "-CL".
         """
         name = "Fed"
         if self.settings.align:
