@@ -129,7 +129,7 @@ class FedAlignCL(FedAvg):
     def _forgotten_shares(
         self, state: FedAlignCLState, replies: Replies
     ) -> Mapping[str, Mapping[str, float]]:
-        """Return the shares of forgotten samples so far, including those in this round's replies.
+        """Return the stored shares of forgotten samples, and those in this round's replies.
 
         A sample is forgotten if the model that its site trained classified it correctly, but the
         averaged model does not. If a site reports a share again in the same epoch, the newer share
