@@ -266,8 +266,8 @@ class Method(ABC):
 
         Without replies the fraction is 0. An agreed number of samples ('run.site-weights') replaces
         the number that a site reported. A site that reports no number counts as one sample. If f of
-        the n sites in a secure sum could not answer, the fraction is multiplied by 1 - f / n,
-        because nobody knows which sites these are.
+        the n sites in a secure sum could not answer, nobody knows which sites these are. The
+        fraction is then multiplied by 1 - f / n.
         """
         every: dict[str, int] = {}
         for site, facts in self.participants.facts.items():
@@ -306,8 +306,8 @@ class Method(ABC):
     def leaves(self) -> list[str]:
         """Return the sentences that describe the data which a site sends, for ``privacy.json``.
 
-        The first sentence is on sums of features before round 1, if sites send any. Then come the
-        method's sentences (``disclosures``) and, if updates are rounded, one on the rounding.
+        The first sentence is about sums of features before round 1, if sites send any. Then come
+        the method's sentences (``disclosures``). If updates are rounded, the last one says so.
         """
         sentences = [*self.participants.leaves(), *self.disclosures().leaves]
         compression = compression_of(self.common)

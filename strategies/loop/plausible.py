@@ -122,8 +122,8 @@ def metric_range(key: str, classes: int, most: Mapping[str, int] | None = None) 
     """Return the range of values that an honest site can report for a metric.
 
     Entropy may be from 0 to log(classes). Most other metrics, such as accuracy and loss, have fixed
-    ranges. A metric without a range of its own may be from -1e12 to 1e12. If a metric counts the
-    samples of one class, bin or site, it must be a whole number from 0 to the size of its split in
+    ranges. A metric without its own range may be from -1e12 to 1e12. A metric that counts the
+    samples of one class, bin or site must be a whole number from 0 to the size of its split in
     ``most``. If ``most`` lacks the split, this count must be 0. Other counts may be up to 1e12.
 
     Args:
@@ -231,9 +231,9 @@ def names_fault(metrics: Mapping[str, float], classes: int, sites: Collection[st
 def array_fault(name: str, array: NDArray) -> str | None:
     """Explain why a finite float array has impossible values, or return None if they are possible.
 
-    No absolute value may exceed 1e6. For batch norm's statistics and for counts this limit is 1e12,
-    because raw pixels make them large. Variances and counts must not be negative. The last part of
-    the name, after '/' and '.', tells which kind of array it is. An empty array has no fault.
+    The last part of the name, after '/' and '.', tells the kind of array. No absolute value may
+    exceed 1e6. For ``running_mean``, ``running_var`` and ``counts`` this limit is 1e12, because raw
+    pixels make them large. Variances and counts must not be negative. An empty array has no fault.
     """
     last = name.rpartition("/")[2].rpartition(".")[2]
     largest = _LARGEST_WEIGHT

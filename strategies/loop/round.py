@@ -103,9 +103,9 @@ class Round(Ask):
         that its site has stored state, ``stateful_sites`` gets the round and phase for the site, as
         one number (``state_key``).
 
-        The hooks hear of the start of the phase, of each reply, of sites that are away, of each
-        failed site, and of the end of the phase. A question without sites sends nothing, calls no
-        hook, and returns no replies.
+        The hooks hear of the start and the end of the phase. In between they hear of each reply, of
+        sites that are away, and of each failed site. A question without sites sends nothing, calls
+        no hook, and returns no replies.
 
         Raises:
             SiteError: the method asks a site that does not take part.
@@ -327,9 +327,9 @@ class Round(Ask):
 
         The checks come in this order, and the first fault is returned:
 
-        - All required metrics are present: the number of samples and the phase's metrics (except
-          at trust 'sums'), time and memory (at trust 'server'), and those that the question asks
-          for.
+        - All required metrics are present. Except at trust 'sums', these are the number of samples
+          and the phase's metrics. At trust 'server' time and memory are also required. The
+          question may require more.
         - Every metric's value is possible (``metric_fault``), and the metrics name only existing
           classes and sites (``names_fault``).
         - Except at trust 'sums', the reply's number of training samples is above 0 and equals the

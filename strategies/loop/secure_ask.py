@@ -71,9 +71,9 @@ class SecureAsk(Ask):
         finite value at any site is left out and reported to the hooks.
 
         Returns:
-            The replies of the sites in the sum. They hold no arrays of single sites, but ``sums``
-            (the mean arrays), ``exact`` (the mean updates in float64), ``means`` (the mean metrics)
-            and ``failed`` (the number of sites that could not answer).
+            The replies of the sites in the sum, without arrays of single sites. Their attributes
+            are ``sums`` (the mean arrays), ``exact`` (the mean updates in float64), ``means`` (the
+            mean metrics) and ``failed`` (the number of sites that could not answer).
 
         Raises:
             SettingError: the quantisation is too coarse for these sites.

@@ -178,9 +178,9 @@ class SecureSum:
     def take_keys(self, replies: Mapping[str, Reply]) -> None:
         """Store the sites' public keys and signatures, and derive the values that follow from them.
 
-        These values are the threshold (the number of sites that must stay to the end), the agreed
-        'secure-samples', the splits that all these sites measure, and the context, a hash that
-        binds the keys to this run and round. The signatures were checked when each reply arrived
+        These are the threshold (the number of sites that must stay to the end), the agreed
+        'secure-samples' and the splits that all these sites measure. The context, a hash, binds the
+        keys to this run and round. The signatures were checked when each reply arrived
         (``SecureAsk``).
 
         Raises:

@@ -258,12 +258,12 @@ def find_difference(site: str, facts: SiteFacts, other: str, other_facts: SiteFa
 def find_shared_data(facts: Facts, pooled: bool) -> Refused:
     """Find the sites whose training samples another site also has, because these would count twice.
 
-    Sites are compared by the fingerprint of their whole training split. Nobody can tell whose
-    samples they are, so all sites with an equal fingerprint are returned. A site without training
-    samples, or without this fingerprint, is not compared.
+    Sites are compared by the fingerprint (hash) of their whole training split. Nobody can tell
+    whose samples they are, so all sites with an equal fingerprint are returned. A site without
+    training samples, or without this fingerprint, is not compared.
 
     Args:
-        facts: the hellos by site.
+        facts: each site's description of itself and its data.
         pooled: not used; every check that compares the sites has this argument.
 
     Returns:
@@ -292,7 +292,7 @@ def find_other_tasks(facts: Facts, pooled: bool) -> Refused:
     sites share one task, the mapping is empty.
 
     Args:
-        facts: the hellos by site.
+        facts: each site's description of itself and its data.
         pooled: not used; every check that compares the sites has this argument.
 
     Returns:
@@ -318,10 +318,10 @@ def find_other_tasks(facts: Facts, pooled: bool) -> Refused:
 def find_unwanted_sums(facts: Facts, pooled: bool) -> Refused:
     """Find the sites whose 'data.standardise' does not agree with the run's, each with the reason.
 
-    A site with a table sends feature sums if its own setting is "pooled". If ``pooled`` is True,
-    because the run's setting is "pooled", the sites without sums are returned. If ``pooled`` is
-    False, the sites with sums are returned. If no site has sums, the result is empty in both cases,
-    because the data may be images.
+    A site with a table sends sums over its features if its own setting is "pooled". If ``pooled``
+    is True, because the run's setting is "pooled", the sites without sums are returned. If
+    ``pooled`` is False, the sites with sums are returned. If no site has sums, the result is empty
+    in both cases, because the data may be images.
     """
     if all(site.sums is None for site in facts.values()):
         return {}
@@ -346,7 +346,7 @@ def find_odd_sums(facts: Facts, pooled: bool) -> Refused:
     them a scale above 0. If fewer than three sites send sums, the result is empty.
 
     Args:
-        facts: the hellos by site.
+        facts: each site's description of itself, with its sums over each feature's values.
         pooled: not used; every check that compares the sites has this argument.
 
     Returns:
@@ -416,7 +416,7 @@ def _typical_scale(scales: Vector) -> float:
 def _join_sites(sites: Sequence[str]) -> str:
     """Join at least two site names by commas and "and".
 
-    If there are more than four names, only the first three are shown, and then the number of the
+    If there are more than four names, only the first three are shown, with the number of the
     remaining names, as in "a, b, c and 2 more".
     """
     shown = list(sites)

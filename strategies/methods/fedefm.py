@@ -57,9 +57,9 @@ class FedEFM(Decentralised):
         """Return the state before round 1: every silo's starting weights, named ``model/<array>``.
 
         Raises:
-            SettingError: the topology cannot be built (``build_topology``), a file of weights is
-                not usable, or 'fedefm.emd-solver' is "cvxpylayers" and the network's feature map
-                is too large for this solver.
+            SettingError: the topology cannot be built (``build_topology``), or a file of weights is
+                not usable. 'fedefm.emd-solver' "cvxpylayers" is also an error if the network's
+                feature map is too large for this solver.
         """
         if self.settings.emd_solver == "cvxpylayers":
             network = build_classifier(self.common, self.shape)

@@ -243,8 +243,7 @@ class GLM(Method):
         """Return the sentence that the coefficients have converged; None if the run continues.
 
         ``state.ended`` decides. It becomes True in the round in which the coefficients converge. If
-        the run then asks for the sites' own fits, it becomes True in the next round, in which these
-        arrive.
+        the run then asks for the sites' own fits, it becomes True one round later.
         """
         if state.ended:
             return f"the coefficients have converged after {state.round} rounds"
@@ -321,11 +320,11 @@ class GLM(Method):
     def disclosures(self) -> Disclosures:
         """List the data that a site sends in a regression, as one or two sentences.
 
-        The first sentence is on the sums over the site's patients in each round. With secure
+        The first sentence is about the sums over the site's patients in each round. With secure
         aggregation it adds that the sums are masked, and that the server learns only their total.
         If the server proves the totals to the sites, it adds that each site learns them too. At
-        trust 'server' with 'glm.heterogeneity', the second sentence is on the fit to the site's own
-        patients.
+        trust 'server' with 'glm.heterogeneity', the second sentence is about the fit to the site's
+        own patients.
         """
         sums = (
             "each round: the sums over all its patients of the log-likelihood's gradient and "

@@ -146,11 +146,11 @@ class PICSR(Method):
     def evaluate(self, state: PersonalState, ask: Ask) -> None:
         """Let each site measure the final model, and return only metrics.
 
-        The final model is the mixture of the collected experts, weighted by the router. All sites
-        receive all arrays of this mixture. If the run stopped before the experts were collected,
-        there is no mixture. Then a site that has trained an expert receives no arrays and measures
-        its expert. Any other site receives the state's arrays: the global weights, or no arrays if
-        experts are local.
+        The final model is the mixture of the collected experts (one network per site), weighted by
+        the router. All sites receive all arrays of this mixture. If the run stopped before the
+        experts were collected, there is no mixture. Then a site that has trained an expert receives
+        no arrays and measures its expert. Any other site receives the state's arrays: the global
+        weights, or no arrays if experts are local.
         """
         stage = self.settings.stage(state.round)
         send = dict.fromkeys(ask.sites, state.arrays)
@@ -175,9 +175,9 @@ class PICSR(Method):
     def _fault_of_expert(self, reply: Reply) -> str | None:
         """Describe the fault of a reply whose expert is not usable, or return None if it is usable.
 
-        The reply's expert is built and applied to the prototype in the same reply. The expert is
-        unusable if any logit is infinite or NaN. Finite weights can be so large that this happens.
-        The size of the logits is not checked.
+        An expert is a site's own network. It is built and applied to the prototype (the site's mean
+        sample) in the same reply. The expert is unusable if any logit is infinite or NaN, as very
+        large weights can cause. The size of the logits is not checked.
         """
         # An expert with huge weights is finite itself but makes every mixture non-finite
         network = build_classifier(self.common, self.shape)

@@ -295,9 +295,9 @@ class UEFL(Method):
     def marks(cls, state: UEFLState) -> dict[int, str]:
         """Return the codebook events of a run, for the log and the curves: round -> description.
 
-        There are three events: a new codebook for some sites, a new codebook that got no codewords
-        because no cluster was large enough, and a re-initialised first codebook. If a round has two
-        events, a semicolon joins them. Rounds without an event are left out.
+        An event is a new codebook for some sites, a new codebook that got no codewords because all
+        clusters were too small, or a re-initialised first codebook. If a round has two events, a
+        semicolon joins them. Rounds without an event are left out.
         """
         return round_marks(state.extended, state.refreshed)
 

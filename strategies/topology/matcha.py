@@ -58,7 +58,7 @@ class Matcha:
         """Return the mixing matrix of the ``active`` matchings, (sites, sites), doubly stochastic.
 
         The matrix is I - step * (sum of the Laplacians of these matchings). The step is alpha, but
-        at most 1 / (the largest number of links that a site uses), because otherwise that site's
+        at most 1 / (the largest number of links that a site uses). With a larger step that site's
         own model would get a negative weight.
         """
         total = np.zeros((self.size, self.size))
