@@ -161,9 +161,8 @@ def needed_sites(met: Participants, settings: CommonSettings) -> int:
     """Return the number of sites that a run needs.
 
     It is 'run.min-sites' if that is above 0. Otherwise it is the number of sites in 'server.sites'.
-    If 'server.sites' is empty, it is the number of nodes in ``met.asked``, which were asked who
-    they are. In a deployment, ``met.asked`` leaves out a node that states the same site as another
-    node.
+    If 'server.sites' is empty, it is the number of nodes that were asked who they are
+    (``met.asked``). In a deployment, a node that states the same site as another node is left out.
     """
     return settings.min_sites or len(met.terms.sites) or len(met.asked)
 
@@ -308,9 +307,9 @@ def meet_latecomers(
     """Ask the nodes that connected since the last call, and admit those that can take part.
 
     A site whose SuperNode restarted has a new node but is the same site. While its old node still
-    counts as connected, the new node is refused, which is reported only once, and asked again at
-    the next call. Other refused nodes are not asked again, nor are sites that the run does not
-    name.
+    counts as connected, the new node is refused. This is reported only once, and the node is asked
+    again at the next call. Other refused nodes are not asked again, nor are sites that the run does
+    not name.
 
     Args:
         grid: connects the server with the nodes.

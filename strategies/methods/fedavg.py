@@ -141,7 +141,7 @@ class Mix(FedAvg):
         return State(self.starting_weights())
 
     def round(self, state: State, ask: Ask) -> State:
-        """Let the first site by name train on the data of all sites, and adopt its weights.
+        """Let the first site by name train on all sites' data, and adopt its weights as the model.
 
         The server sends all asked sites the model and the names of all sites. Only the first site
         returns arrays. If it gives no usable reply, the model does not change.
