@@ -73,7 +73,7 @@ class Participants:
         return {site: weights.samples[site] for site in self.sites()}
 
     def leaves(self) -> list[str]:
-        """Return one sentence about the sums over a table's features, which sites send first.
+        """Describe in one sentence the sums over a table's features that sites send at the start.
 
         The list is empty if no sums are sent, because the inputs are not standardised with pooled
         statistics.

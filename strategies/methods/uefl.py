@@ -96,10 +96,10 @@ class UEFL(Method):
     def notices(self) -> list[str]:
         """Return a list with one warning if some sites' clusters are probably too small to send.
 
-        A site finds 'uefl.codes' clusters of its training features by K-means. It sends the centre
-        of a cluster only if the cluster has at least 'uefl.centroid-min-count' features. A site is
-        too small if its features are fewer than the product of these settings. The list is empty if
-        no site is too small, or if no setting asks for K-means.
+        A site finds up to 'uefl.codes' clusters of its training features by K-means. It sends the
+        centre of a cluster only if the cluster has at least 'uefl.centroid-min-count' features. A
+        site is too small if its features are fewer than the product of these settings. The list is
+        empty if no site is too small, or if no setting asks for K-means.
         """
         features: dict[str, int] = {}
         for site, facts in self.participants.facts.items():
