@@ -91,7 +91,7 @@ class FlowerStrategy(Strategy):
         """Return the model after the round, and the sites' newest metrics.
 
         Each metric is the mean over the sites, weighted by their numbers of samples. Model and
-        metrics are None before the first round. ``replies`` is not used.
+        metrics are None before the first round. Both arguments are ignored.
         """
         if self._loop is None:
             return None, None
@@ -120,8 +120,8 @@ class FlowerStrategy(Strategy):
     ) -> MetricRecord | None:
         """Return the final model's metrics in the settings' last round; None in any other round.
 
-        The metrics are averaged over sites by samples. They come from the round loop, so
-        ``replies`` is not used. The record is empty if no site has measured.
+        Each metric is the mean over the sites, weighted by samples. The metrics come from the round
+        loop, so ``replies`` is not used. The record is empty if no site has measured.
         """
         if server_round != self.rounds:
             return None
@@ -159,11 +159,11 @@ class _MeanMetrics(Hook):
         self._replies: Mapping[str, Reply] = {}
 
     def phase_ended(self, round_: int, phase: str, replies: Mapping[str, Reply]) -> None:
-        """Store all of ``replies`` in place of earlier ones if any of them has a measurement.
+        """Store ``replies`` in place of the earlier ones if at least one reply has a measurement.
 
         A measurement is a metric of the received model (``incoming.``) or of the trained model
-        (``trained.``). In an evaluation only metrics of the received model count. If no reply has a
-        measurement, the earlier replies stay. ``round_`` is not used.
+        (``trained.``). In the final evaluation only metrics of the received model count. If no
+        reply has a measurement, the earlier replies stay. ``round_`` is not used.
         """
         # Metrics of training do not count in an evaluation, because the trained weights are older
         prefixes: tuple[str, ...] = _MEASURED

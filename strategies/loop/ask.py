@@ -56,8 +56,9 @@ class Replies(dict[str, Reply]):
     def of(self, sites: Iterable[str]) -> Replies:
         """Return the replies of the given sites, in the order of this object, not of ``sites``.
 
-        A given site without a reply is skipped. The results of a secret sum (``sums``, ``exact``,
-        ``means`` and ``failed``) are copied, and still cover all sites.
+        A given site without a reply is skipped. If secure aggregation has summed the replies, its
+        results (``sums``, ``exact``, ``means`` and ``failed``) are copied unchanged. They still
+        cover all sites in the sum, because the server knows no single site's part.
         """
         wanted = set(sites)
         chosen = Replies()
@@ -71,7 +72,8 @@ class Replies(dict[str, Reply]):
     def mean_metric(self, name: str) -> float:
         """Return the mean of a metric over the replies, weighted by each site's number of samples.
 
-        If the metric was summed in secret, its known mean is returned.
+        If the metric was summed in secret, the server knows only its mean (``means``), which is
+        returned.
 
         Raises:
             KeyError: a reply does not have the metric.
@@ -91,9 +93,9 @@ def weighted_mean(
 ) -> dict[str, NDArray]:
     """Return the mean of each named array over all replies, float32, weighted by samples.
 
-    Sums are float64, in the order of site names, with Flower's operations
-    (``aggregate_arrayrecords``), so equal replies give equal bits in whatever order they arrived.
-    Arrays are averaged one by one, so replies that lie in a file are never all in memory.
+    The sums are float64 and in the order of site names, so the order in which replies arrived does
+    not change a bit. Arrays are averaged one by one, so replies that lie in a file are never all in
+    memory.
 
     Args:
         replies: the replies by site, at least one. Each must have all the named arrays. If
@@ -120,10 +122,11 @@ def weighted_mean(
 def weighted_sums(
     replies: Replies, names: Iterable[str]
 ) -> tuple[float, dict[str, npt.NDArray[np.float64]]]:
-    """Return the samples of all sites that replied, and the sum of each array, weighted by them.
+    """Return the sites' total number of samples, and each array's sum weighted by samples, float64.
 
-    The sums over sites are float64, also after a secret sum. A site's weight is the number of
-    samples that it reports, even if 'run.site-weights' has another number.
+    A site's weight is the number of samples that it reports, even if 'run.site-weights' has another
+    number. If secure aggregation has summed the arrays, both results come from that sum, before it
+    was rounded to float32.
 
     Args:
         replies: the replies, at least one. Each must have the named arrays, unless the arrays were
@@ -251,12 +254,13 @@ def first_question(
 ) -> Question:
     """Return the first question that a method asks in its round or evaluation, without sending it.
 
-    The method's code runs only up to that question.
+    The method's code runs only up to that question. The question has the arrays and notes for each
+    site, which a check or a prediction needs outside a run.
 
     Args:
         asks: calls ``Method.round`` or ``Method.evaluate`` with the ``Ask`` that it receives.
         sites: the sites that may be asked.
-        stateful_sites: the sites that keep private state of the run.
+        stateful_sites: the sites that already keep private state of the run.
 
     Returns:
         The question. If the method asks none, it has an empty phase and no sites.

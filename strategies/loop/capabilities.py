@@ -30,8 +30,8 @@ class Capabilities:
         """Check that the method supports the settings of a run.
 
         These are checked in this order: 'train.epoch-steps', 'train.initial-weights',
-        'server.sites-per-round', 'server.aggregation', compressed updates, network "vit", a table
-        as data set, and the evidential loss.
+        'server.sites-per-round', 'server.aggregation', compressed updates, the network "vit", a
+        table as data set, and the evidential loss.
 
         Args:
             common: the run's settings.
@@ -52,9 +52,9 @@ class Capabilities:
     def _round_faults(self, common: CommonSettings) -> Iterator[str]:
         """Yield an error text for each unsupported setting of the rounds.
 
-        The settings are, in this order, 'train.epoch-steps', 'train.initial-weights',
-        'server.sites-per-round' and 'server.aggregation', of which "auto" is always supported.
-        'server.sites-per-round' together with 'train.epoch-steps' is an error for every method.
+        The order is 'train.epoch-steps', 'train.initial-weights', 'server.sites-per-round' and
+        'server.aggregation'. The aggregation "auto" is always supported. For every method it is an
+        error to set both 'server.sites-per-round' and 'train.epoch-steps'.
         """
         method = f"method '{common.method}'"
         if common.epoch_steps and not self.paced_epochs:

@@ -32,8 +32,12 @@ class Hook:
     ) -> None:
         """Called before ``round_`` if sites have joined, or have come back on another node.
 
-        ``participants`` has all sites. ``joined`` has the names of the sites that joined or came
-        back.
+        The default does nothing.
+
+        Args:
+            round_: the round that is about to begin.
+            participants: all sites that take part, old and new.
+            joined: the names of the sites that joined or came back, sorted.
         """
 
     def phase_started(self, round_: int, phase: str, sites: list[str]) -> None:
@@ -46,10 +50,9 @@ class Hook:
         """Called when the set of disconnected sites without a reply has changed to ``sites``."""
 
     def objection(self, round_: int, phase: str, reply: Reply) -> str | None:
-        """Return the reason, in one line, to refuse one site's reply.
+        """Return the reason, in one line, to refuse a site's reply; None to accept it, the default.
 
-        It is asked last, if the server's own checks of this reply have found no fault. The value
-        None means that this hook accepts the reply.
+        The server asks a hook last, and only if its own checks have found no fault in the reply.
         """
         return None
 
@@ -59,9 +62,10 @@ class Hook:
     def updates_measured(
         self, round_: int, phase: str, parts: Mapping[str, UpdateStatistics]
     ) -> None:
-        """Called after a round, for each phase whose replies are updates of sent arrays.
+        """Called after a round, for each phase in which sites returned updated arrays.
 
-        ``parts`` has the size and direction of each site's update, by site.
+        ``parts`` has, by site, the norm of the site's update and its cosine to the model's change.
+        The default does nothing.
         """
 
     def sums_measured(self, round_: int, phase: str, means: Mapping[str, float]) -> None:
@@ -70,13 +74,13 @@ class Hook:
     def answer_failed(self, round_: int, phase: str, site: str, code: str, cause: str) -> None:
         """Called for each failure to get a usable answer, before the run continues or ends.
 
-        Usually this is one call per site and phase. A node that is not admitted, and failures that
-        secure aggregation cannot attribute to a site, are calls with site "unknown".
+        Usually there is one such failure per site and phase. The default does nothing.
 
         Args:
             round_: the round.
             phase: the phase whose message has no usable answer; "hello" if a node was not admitted.
-            site: the site's name, or "unknown".
+            site: the site's name. It is "unknown" if a node was not admitted, or if secure
+                aggregation hides the site that failed.
             code: the kind of failure, from the list in docs/run-directory.md.
             cause: the cause, in one line.
         """

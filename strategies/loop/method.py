@@ -58,8 +58,9 @@ class State:
     def facts(self) -> dict[str, Any]:
         """Return all fields but the arrays as JSON values, for a checkpoint.
 
-        The keys are "round", "keepers" (``kept``) and "extras", a mapping of the fields that the
-        method adds. If there is a proof of a secret sum, it is under "proof".
+        The keys are "round", "keepers" and "extras". "keepers" has ``kept``, the number of each
+        site's newest stored state. "extras" has the fields that the method adds, by name. If the
+        server must prove its secret sums to the sites, "proof" has the newest proof.
 
         Raises:
             CheckpointError: JSON would change the value of a field that the method adds.
@@ -84,8 +85,8 @@ class State:
     def restored(cls, arrays: Arrays, facts: Mapping[str, Any]) -> Self:
         """Build the state from its stored ``arrays`` and the values that ``facts()`` returned.
 
-        The numbers in ``kept`` name each site's newest stored state. If an older version numbered
-        them, they are converted to today's numbers.
+        ``kept`` gets the number of each site's newest stored state. Older versions numbered these
+        states differently, so their numbers are converted.
 
         Raises:
             CheckpointError: the names of the stored fields differ from the fields of this class,
@@ -178,8 +179,8 @@ class Method(ABC):
     def starting_weights(self) -> dict[str, NDArray]:
         """Return the network's exchanged arrays at the start of a run.
 
-        The arrays are drawn from the seed, or read from 'train.initial-weights' and the backbone's
-        file.
+        The arrays are drawn from the seed. If 'vit.backbone-weights' or 'train.initial-weights'
+        names a file, its weights replace the drawn ones.
 
         Raises:
             SettingError: a file of weights is missing or belongs to another network.
@@ -216,8 +217,8 @@ class Method(ABC):
     def model(self, state: Any) -> Arrays:
         """Return the arrays that a finished run stores as its model, by name.
 
-        The model is all arrays of the state except those with a name that starts with a prefix in
-        ``beside``.
+        These are all arrays of the state, except those that the method keeps beside the model, such
+        as moments of an optimiser. Their names start with a prefix in ``beside``.
         """
         arrays: Arrays = state.arrays
         model: dict[str, NDArray] = {}
@@ -265,8 +266,8 @@ class Method(ABC):
 
         Without replies the fraction is 0. An agreed number of samples ('run.site-weights') replaces
         the number that a site reported. A site that reports no number counts as one sample. If f of
-        the n sites in a secure sum could not answer, the fraction is multiplied by 1 - f / n,
-        because nobody knows which sites these are.
+        the n sites in a secure sum could not answer, nobody knows which sites these are. The
+        fraction is then multiplied by 1 - f / n.
         """
         every: dict[str, int] = {}
         for site, facts in self.participants.facts.items():
@@ -305,8 +306,8 @@ class Method(ABC):
     def leaves(self) -> list[str]:
         """Return the sentences that describe the data which a site sends, for ``privacy.json``.
 
-        The first sentence is on sums of features before round 1, if sites send any. Then come the
-        method's sentences (``disclosures``) and, if updates are rounded, one on the rounding.
+        The first sentence is about sums of features before round 1, if sites send any. Then come
+        the method's sentences (``disclosures``). If updates are rounded, the last one says so.
         """
         sentences = [*self.participants.leaves(), *self.disclosures().leaves]
         compression = compression_of(self.common)

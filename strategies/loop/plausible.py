@@ -122,8 +122,8 @@ def metric_range(key: str, classes: int, most: Mapping[str, int] | None = None) 
     """Return the range of values that an honest site can report for a metric.
 
     Entropy may be from 0 to log(classes). Most other metrics, such as accuracy and loss, have fixed
-    ranges. A metric without a range of its own may be from -1e12 to 1e12. If a metric counts the
-    samples of one class, bin or site, it must be a whole number from 0 to the size of its split in
+    ranges. A metric without its own range may be from -1e12 to 1e12. A metric that counts the
+    samples of one class, bin or site must be a whole number from 0 to the size of its split in
     ``most``. If ``most`` lacks the split, this count must be 0. Other counts may be up to 1e12.
 
     Args:
@@ -187,9 +187,9 @@ def names_fault(metrics: Mapping[str, float], classes: int, sites: Collection[st
     """Explain why the set of a reply's metric names is invalid, or return None if it is valid.
 
     A metric may name only classes and sites that exist. If one metric of a calibration bin is
-    present, all metrics of this bin must be. Metrics for a single class, bin or site aside, a reply
-    may have at most 500 metrics. It may also have at most 100 metrics that report a PyTorch
-    operation without repeatable results (``UNREPEATABLE``). Values are not checked here.
+    present, all metrics of this bin must be. At most 100 metrics may report a PyTorch operation
+    without repeatable results (``UNREPEATABLE``). A reply may have at most 500 other metrics, not
+    counting those for a single class, bin or site. Values are not checked here.
 
     Args:
         metrics: a reply's metrics; each key follows the grammar (``is_metric_key``).
@@ -231,9 +231,9 @@ def names_fault(metrics: Mapping[str, float], classes: int, sites: Collection[st
 def array_fault(name: str, array: NDArray) -> str | None:
     """Explain why a finite float array has impossible values, or return None if they are possible.
 
-    No absolute value may exceed 1e6. For batch norm's statistics and for counts this limit is 1e12,
-    because raw pixels make them large. Variances and counts must not be negative. The last part of
-    the name, after '/' and '.', tells which kind of array it is. An empty array has no fault.
+    The last part of the name, after '/' and '.', tells the kind of array. No absolute value may
+    exceed 1e6. For ``running_mean``, ``running_var`` and ``counts`` this limit is 1e12, because raw
+    pixels make them large. Variances and counts must not be negative. An empty array has no fault.
     """
     last = name.rpartition("/")[2].rpartition(".")[2]
     largest = _LARGEST_WEIGHT
@@ -278,8 +278,9 @@ def update_norm(reply: Reply, before: Arrays, names: Iterable[str]) -> float:
 def group_by_kind(names: Iterable[str]) -> dict[str, list[str]]:
     """Group array names into "weights" and batch norm's "statistics", each list sorted.
 
-    The two kinds are measured separately, because statistics can be far larger than weights. The
-    ending of a name decides its kind. A kind without names is left out of the mapping.
+    The two kinds are measured separately, because statistics can be far larger than weights. A name
+    that ends in ``running_mean`` or ``running_var`` is a statistic, and any other name is a weight.
+    A kind without names is left out of the mapping.
     """
     kinds: dict[str, list[str]] = {}
     for name in sorted(names):
@@ -327,6 +328,9 @@ def update_statistics(
     before: Mapping[str, Arrays], after: Arrays, replies: Mapping[str, Reply]
 ) -> dict[str, UpdateStatistics]:
     """Compute the norm of each site's update of its weights, and its cosine to the model's change.
+
+    A site's update is its reply minus ``before``, and the model's change is ``after`` minus the
+    same ``before``. Batch norm's statistics are left out.
 
     Args:
         before: by site, the arrays that its reply updates.

@@ -103,9 +103,9 @@ class Round(Ask):
         that its site has stored state, ``stateful_sites`` gets the round and phase for the site, as
         one number (``state_key``).
 
-        The hooks hear of the start of the phase, of each reply, of sites that are away, of each
-        failed site, and of the end of the phase. A question without sites sends nothing, calls no
-        hook, and returns no replies.
+        The hooks hear of the start and the end of the phase. In between they hear of each reply, of
+        sites that are away, and of each failed site. A question without sites sends nothing, calls
+        no hook, and returns no replies.
 
         Raises:
             SiteError: the method asks a site that does not take part.
@@ -154,10 +154,10 @@ class Round(Ask):
     def message(self, site: str, question: Question) -> Message:
         """Build the message that asks ``site`` a question: the instruction, records and arrays.
 
-        A table's pooled statistics are added, except in the phases of secure aggregation. Weights
-        are sent as bfloat16 only in training phases, and only if 'server.wire-down' is "bf16". The
-        message's type is "evaluate" in the final evaluation and "train" in all other phases.
-        Nothing is sent here.
+        If a table's features are standardised over all sites, their means and deviations are added,
+        except in the phases of secure aggregation. Weights are sent as bfloat16 only in training
+        phases, and only if 'server.wire-down' is "bf16". The message's type is "evaluate" in the
+        final evaluation and "train" in all other phases. Nothing is sent here.
         """
         phase, participants = question.phase, self.method.participants
         # Only a simulated site is on this machine, so only it may learn the folder
@@ -197,10 +197,10 @@ class Round(Ask):
     def _exchange(self, question: Question) -> dict[str, Reply]:
         """Send a question to its sites, wait for the replies, and return those that can be decoded.
 
-        For any other site, ``failed`` gets the reason: that of its error, the fault of its reply,
-        or "no answer in time". ``kinds`` gets the kind of failure, unless the reply cannot be
-        decoded. Nothing is raised for such a site. What the replies say is checked later
-        (``_check_replies``).
+        For any other site, ``failed`` gets the reason: the error that it sent, the fault in its
+        reply, or "no answer in time". ``kinds`` gets the kind of failure, unless the reply cannot
+        be decoded. Nothing is raised for such a site. The content of the decoded replies is checked
+        later (``_check_replies``).
 
         Returns:
             Site -> reply, in the order in which the replies arrived.
@@ -327,8 +327,9 @@ class Round(Ask):
 
         The checks come in this order, and the first fault is returned:
 
-        - All required metrics are present: those of the phase (except at trust 'sums'), time and
-          memory (at trust 'server'), and those that the question asks for.
+        - All required metrics are present. Except at trust 'sums', these are the number of samples
+          and the phase's metrics. At trust 'server' time and memory are also required. The
+          question may require more.
         - Every metric's value is possible (``metric_fault``), and the metrics name only existing
           classes and sites (``names_fault``).
         - Except at trust 'sums', the reply's number of training samples is above 0 and equals the

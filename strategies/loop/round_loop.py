@@ -76,10 +76,10 @@ class RoundLoop:
         return self.state
 
     def connect(self, grid: Grid, timeout: float = 3600.0) -> None:
-        """Prepare all following rounds to ask the sites over ``grid``.
+        """Set the grid and the timeout with which all following rounds ask the sites.
 
-        The parts that all rounds share, such as a table's pooled statistics, are made once here. No
-        message is sent.
+        The parts that all rounds share, such as the pooled means and deviations of a table's
+        features, are made once here. No message is sent.
 
         Args:
             grid: connects the server with the sites.
@@ -202,9 +202,9 @@ def refuse_site_count(common: CommonSettings, sites: int) -> None:
         sites: the number of sites that take part.
 
     Raises:
-        SettingError: 'server.sites-per-round' is above ``sites``; 'server.aggregation' "trimmed" or
-            "multikrum" needs more sites; or, with secure aggregation, fewer than three sites are
-            asked or 'secure.threshold' does not fit their number.
+        SettingError: 'server.sites-per-round' is above ``sites``, or too few sites are asked.
+            'server.aggregation' needs 3 sites if it is "trimmed", and 5 if it is "multikrum".
+            Secure aggregation needs 3, and 'secure.threshold' must fit the number.
     """
     if common.sites_per_round > sites:
         raise SettingError(

@@ -71,9 +71,9 @@ class SecureAsk(Ask):
         finite value at any site is left out and reported to the hooks.
 
         Returns:
-            The replies of the sites in the sum. They hold no arrays of single sites, but ``sums``
-            (the mean arrays), ``exact`` (the mean updates in float64), ``means`` (the mean metrics)
-            and ``failed`` (the number of sites that could not answer).
+            The replies of the sites in the sum, without arrays of single sites. Their attributes
+            are ``sums`` (the mean arrays), ``exact`` (the mean updates in float64), ``means`` (the
+            mean metrics) and ``failed`` (the number of sites that could not answer).
 
         Raises:
             SettingError: the quantisation is too coarse for these sites.
@@ -138,7 +138,8 @@ class SecureAsk(Ask):
         """Build the record of secure aggregation that each site receives with the summed question.
 
         A record names the sites, metrics and arrays in the sum (``SecureSum.record``). If the
-        method proves its sums, the record also has the proof of the newest earlier sum.
+        server must prove its sums to the sites, the record also has the proof of the newest earlier
+        sum.
 
         Args:
             sum_: the secure sum, whose sites have shared their keys.

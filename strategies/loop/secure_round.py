@@ -133,8 +133,8 @@ class SecureSum:
 
         - ``secure-shares``: each site's keys, signature and measured splits, and the threshold.
         - training or evaluation: the names of the sites, metrics and arrays in the sum.
-        - ``secure-agree``: the names of the sites whose masked arrays have arrived. If the sum is
-          to be proven, it also holds the seals (hashes) of these sites' masked arrays.
+        - ``secure-agree``: the names of the sites whose masked arrays have arrived. If the server
+          must prove the sum, it also holds the seals (hashes) of these sites' masked arrays.
         - ``secure-unmask``: the sites' signatures of the list of sites in ``secure-agree``, and the
           sealed shares that the other sites made for ``site``.
         """
@@ -178,16 +178,16 @@ class SecureSum:
     def take_keys(self, replies: Mapping[str, Reply]) -> None:
         """Store the sites' public keys and signatures, and derive the values that follow from them.
 
-        These values are the threshold (the number of sites that must stay to the end), the agreed
-        'secure-samples', the splits that all these sites measure, and the context, a hash that
-        binds the keys to this run and round. The signatures were checked when each reply arrived
+        These are the threshold (the number of sites that must stay to the end), the agreed
+        'secure-samples' and the splits that all these sites measure. The context, a hash, binds the
+        keys to this run and round. The signatures were checked when each reply arrived
         (``SecureAsk``).
 
         Raises:
             SettingError: the quantisation is too coarse for this number of sites.
             SiteError: there are fewer than three sites, 'secure.threshold' does not fit their
-                number, their 'secure-samples' differ or are below 1, or the sum is to be proven but
-                a site is missing.
+                number, their 'secure-samples' differ or are below 1, or the server must prove the
+                sum but a site is missing.
         """
         if self.proves:
             self._refuse_missing(len(replies), self.asked, "sent keys for secure aggregation")
@@ -237,8 +237,8 @@ class SecureSum:
         The server cannot open them. Each site's hash of its own mask is stored too.
 
         Raises:
-            SiteError: fewer sites than the threshold replied or, if the sum is to be proven, not
-                all sites with keys.
+            SiteError: fewer sites than the threshold replied or, if the server must prove the
+                sum, not all sites with keys.
         """
         self._refuse_few(replies, "shared their keys")
         for site, reply in sorted(replies.items()):
@@ -250,11 +250,11 @@ class SecureSum:
         """Add up the sites' masked arrays modulo 2^32, and store the replies without their arrays.
 
         The sums stay masked until ``mean``. If replies lie in a file, one array is read at a time.
-        If the sum is to be proven, all masked arrays are kept in memory, with their seals.
+        If the server must prove the sum, it keeps all masked arrays and their seals in memory.
 
         Raises:
-            SiteError: fewer sites than the threshold replied or, if the sum is to be proven, not
-                all sites with keys.
+            SiteError: fewer sites than the threshold replied or, if the server must prove the
+                sum, not all sites with keys.
         """
         self._refuse_few(replies, "sent masked weights")
         for name in sorted(self.masked_specs()):
@@ -273,8 +273,8 @@ class SecureSum:
         """Store each site's verified signature of the list of sites whose masked arrays arrived.
 
         Raises:
-            SiteError: fewer sites than the threshold replied or, if the sum is to be proven, not
-                all sites with keys.
+            SiteError: fewer sites than the threshold replied or, if the server must prove the
+                sum, not all sites with keys.
         """
         self._refuse_few(replies, "signed the list of sites whose weights arrived")
         for site, reply in sorted(replies.items()):
@@ -334,7 +334,7 @@ class SecureSum:
         )
 
     def _metric_means(self, metric_sums: NDArray, metric_samples: Words) -> dict[str, float]:
-        """Return the mean of each summed metric: name -> mean over samples, rounded to 6 digits.
+        """Return the mean of each summed metric: name -> mean over samples, to 6 decimal places.
 
         Sites scale a metric from its bounds to the range 0 to 1 before they send it. This function
         scales the mean back. A metric is left out if no site has a finite value of it, because its
@@ -359,10 +359,10 @@ class SecureSum:
     def _remaining_mask_keys(self, replies: Mapping[str, Reply]) -> tuple[list[bytes], list[bytes]]:
         """Return two lists of mask keys: masks to add to the sum, and masks to subtract from it.
 
-        Each site that answered added its own mask, so all these masks are subtracted. A site that
-        gave shares but no weights left its pairwise masks in the sums of all other sites. The
-        server reconstructs that site's private key to compute these masks, and undoes what each
-        other site did with them.
+        The own mask of each site that sent weights is subtracted. A site that shared its keys but
+        sent no weights left its pairwise masks in the sums of all other sites. The server
+        reconstructs that site's private key to compute these masks. It subtracts a mask that the
+        other site added, and adds a mask that the other site subtracted.
 
         Raises:
             SiteError: the shares do not restore a key.
@@ -395,8 +395,7 @@ class SecureSum:
 
         Args:
             site: the site whose secret is reconstructed.
-            shares: by site that returned shares, the shares by the site whose secret they belong
-                to.
+            shares: site that returned shares -> site whose secret a share belongs to -> the share.
 
         Raises:
             SiteError: no choice of shares gives the secret. The error names the likely cause.
@@ -493,7 +492,7 @@ class SecureSum:
             )
 
     def _refuse_missing(self, count: int, expected: int, what: str) -> None:
-        """Check that no site is missing in a sum that is to be proven, because all sites check it.
+        """Check that all sites replied, because the server must prove the sum to each of them.
 
         Args:
             count: the number of sites that replied.

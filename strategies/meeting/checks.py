@@ -45,11 +45,11 @@ _FEW = 3  # sites; nobody can tell which one of only two sites is odd
 
 
 def check_texts(facts: SiteFacts) -> str | None:
-    """Return a fault if a string in a hello is too long or not visible; otherwise None.
+    """Return a fault if a text in a site's hello is too long or not visible; otherwise None.
 
-    A string may have at most 200 characters, all of them visible, and may be empty. It is also a
-    fault if 'software' has more than 10 entries. The site's name is checked elsewhere
-    (``find_hello_fault``).
+    The hello is the site's description of itself and its data. A text may have at most 200
+    characters, all of them visible, and may be empty. More than 10 entries in 'software' are also a
+    fault. The site's name is checked elsewhere (``find_hello_fault``).
     """
     if len(facts.software) > _SOFTWARE:
         return f"its 'software' has {len(facts.software)} entries, not at most {_SOFTWARE}"
@@ -68,10 +68,11 @@ def check_texts(facts: SiteFacts) -> str | None:
 
 
 def check_shown_names(facts: SiteFacts) -> str | None:
-    """Return a fault if the distribution or a class name breaks tables or plots; otherwise None.
+    """Return a fault if tables or plots cannot show the distribution or a class; otherwise None.
 
-    "all" is refused as a distribution, because tables use it for the mean over sites. Dollar signs
-    and backslashes are refused, because plots would read them as formulas.
+    The distribution is the name of the site's group of sites with similar data. It must not be
+    "all", because tables use this word for the mean over sites. Neither it nor a class name may
+    have a dollar sign or a backslash, because plots would read a formula.
     """
     if facts.distribution == "all":
         return "its 'distribution' is 'all', which stands for the mean over sites"
@@ -85,7 +86,8 @@ def check_shown_names(facts: SiteFacts) -> str | None:
 def check_fingerprints(facts: SiteFacts) -> str | None:
     """Return a fault if a fingerprint is not the hex SHA-256 of a known split; otherwise None.
 
-    A hello without fingerprints has no fault.
+    A site states a fingerprint of the samples in each split ("train", "val" and "test"), with
+    lower-case digits. A site without fingerprints has no fault.
     """
     if not facts.fingerprints.keys() <= set(SPLITS):
         return f"its 'fingerprints' may be only for {', '.join(SPLITS)}"
@@ -98,8 +100,8 @@ def check_inputs(facts: SiteFacts) -> str | None:
     """Return a fault if the input shape is impossible or does not fit the features; otherwise None.
 
     A shape must have one dimension (a row) or three (an image). No length may be below 1 or above
-    2^20, and their product must not be above 2^28. If the hello names features, the shape must be
-    one dimension with one value per feature.
+    2^20, and their product must not be above 2^28. If the site names features of a table, the shape
+    must be one dimension with one value per feature.
     """
     shape = facts.input_shape
     # Only three lengths are looked at, because a hostile shape may have many, each of them huge
@@ -114,8 +116,8 @@ def check_inputs(facts: SiteFacts) -> str | None:
 def check_classes(facts: SiteFacts) -> str | None:
     """Return a fault if the number of outputs is not from 1 to 10,000; otherwise None.
 
-    A task with classes needs at least 2. It is also a fault if the hello has class names, but not
-    one for each output. A hello without any class names is accepted.
+    A task with classes needs at least 2. It is also a fault if the site names classes, but not one
+    for each output. A site that names no classes is accepted.
     """
     fewest = 1 if TASKS[facts.task].strata else 2
     if not fewest <= facts.classes <= _CLASSES:
@@ -130,8 +132,8 @@ def check_counts(facts: SiteFacts) -> str | None:
 
     Label counts may be only for known splits, and at most 1e9 for each class. The number of dropped
     samples must be from 0 to 1e9. The floor, the smallest number of samples that the site lets a
-    mean cover, must be from 1 to 1e9. Missing label counts are accepted here, because a site does
-    not report them at trust 'sums'.
+    mean cover, must be from 1 to 1e9. Missing label counts are accepted here, because a site hides
+    them if the server may learn only sums over sites (trust 'sums').
     """
     if not facts.label_counts.keys() <= set(SPLITS):
         return f"its 'label-counts' may be only for {', '.join(SPLITS)}"
@@ -150,8 +152,8 @@ def check_sums(facts: SiteFacts) -> str | None:
 
     Feature sums are, for each feature, the number of values, their sum, and the sum of their
     squares. Counts must be whole and at most the number of training rows. Absolute sums must be at
-    most 1e18, and the sums of squares must satisfy the Cauchy-Schwarz inequality up to rounding.
-    Sums without feature names are a fault. A hello without sums has no fault.
+    most 1e18, and sums of squares at most 1e36. The sums must satisfy the Cauchy-Schwarz inequality
+    up to rounding. Sums without feature names are a fault. A site without sums has no fault.
     """
     sums = facts.sums
     if sums is None:
@@ -256,12 +258,12 @@ def find_difference(site: str, facts: SiteFacts, other: str, other_facts: SiteFa
 def find_shared_data(facts: Facts, pooled: bool) -> Refused:
     """Find the sites whose training samples another site also has, because these would count twice.
 
-    Sites are compared by the fingerprint of their whole training split. Nobody can tell whose
-    samples they are, so all sites with an equal fingerprint are returned. A site without training
-    samples, or without this fingerprint, is not compared.
+    Sites are compared by the fingerprint (hash) of their whole training split. Nobody can tell
+    whose samples they are, so all sites with an equal fingerprint are returned. A site without
+    training samples, or without this fingerprint, is not compared.
 
     Args:
-        facts: the hellos by site.
+        facts: each site's description of itself and its data.
         pooled: not used; every check that compares the sites has this argument.
 
     Returns:
@@ -290,7 +292,7 @@ def find_other_tasks(facts: Facts, pooled: bool) -> Refused:
     sites share one task, the mapping is empty.
 
     Args:
-        facts: the hellos by site.
+        facts: each site's description of itself and its data.
         pooled: not used; every check that compares the sites has this argument.
 
     Returns:
@@ -314,12 +316,12 @@ def find_other_tasks(facts: Facts, pooled: bool) -> Refused:
 
 
 def find_unwanted_sums(facts: Facts, pooled: bool) -> Refused:
-    """Return the sites that were set up with another 'data.standardise', each with the reason.
+    """Find the sites whose 'data.standardise' does not agree with the run's, each with the reason.
 
-    A site with a table sends feature sums if its own setting is "pooled". If ``pooled`` is True,
-    because the run's setting is "pooled", the sites without sums are returned. If ``pooled`` is
-    False, the sites with sums are returned. If no site has sums, the result is empty in both cases,
-    because the data may be images.
+    A site with a table sends sums over its features if its own setting is "pooled". If ``pooled``
+    is True, because the run's setting is "pooled", the sites without sums are returned. If
+    ``pooled`` is False, the sites with sums are returned. If no site has sums, the result is empty
+    in both cases, because the data may be images.
     """
     if all(site.sums is None for site in facts.values()):
         return {}
@@ -344,7 +346,7 @@ def find_odd_sums(facts: Facts, pooled: bool) -> Refused:
     them a scale above 0. If fewer than three sites send sums, the result is empty.
 
     Args:
-        facts: the hellos by site.
+        facts: each site's description of itself, with its sums over each feature's values.
         pooled: not used; every check that compares the sites has this argument.
 
     Returns:
@@ -375,6 +377,9 @@ def _feature_scales(sums: Sums) -> Vector:
 
     The scale is the larger of the absolute mean and the standard deviation. It is NaN for a feature
     without values.
+
+    Args:
+        sums: each feature's number of values, their sum, and the sum of their squares.
     """
     # NaN marks features without values, which must not count as 0 in a median
     known = np.where(sums.count > 0, sums.count, np.nan)
@@ -411,7 +416,7 @@ def _typical_scale(scales: Vector) -> float:
 def _join_sites(sites: Sequence[str]) -> str:
     """Join at least two site names by commas and "and".
 
-    If there are more than four names, only the first three are shown, and then the number of the
+    If there are more than four names, only the first three are shown, with the number of the
     remaining names, as in "a, b, c and 2 more".
     """
     shown = list(sites)

@@ -45,8 +45,8 @@ _LONGEST_SOFTWARE = 2000  # characters
 def read_hello(content: RecordDict, needs_counts: bool = True) -> SiteFacts:
     """Read and check a node's hello, in which a site describes itself and its data.
 
-    The content is untrusted. It is checked by itself (``find_hello_fault``), not against other
-    hellos.
+    The content is untrusted. Only the hello itself is checked (``find_hello_fault``). Hellos are
+    compared with one another elsewhere.
 
     Args:
         content: the content of the node's message.
@@ -139,9 +139,9 @@ def _name_software(content: RecordDict) -> str:
     """Name the versions that the server and the site run, as the end of an error message.
 
     The site's versions are read from its hello ('software'), which is untrusted and may be damaged.
-    If they are missing or unreadable, as for a simulated site or in a survey, the text says that
-    the site does not say what it runs. The text ends with the advice to install the same release on
-    the server and at the site if they differ.
+    A simulated site and an answer to a survey have none. If the versions are missing or unreadable,
+    the text says that the site does not say what it runs. The text ends with the advice to install
+    the same release on the server and at the site if they differ.
     """
     theirs: object = None
     with suppress(Exception):  # untrusted data can make a reader fail in any way

@@ -73,7 +73,7 @@ class Participants:
         return {site: weights.samples[site] for site in self.sites()}
 
     def leaves(self) -> list[str]:
-        """Return one sentence on the sums over table features that sites send in their hellos.
+        """Describe in one sentence the sums over a table's features that sites send at the start.
 
         The list is empty if no sums are sent, because the inputs are not standardised with pooled
         statistics.
@@ -161,9 +161,8 @@ def needed_sites(met: Participants, settings: CommonSettings) -> int:
     """Return the number of sites that a run needs.
 
     It is 'run.min-sites' if that is above 0. Otherwise it is the number of sites in 'server.sites'.
-    If 'server.sites' is empty, it is the number of nodes in ``met.asked``, the nodes that are not
-    asked again. In a deployment, ``met.asked`` leaves out a node that states the same site as
-    another node.
+    If 'server.sites' is empty, it is the number of nodes that were asked who they are
+    (``met.asked``). In a deployment, a node that states the same site as another node is left out.
     """
     return settings.min_sites or len(met.terms.sites) or len(met.asked)
 
@@ -247,7 +246,7 @@ def _find_duplicates(hellos: list[Hello], simulated: bool) -> dict[int, str]:
     returned.
 
     Args:
-        hellos: the hellos of all admitted nodes.
+        hellos: the hellos (descriptions of sites) of all admitted nodes.
         simulated: whether all sites of the run are simulated.
 
     Returns:
@@ -281,11 +280,16 @@ def _second_node_refusal(site: str, node: int) -> str:
 def _drop_unlike(hellos: list[Hello], settings: CommonSettings, refused: list[str]) -> list[Hello]:
     """Return the hellos of the sites that can take part together, and note why others cannot.
 
-    A hello is a site's description of itself. Four checks (``TOGETHER_CHECKS``) run one after
-    another: sites must not share training samples, must have the same task, must send feature sums
-    exactly if the run pools them (unless no site sends any), and must not have feature sums of a
-    scale far above the median site's. A site that fails a check is left out of the later checks.
-    The reasons are appended to ``refused``. Equal reasons are appended once per check.
+    A hello is a site's description of itself. Four checks (``TOGETHER_CHECKS``) run in this order:
+
+    - Sites must not share training samples.
+    - Sites must have the same task.
+    - Sites must send feature sums exactly if the run pools them. If no site sends any, this is no
+      fault.
+    - No feature may have a scale at a site that is far above the median site's.
+
+    A site that fails a check is left out of the later checks. The reasons are appended to
+    ``refused``. Equal reasons are appended once per check.
     """
     pooled = settings.standardise == "pooled"
     for check in TOGETHER_CHECKS:
@@ -303,9 +307,14 @@ def meet_latecomers(
     """Ask the nodes that connected since the last call, and admit those that can take part.
 
     A site whose SuperNode restarted has a new node but is the same site. While its old node still
-    counts as connected, the new node is refused, which is reported once, and asked again later.
-    Other refused nodes are not asked again, nor are sites that the run does not name. A node that
-    is disconnected for ``away_timeout`` seconds is given up.
+    counts as connected, the new node is refused. This is reported only once, and the node is asked
+    again at the next call. Other refused nodes are not asked again, nor are sites that the run does
+    not name.
+
+    Args:
+        grid: connects the server with the nodes.
+        participants: the sites that take part so far, and the nodes refused so far.
+        away_timeout: seconds that a node may be disconnected before it is given up.
 
     Returns:
         All participants, old and new, and the new refusals, one line each. If there are no new
@@ -352,11 +361,11 @@ def _latecomer_fault(
     """Explain why a latecomer cannot take part, or return None.
 
     A known site must come back with equal fingerprints of its data. Any site must share the task
-    with the first site by name, must send feature sums exactly if that site does, and must not have
-    another site's training samples.
+    with the first site by name, and must send feature sums exactly if that site does. It must not
+    have another site's training samples.
 
     Args:
-        facts: the latecomer's hello.
+        facts: the latecomer's description of itself and its data.
         participants: the participants without the latecomer.
         joined: the participants including the latecomer.
     """

@@ -106,8 +106,9 @@ def is_simulation(grid: Grid) -> bool:
 def with_all_sites(grid: Grid, settings: CommonSettings) -> Grid:
     """Return a grid with one node per silo, if ``grid`` is the grid of Flower's simulation.
 
-    Any other grid is returned unchanged. The grid is also returned unchanged if the data set does
-    not know its silos.
+    So a simulation runs all silos of the data set, however many SuperNodes it has. Any other grid
+    is returned unchanged. The grid is also returned unchanged if the data set does not know its
+    silos.
 
     Raises:
         DataError: the data set's files, which give the number of silos, are missing.

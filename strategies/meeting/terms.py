@@ -81,9 +81,9 @@ class Terms:
 
         Args:
             node: the node's id.
-            facts: the site's hello.
-            simulated: whether all sites of the run are simulated; simulated sites have no keys, so
-                the registry is not checked.
+            facts: the site's description of itself and its data.
+            simulated: whether all sites of the run are simulated. The registry is then not checked,
+                because simulated sites have no keys.
         """
         fault = None
         if self.registry and not simulated:
@@ -114,7 +114,7 @@ class Terms:
         """Return the nodes that may be a site of the run, sorted.
 
         If the run names its sites and there is a registry, these are the nodes registered for the
-        named sites. Otherwise all ``nodes`` are returned, because only a hello tells which site a
+        named sites. Otherwise all ``nodes`` are returned, because only an answer tells which site a
         node is.
         """
         if not self.sites or not self.registry:

@@ -39,19 +39,18 @@ class ClassMeans(Local):
     def sent_classes(self, site: str) -> dict[int, int]:
         """Return the classes whose means ``site`` sends: class -> number of its training samples.
 
-        The site sends the mean of a class if it has at least 'class-min-count' training samples of
-        the class, and at least as many as its own minimum ('privacy.sums-min-count'). If there is
-        no such class, the mapping is empty.
+        The site sends the mean of a class if it has enough training samples of the class. The limit
+        is the larger of 'class-min-count' and the site's own minimum ('privacy.sums-min-count'). If
+        there is no such class, the mapping is empty.
         """
         counts = self.participants.facts[site].label_counts["train"]
         return large_classes(counts, self._floor(site))
 
     def notices(self) -> list[str]:
-        """Return a list with one warning if 'class-min-count' has no effect; otherwise empty.
+        """Return one warning if 'class-min-count' has no effect; otherwise an empty list.
 
-        Each site has a minimum number of samples of its own ('privacy.sums-min-count'). If
-        'class-min-count' is below the lowest of these, every site applies its own, stricter
-        minimum.
+        Each site sends no mean over fewer samples than its own minimum ('privacy.sums-min-count').
+        If 'class-min-count' is below the lowest of these minimums, it changes nothing at any site.
         """
         least = int(self.settings.class_min_count)
         floor = min(facts.floor for facts in self.participants.facts.values())
@@ -110,9 +109,9 @@ class ClassMeans(Local):
         """Describe the class mean over the fewest training samples, as the end of a sentence.
 
         The text gives the number of samples, the site and the class, as in "of as few as 10 (site
-        a, class 2)". If the number is 1, the text says instead that the mean is that of one single
-        sample. Among equal numbers the first site by name is described, with its lowest class. At
-        least one site must send a mean.
+        a, class 2)". If the number is 1, the text says instead that the mean is a single sample's.
+        Among equal numbers the first site by name is described, with its lowest class. At least
+        one site must send a mean.
         """
         means = []
         for site in self.participants.sites():
@@ -228,8 +227,8 @@ class FedProto(ClassMeans):
         """Return the weight of a site's prototype: its number of training samples of the class.
 
         The weight is 0 if the site does not send the class. If 'run.site-weights' sets an agreed
-        number of samples for the site, the count is multiplied by agreed samples / reported
-        samples, so that a site cannot raise its weight by reporting more samples.
+        number of samples for the site, the weight is multiplied by agreed samples / reported
+        samples. So a site cannot raise its weight by reporting more samples.
         """
         count, agreed = self.sent_classes(site).get(label, 0), self.participants.agreed_samples()
         if site not in agreed:
@@ -261,9 +260,9 @@ class FedDistill(ClassMeans):
         """Describe in one sentence which mean logits sites send, and which sites receive them.
 
         The sentence has the condition for sending a class's mean logits (``sample_condition``) and
-        names the mean over the fewest samples. The receiver depends on the number of sites: with
-        one site, nobody; with two, the other site, unchanged; with more, each site gets the mean
-        over the other sites. At least one site must send a mean.
+        names the mean over the fewest samples. The receiver depends on the number of sites. With
+        one site there is none. With two, the other site receives the logits unchanged. With more,
+        each site receives the mean over the other sites. At least one site must send a mean.
         """
         recipients = {1: "nobody gets them", 2: "the other site gets them unchanged"}
         means = (
@@ -276,9 +275,9 @@ class FedDistill(ClassMeans):
     def round(self, state: State, ask: Ask) -> State:
         """Let each site train on the other sites' mean logits, and store the logits it returns.
 
-        The sites' hellos decide which classes each site sends (``sent_classes``). For each of these
-        classes, an asked site receives the unweighted mean of the other sites' logits, if any of
-        them has sent some. After its training it returns its own mean logits of these classes,
+        A site sends only classes of which it has enough samples (``sent_classes``). For each of
+        these classes, an asked site receives the unweighted mean of the other sites' logits, if any
+        of them has sent some. After its training it returns its own mean logits of these classes,
         which replace its earlier ones in the state. A site that did not reply keeps its earlier
         ones, which still count for the other sites. In round 1 no mean logits are sent. The first
         message to a site may hold initial weights (``start``).

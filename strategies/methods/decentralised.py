@@ -78,7 +78,7 @@ class Decentralised(Method):
         return open_silo_set(self.common.silo_set)
 
     def initial_state(self) -> Any:
-        """Return the weights that every silo starts from, as ``model/<array>``.
+        """Return the state before round 1: every silo's starting weights, as ``model/<array>``.
 
         The topology is built here too, because an invalid topology must stop the run before round
         1.
@@ -202,8 +202,8 @@ class Decentralised(Method):
     def disclosures(self) -> Disclosures:
         """Describe in one sentence the weights that a silo sends, and who receives them.
 
-        Weights leave in each round. The silo's neighbours receive its own weights, and all silos
-        receive the mean of the weights over silos. The sentence names the kind of topology.
+        A silo sends all weights of its own model in each round. Its neighbours receive them, and
+        all silos receive their mean over silos. The sentence names the kind of topology.
         """
         return Disclosures(
             "all weights and batch-norm statistics of the silo's own model, each round; they go to "
@@ -260,8 +260,8 @@ class Star(Decentralised):
         """Let each asked silo train Theta, the common model, and average the results.
 
         The server sends Theta to each silo. The mean of the returned models, all with the same
-        weight, becomes the new Theta. Any 'server.aggregation' but "mean" or "auto" takes the place
-        of the mean. A silo without a usable reply does not count.
+        weight, becomes the new Theta. If 'server.aggregation' is neither "mean" nor "auto", its
+        rule replaces the mean. A silo without a usable reply does not count.
         """
         theta = self.model(state)
         trained = ask(

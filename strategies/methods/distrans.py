@@ -51,10 +51,10 @@ class DisTrans(FedAvg):
     )
 
     def disclosures(self) -> Disclosures:
-        """List the data that a site sends: the weights and, unless it stays, the site's offset.
+        """List the data that a site sends: the weights and usually the site's offset.
 
-        The offset is an array as large as an image, by which the site's images are shifted. With
-        'offset-aggregation' "none" it stays at the site.
+        The offset is an array as large as an image, by which the site's images are shifted. If
+        'offset-aggregation' is "none", the offset stays at the site and is not listed.
         """
         network = super().disclosures()
         if self.settings.offset_aggregation == "none":
@@ -114,10 +114,11 @@ class DisTrans(FedAvg):
         return network
 
     def _fit_embedding(self, state: State, replies: Mapping[str, Reply]) -> OffsetEmbedding:
-        """Return the embedding after one gradient step towards each returned offset.
+        """Return the embedding network after one gradient step towards each returned offset.
 
-        The steps run in the order of site names, in float64, from the weights in ``state``, which
-        stay unchanged. Without replies no step is taken.
+        This network computes a site's offset from its class shares. The steps run in the order of
+        site names, in float64, from the weights in ``state``, which stay unchanged. Without replies
+        no step is taken.
         """
         some_offset = state.arrays[f"{OFFSETS}{self.participants.sites()[0]}"]
         classes = self.shape.outputs
@@ -135,9 +136,10 @@ class DisTrans(FedAvg):
         return embedding
 
     def _embedding_arrays(self, embedding: OffsetEmbedding) -> dict[str, NDArray]:
-        """Return the embedding's weights and the offset that it computes for each site, float32.
+        """Return the embedding network's weights and the offset of each site, all float32.
 
-        The weights are named ``embedding/<name>``, and a site's offset is ``offset/<site>``.
+        The network computes a site's offset from its class shares. The weights are named
+        ``embedding/<name>``, and a site's offset is ``offset/<site>``.
         """
         tensors: dict[str, Tensor] = with_prefix(_EMBEDDING, embedding.state_dict())
         with torch.no_grad():

@@ -54,7 +54,7 @@ class FedAlignCL(FedAvg):
     def variant(self) -> str:
         """Return the paper's name of the variant: Fed, Fed-Align, Fed-CL or Fed-Align-CL.
 
-        The settings 'align' and 'curriculum' decide.
+        The setting 'align' adds "-Align" to the name, and the setting 'curriculum' adds "-CL".
         """
         name = "Fed"
         if self.settings.align:
@@ -129,7 +129,7 @@ class FedAlignCL(FedAvg):
     def _forgotten_shares(
         self, state: FedAlignCLState, replies: Replies
     ) -> Mapping[str, Mapping[str, float]]:
-        """Return the shares of forgotten samples so far, including those in this round's replies.
+        """Return the stored shares of forgotten samples, and those in this round's replies.
 
         A sample is forgotten if the model that its site trained classified it correctly, but the
         averaged model does not. If a site reports a share again in the same epoch, the newer share

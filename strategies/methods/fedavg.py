@@ -41,8 +41,9 @@ class FedAvg(Method):
     def round(self, state: Any, ask: Ask) -> Any:
         """Send the weights to each asked site to train, and average the weights that it returns.
 
-        'server.aggregation' averages them, usually weighted by samples. A site without a usable
-        reply does not count. Too few usable replies ('run.min-sites') make the round fail.
+        The average is that of 'server.aggregation', usually the mean weighted by samples. A site
+        without a usable reply does not count. Too few usable replies ('run.min-sites') make the
+        round fail.
         """
         trained = ask(TRAIN, dict.fromkeys(ask.sites, state.arrays))
         return replace(state, arrays=self.average(trained, state.arrays))
@@ -50,9 +51,9 @@ class FedAvg(Method):
     def towards(self, replies: Replies, model: Arrays, rate: float) -> dict[str, Any]:
         """Return the arrays after a step from ``model`` towards the replies' mean, float32.
 
-        The step is ``rate`` times the distance, so a rate of 1 gives the mean itself, and a larger
-        rate goes beyond it. Running statistics of batch norm always become the mean. Without
-        replies the result equals ``model``.
+        The mean is that of 'server.aggregation'. The step is ``rate`` times the distance, so a rate
+        of 1 gives the mean itself, and a larger rate goes beyond it. Running statistics of batch
+        norm always become the mean. Without replies the result equals ``model``.
         """
         after = self.average(replies, model)
         if rate == 1:
@@ -140,7 +141,7 @@ class Mix(FedAvg):
         return State(self.starting_weights())
 
     def round(self, state: State, ask: Ask) -> State:
-        """Let the first site by name train on the data of all sites; its weights become the model.
+        """Let the first site by name train on all sites' data, and adopt its weights as the model.
 
         The server sends all asked sites the model and the names of all sites. Only the first site
         returns arrays. If it gives no usable reply, the model does not change.

@@ -28,9 +28,9 @@ class FedAvgM(FedAvg):
     def round(self, state: State, ask: Ask) -> State:
         """Average like FedAvg, then let the server's optimiser take one step towards the mean.
 
-        The optimiser, which the method's settings choose, gets mean - model as its gradient, and
-        its step is added to the model. Running statistics of batch norm become the mean. From round
-        1 on the state also holds the optimiser's moments, as ``moments/<array>``.
+        The optimiser, which the method's settings choose, receives mean - model. Its step is added
+        to the model. Running statistics of batch norm become the mean. From round 1 on the state
+        also holds the optimiser's moments, as ``moments/<array>``.
         """
         model = self.model(state)
         trained = ask(TRAIN, dict.fromkeys(ask.sites, model))
@@ -60,10 +60,10 @@ class FedSWA(FedAvg):
     beside = (_MEAN,)
 
     def round(self, state: State, ask: Ask) -> State:
-        """Average like FedAvg, and in the last 'averaged-rounds' also update a mean of models.
+        """Average like FedAvg, and in the last 'averaged-rounds' also average these rounds' models.
 
-        The mean covers the models after these last rounds, with equal weights. The state has it
-        beside the newest model. Sites always receive the newest model, never the mean.
+        The second average has equal weights, and the state keeps it beside the newest model. Sites
+        always receive the newest model, never this average.
         """
         last, mean = super().model(state), arrays_below(_MEAN, state.arrays)
         after: State = super().round(replace(state, arrays=last), ask)

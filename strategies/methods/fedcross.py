@@ -95,8 +95,8 @@ class FedCross(Method):
     def disclosures(self) -> Disclosures:
         """Describe in one sentence that a site sends its weights and batch-norm statistics.
 
-        The sentence adds that one other site gets them in the next round, after the server has
-        mixed in another site's with the share 1 - 'cross-alpha'.
+        The sentence adds that one other site receives them in the next round. Before that, the
+        server mixes them with another site's, which have the share 1 - 'cross-alpha'.
         """
         share = self.settings.cross_alpha
         return Disclosures(

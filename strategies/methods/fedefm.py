@@ -57,9 +57,9 @@ class FedEFM(Decentralised):
         """Return the state before round 1: every silo's starting weights, named ``model/<array>``.
 
         Raises:
-            SettingError: the topology cannot be built (``build_topology``), a file of weights is
-                not usable, or 'fedefm.emd-solver' is "cvxpylayers" and the network's feature map
-                has too many cells for it.
+            SettingError: the topology cannot be built (``build_topology``), or a file of weights is
+                not usable. 'fedefm.emd-solver' "cvxpylayers" is also an error if the network's
+                feature map is too large for this solver.
         """
         if self.settings.emd_solver == "cvxpylayers":
             network = build_classifier(self.common, self.shape)
@@ -111,9 +111,9 @@ class FedEFM(Decentralised):
     def _visitors_of(self, host: str, state: State) -> dict[str, NDArray]:
         """Return the models that visit ``host`` in the next round, to be trained on its data.
 
-        An owner's newest model visits each in-neighbour of the owner in that round, so the result
-        has the models of all silos of which ``host`` is an in-neighbour. A silo that has no model
-        yet is left out.
+        A silo's newest model visits each in-neighbour that the silo has in that round. So these are
+        the models of all silos that have ``host`` as an in-neighbour. A silo that has no model yet
+        is left out.
 
         Returns:
             The models' arrays, named ``visitor/<owner>/<array>``.
@@ -129,9 +129,10 @@ class FedEFM(Decentralised):
     def _next_state(self, state: FedEFMState, replies: Replies) -> FedEFMState:
         """Return the state with the silos' new models, their mean, and this round's closeness.
 
-        Closeness, from -1 to 1, compares the feature maps of the owner's model with those of the
-        copy that a host trained. The owner's reply states it. It is stored in ``closeness`` under
-        the round and "owner<-host". A host that the reply does not name is left out.
+        Closeness, from -1 to 1, compares the feature maps of a silo's model with those of the copy
+        that another silo, the host, trained. The reply of the model's owner states it. It is stored
+        in ``closeness`` under the round and "owner<-host". A host that the reply does not name is
+        left out.
         """
         edges = {}
         for owner, reply in replies.items():

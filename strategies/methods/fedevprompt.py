@@ -61,8 +61,9 @@ class FedEvPrompt(Method):
     def disclosures(self) -> Disclosures:
         """List the data sent by a site: attention maps, prompts and the network's head.
 
-        Maps are sent if 'distillation-weight' is not 0. With 'shared-prompts' "b" the b-prompts are
-        sent, and with "all" all prompts and the head. If nothing is sent, one sentence says so.
+        Maps are sent if 'distillation-weight' is not 0. With 'shared-prompts' "b" the prompts of
+        the network's first layers (b-prompts) are sent, and with "all" all prompts and the head. If
+        nothing is sent, one sentence says so.
         """
         own, sentences = self.settings, []
         if own.distillation_weight:
@@ -88,7 +89,7 @@ class FedEvPrompt(Method):
         return State({name: weights[name] for name in names})
 
     def round(self, state: State, ask: Ask) -> State:
-        """Let sites train on the others' attention maps, average prompts, and store new maps.
+        """Let sites train on other sites' attention maps, average prompts, and store the new maps.
 
         A site receives the averaged arrays, if 'shared-prompts' names any, and the maps that the
         other sites sent in the round before. It returns the averaged arrays, trained, and its own
@@ -119,9 +120,9 @@ class FedEvPrompt(Method):
     def _map_specs(self, site: str) -> dict[str, ArraySpec]:
         """Return the specs of the attention maps that ``site`` sends, by name ``maps/<class>``.
 
-        A class with n training samples has an array (min(n, 'buffer-maps'), cells). A class without
-        samples has no array. The mapping is empty if 'distillation-weight' is 0, because maps are
-        not used then.
+        A class with n training samples has an array (min(n, 'buffer-maps'), cells), with one cell
+        for each patch of an image. A class without samples has no array. The mapping is empty if
+        'distillation-weight' is 0, because maps are not used then.
         """
         if not self.settings.distillation_weight:
             return {}
@@ -167,8 +168,9 @@ def _maps_of_others(site: str, state: State) -> Arrays:
 def _fault_of_maps(reply: Reply) -> str | None:
     """Describe the first fault in the attention maps of a reply; None if all maps are valid.
 
-    Each map must be finite, not negative, and sum to 1 within 0.001. The description begins with
-    the name of the array. Other arrays are not checked, and a reply without maps is valid.
+    A map is one row of an array ``maps/<class>``. Its values must be finite and not negative, and
+    must sum to 1 within 0.001. The description begins with the name of the array. Other arrays are
+    not checked, and a reply without maps is valid.
     """
     for name, array in reply.arrays.items():
         if not name.startswith(MAPS):

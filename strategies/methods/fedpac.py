@@ -84,9 +84,10 @@ class FedPAC(FedProto):
     def specs(self, site: str) -> dict[str, ArraySpec]:
         """Return the type and shape of each class statistic that ``site`` sends.
 
-        For each class that the site sends, these are ``prototype/<class>`` (d,), made by the
-        trained network, and ``received/<class>`` (d + 1,), made by the received network. Here d is
-        the length of an embedding.
+        For each class that the site sends there are two arrays, where d is the length of an
+        embedding. ``prototype/<class>`` (d,) is the class's mean embedding by the trained network.
+        ``received/<class>`` (d + 1,) has the mean embedding and, last, the mean squared length of
+        an embedding, both by the received network.
         """
         specs = super().specs(site)
         for label in self.sent_classes(site):
@@ -96,9 +97,10 @@ class FedPAC(FedProto):
     def disclosures(self) -> Disclosures:
         """List the data sent by a site: weights, class means, and the moments of its embeddings.
 
-        A class mean is the mean embedding of a class by the trained network. The moments are, of
-        the same samples, the mean embedding and the mean squared length by the received network. If
-        no site sends a class mean, one sentence replaces those on class means and moments.
+        A class mean is the mean embedding of a class by the trained network. The moments come from
+        the same samples, but by the received network: the mean embedding and the mean squared
+        length of an embedding. If no site sends a class mean, one sentence replaces those on class
+        means and moments.
         """
         weights = Disclosures(
             "all weights and batch-norm statistics of the network, each round; "
@@ -127,8 +129,8 @@ class FedPAC(FedProto):
     def _mix_heads(self, replies: Replies) -> dict[str, NDArray]:
         """Mix a classifier for each site that replied, from the classifiers of these sites (eq. 8).
 
-        The weights of a site's mix come from a quadratic program over the class statistics of all
-        sites (``mixing_weights``), so each site has its own weights. A site that sends no class
+        The weights of a site's mix come from a quadratic program over the class statistics in the
+        replies (``mixing_weights``), so each site has its own weights. A site that sends no class
         statistics keeps the classifier that it trained, and this classifier is in no other site's
         mix.
 
@@ -160,11 +162,11 @@ class FedPAC(FedProto):
         return arrays
 
     def _statistics(self, site: str, reply: Reply) -> tuple[NDArray, float]:
-        """Return a site's p(y) E[f | y] over all classes, (classes * d,), and V / n of eq. 8.
+        """Return a site's p(y) E[f | y] over all classes, (classes * d,), and its variance V / n.
 
-        p(y) is the share of class y in the site's training samples. E[f | y] is the mean embedding
-        of the class by the received network, which the site sent. V / n is the variance of the
-        first value (``variance_of``). A class that the site does not send counts as 0.
+        Both are terms of eq. 8. p(y) is the share of class y in the site's n training samples.
+        E[f | y] is the mean embedding of the class by the received network, which the site sent.
+        ``variance_of`` computes the variance. A class that the site does not send counts as 0.
         """
         classes, samples = self.shape.outputs, self.participants.facts[site].sizes["train"]
         means, squares = np.zeros((classes, self.size)), np.zeros(classes)

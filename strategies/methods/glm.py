@@ -107,7 +107,9 @@ class GLM(Method):
         return self.fitted_model.names
 
     def initial_state(self) -> GLMState:
-        """Return the state before round 1, with unknown units and without coefficients.
+        """Return the state before round 1: the columns' own units, and no coefficients.
+
+        Units are a centre and a deviation for the outcome and for each column, here 0 and 1.
 
         Raises:
             FitError: the outcome is the label, but the label does not suit the family.
@@ -132,9 +134,9 @@ class GLM(Method):
           first coefficients.
         - Then the sites are asked for the gradient and the Hessian at ``beta``, which give a step
           of Newton's method.
-        - Once ``sums`` is set, each site is asked for its own fit, and the run ends. This step
-          comes only at trust 'server' with 'glm.heterogeneity'. Without it, the run ends when the
-          coefficients have converged.
+        - Once the coefficients have converged, which sets ``sums``, the run ends. At trust 'server'
+          with 'glm.heterogeneity', one more round comes first, in which each site is asked for its
+          own fit.
 
         If a site had to clip its numbers, because they were too large to send, no site's sums are
         used. The next round then asks again with a larger ``scale``.
@@ -241,8 +243,7 @@ class GLM(Method):
         """Return the sentence that the coefficients have converged; None if the run continues.
 
         ``state.ended`` decides. It becomes True in the round in which the coefficients converge. If
-        the run then asks for the sites' own fits, it becomes True in the next round, in which these
-        arrive.
+        the run then asks for the sites' own fits, it becomes True one round later.
         """
         if state.ended:
             return f"the coefficients have converged after {state.round} rounds"
@@ -304,9 +305,9 @@ class GLM(Method):
     def _survival_facts(self) -> dict[str, str]:
         """Return the entries of ``fit.json`` that only a Cox model has.
 
-        They are "time", the name of the column with the survival times ('glm.time', or "time" if
-        the setting is empty); "ties", the setting 'glm.ties'; and "strata", which is always
-        "hospitals". The mapping is empty if the family is not "cox".
+        "time" is the name of the column with the survival times ('glm.time', or "time" if the
+        setting is empty). "ties" is the setting 'glm.ties', and "strata" is always "hospitals". The
+        mapping is empty if the family is not "cox".
         """
         if self.settings.family != "cox":
             return {}
@@ -319,11 +320,11 @@ class GLM(Method):
     def disclosures(self) -> Disclosures:
         """List the data that a site sends in a regression, as one or two sentences.
 
-        The first sentence is on the sums over the site's patients in each round. With secure
+        The first sentence is about the sums over the site's patients in each round. With secure
         aggregation it adds that the sums are masked, and that the server learns only their total.
         If the server proves the totals to the sites, it adds that each site learns them too. At
-        trust 'server' with 'glm.heterogeneity', the second sentence is on the fit to the site's own
-        patients.
+        trust 'server' with 'glm.heterogeneity', the second sentence is about the fit to the site's
+        own patients.
         """
         sums = (
             "each round: the sums over all its patients of the log-likelihood's gradient and "

@@ -103,10 +103,11 @@ class Cross(Ensemble):
     def documents(self, state: State, values: Mapping[str, Mapping[str, float]]) -> dict[str, Any]:
         """Return cross.json: for each metric, a matrix of test values of all models at all sites.
 
-        A row belongs to the site that trained the model, and a column to the site that tested it.
-        Rows and columns follow the order of the sites. A value is None if the metric is undefined
-        for the tester's labels, or if one of the two sites did not reply. A metric without any
-        value is left out. If no metric is left, the mapping is empty.
+        A metric has the keys "trained" and "tested", both with the sites' names, and "values". In
+        "values" a row belongs to the site that trained the model, and a column to the site that
+        tested it. A value is None if the metric is undefined for the tester's labels, or if one of
+        the two sites did not reply. A metric without any value is left out. If no metric is left,
+        the mapping is empty.
 
         Args:
             state: ignored.

@@ -68,7 +68,8 @@ class PICSR(Method):
     def disclosures(self) -> Disclosures:
         """List the data sent by a site: expert, prototype, router and routing statistics.
 
-        With finetuned experts the weights of the warm-up rounds are listed too.
+        An expert is the site's own network, and a prototype is its mean training sample. The router
+        weighs the experts. With finetuned experts the weights of the warm-up rounds are listed too.
         """
         sentences = [
             "once: all weights of the site's expert, which go to all other sites",
@@ -87,8 +88,9 @@ class PICSR(Method):
     def initial_state(self) -> PersonalState:
         """Return the state before round 1, with starting weights only if experts are finetuned.
 
-        The setting 'experts' decides. "finetuned" experts start from common weights, which warm-up
-        rounds train as in FedAvg. "local" experts need no common weights, so the state is empty.
+        An expert is a network that one site trains alone. The setting 'experts' decides how it
+        starts. "finetuned" experts start from common weights, which warm-up rounds train as in
+        FedAvg. "local" experts need no common weights, so the state is empty.
 
         Raises:
             SettingError: a file of weights is missing or belongs to another network.
@@ -101,11 +103,12 @@ class PICSR(Method):
         """Run the next round in its stage: warm-up, experts or router.
 
         The number of finished rounds decides the stage. In a warm-up round the sites train the
-        network like FedAvg. In an experts round each site trains its own expert
-        (``_experts_round``). In a router round each asked site receives the router and all experts
-        and prototypes, but trains and returns only the router. The warm-up and router rounds
-        average the returned arrays by 'server.aggregation', usually weighted by
-        samples. If 'router-average' is "equal", all sites have the same weight for the router.
+        network like FedAvg. In an experts round each site trains its own network, the expert
+        (``_experts_round``). In a router round each asked site receives all experts, all prototypes
+        (the sites' mean samples), and the router, which weighs the experts. It trains and returns
+        only the router. The warm-up and router rounds average the returned arrays by
+        'server.aggregation', usually weighted by samples. If 'router-average' is "equal", all sites
+        have the same weight for the router.
         """
         stage = self.settings.stage(state.round)
         if stage == EXPERTS:
@@ -124,10 +127,11 @@ class PICSR(Method):
     def _experts_round(self, state: PersonalState, ask: Ask) -> PersonalState:
         """Let each site train its own expert, and in the last of these rounds collect the experts.
 
-        In the rounds before the last, sites return no arrays, and the new state only records the
-        sites that keep an expert. In the last round each asked site returns its expert and its
-        prototype. Such a reply is unusable if the expert has no finite output for that prototype. A
-        site without a usable reply in the last round has no expert in the mixture.
+        An expert is a site's own network. In the rounds before the last, sites return no arrays,
+        and the new state only records the sites that keep an expert. In the last round each asked
+        site returns its expert and its prototype, the mean of its training samples. Such a reply is
+        unusable if the expert has no finite output for that prototype. A site without a usable
+        reply in the last round has no expert in the mixture.
         """
         send = {site: self._expert_start(site, state, ask) for site in ask.sites}
         notes = StageNotes(EXPERTS)
@@ -142,11 +146,11 @@ class PICSR(Method):
     def evaluate(self, state: PersonalState, ask: Ask) -> None:
         """Let each site measure the final model, and return only metrics.
 
-        The final model is the mixture of the collected experts, weighted by the router. All sites
-        receive all arrays of this mixture. If the run stopped before the experts were collected,
-        there is no mixture. Then a site that has trained an expert receives no arrays and measures
-        its expert. Any other site receives the state's arrays: the global weights, or no arrays if
-        experts are local.
+        The final model is the mixture of the collected experts (one network per site), weighted by
+        the router. All sites receive all arrays of this mixture. If the run stopped before the
+        experts were collected, there is no mixture. Then a site that has trained an expert receives
+        no arrays and measures its expert. Any other site receives the state's arrays: the global
+        weights, or no arrays if experts are local.
         """
         stage = self.settings.stage(state.round)
         send = dict.fromkeys(ask.sites, state.arrays)
@@ -171,9 +175,9 @@ class PICSR(Method):
     def _fault_of_expert(self, reply: Reply) -> str | None:
         """Describe the fault of a reply whose expert is not usable, or return None if it is usable.
 
-        The reply's expert is built and applied to the prototype in the same reply. The expert is
-        unusable if any logit is infinite or NaN. Finite weights can be so large that this happens.
-        The size of the logits is not checked.
+        An expert is a site's own network. It is built and applied to the prototype (the site's mean
+        sample) in the same reply. The expert is unusable if any logit is infinite or NaN, as very
+        large weights can cause. The size of the logits is not checked.
         """
         # An expert with huge weights is finite itself but makes every mixture non-finite
         network = build_classifier(self.common, self.shape)

@@ -80,9 +80,9 @@ class UEFL(Method):
         """Return the initial weights and the first codebook, a Gaussian one for all sites.
 
         Raises:
-            SettingError: the run measures uncertainty but a site has no validation samples, or the
-                run uses 'uefl.refresh' but a site has fewer training features than the first
-                codebook has codewords.
+            SettingError: the run measures uncertainty ('uefl.max-iterations' is above 1), and a
+                site has no validation samples. With 'uefl.refresh', such a run also refuses a site
+                with fewer training features than the first codebook has codewords.
         """
         for site, facts in self.participants.facts.items():
             features = facts.sizes["train"] * self._features
@@ -96,8 +96,10 @@ class UEFL(Method):
     def notices(self) -> list[str]:
         """Return a list with one warning if some sites' clusters are probably too small to send.
 
-        This concerns sites with fewer than 'uefl.codes' times 'uefl.centroid-min-count' training
-        features. The list is empty if there are no such sites, or if no setting asks for K-means.
+        A site finds up to 'uefl.codes' clusters of its training features by K-means. It sends the
+        centre of a cluster only if the cluster has at least 'uefl.centroid-min-count' features. A
+        site is too small if its features are fewer than the product of these settings. The list is
+        empty if no site is too small, or if no setting asks for K-means.
         """
         features: dict[str, int] = {}
         for site, facts in self.participants.facts.items():
@@ -293,9 +295,9 @@ class UEFL(Method):
     def marks(cls, state: UEFLState) -> dict[int, str]:
         """Return the codebook events of a run, for the log and the curves: round -> description.
 
-        There are three events: a new codebook for some sites, a new codebook that got no codewords
-        because no cluster was large enough, and a re-initialised first codebook. If a round has two
-        events, a semicolon joins them. Rounds without an event are left out.
+        An event is a new codebook for some sites, a new codebook that got no codewords because all
+        clusters were too small, or a re-initialised first codebook. If a round has two events, a
+        semicolon joins them. Rounds without an event are left out.
         """
         return round_marks(state.extended, state.refreshed)
 

@@ -157,9 +157,9 @@ class _Seconds:
     def star(self, arcs: Arcs) -> float:
         """Return the seconds to compute, send the models to the hub, and send their mean back.
 
-        The hub is the site with the most incoming arcs; among equals, the first. Only the sites
-        with an arc to the hub send it their model and get the mean back. Sites without such an arc
-        only compute.
+        The hub is the site with the most incoming arcs, the first of several such sites. Only the
+        sites with an arc to the hub send it their model and get the mean back. Sites without such
+        an arc only compute.
         """
         arcs = _without_self_arcs(arcs)
         # Every arc of a star leads to or from the hub, so most arcs enter there
@@ -200,9 +200,16 @@ def topology_document(
 
     ``cycle-times`` has the seconds of a round, by kind, for this topology and for complete, ring,
     star and matcha topologies over the same links, as far as they can be built. It is empty if
-    ``compute_seconds`` is None or empty. ``model_bytes`` and ``visit_seconds`` are those of
-    ``cycle_time``: a model's bytes on the wire, and the seconds that a site trains one visiting
-    model.
+    ``compute_seconds`` is None or empty.
+
+    Args:
+        topology: the run's topology.
+        silo_set: the known links between the sites, or None.
+        settings: the latency and capacity of a link that states none.
+        model_bytes: the bytes of a model on the wire.
+        compute_seconds: site -> seconds that the site computes in a round.
+        visit_seconds: site -> seconds that the site trains one visiting model; None or empty if no
+            models visit.
     """
     links = resolve_links(topology.sites, silo_set, settings)
     cycle_times: dict[str, float] = {}

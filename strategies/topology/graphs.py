@@ -246,7 +246,7 @@ _BUILDERS: dict[str, Callable[[nx.Graph], _Built]] = {
 
 
 def _path_latencies(base: nx.Graph) -> Matrix | None:
-    """Return the total latency of the quickest path between all sites, in ms, (sites, sites).
+    """Return the total latency of the quickest path between any two sites, in ms, (sites, sites).
 
     Returns None if no link is known, or if any link has no latency. Two sites without a path get 0.
     """
@@ -261,7 +261,7 @@ def _path_latencies(base: nx.Graph) -> Matrix | None:
 
 
 def _find_tour(base: nx.Graph) -> list[int]:
-    """Return the positions of the sites in the order of a short round tour that begins at 0.
+    """Return the positions of the sites in the order of a short closed tour that begins at 0.
 
     The tour is the shorter of Christofides' tour and the greedy tour. Its direction is the one in
     which the second site has a lower position than the last. If latencies are not known, the sites

@@ -58,7 +58,7 @@ class Matcha:
         """Return the mixing matrix of the ``active`` matchings, (sites, sites), doubly stochastic.
 
         The matrix is I - step * (sum of the Laplacians of these matchings). The step is alpha, but
-        at most 1 / (the largest number of links that a site uses), because otherwise that site's
+        at most 1 / (the largest number of links that a site uses). With a larger step that site's
         own model would get a negative weight.
         """
         total = np.zeros((self.size, self.size))
@@ -171,8 +171,8 @@ def _split_by_colour(graph: nx.Graph) -> list[list[Edge]]:
 def _split_by_matching(graph: nx.Graph) -> list[list[Edge]]:
     """Split a graph's edges into matchings by removing maximum-weight matchings one after another.
 
-    The weights make each matching cover as many sites of the largest degree d as possible, because
-    d decides the number of matchings that a graph needs, d or d + 1 (Vizing). A graph without edges
+    A graph with the largest degree d needs d or d + 1 matchings (Vizing). The weights therefore
+    make each matching cover as many sites of the largest degree as possible. A graph without edges
     gives an empty list.
     """
     left = nx.Graph(graph.edges)
@@ -193,7 +193,7 @@ def _split_by_matching(graph: nx.Graph) -> list[list[Edge]]:
 def activation_probabilities(
     size: int, matchings: Sequence[Sequence[Edge]], budget: float
 ) -> tuple[float, ...]:
-    """Compute the probability that a round uses each of the M matchings, rounded to 6 digits.
+    """Compute the probability that a round uses each of the M matchings, to 6 decimal places.
 
     With p_j the probability and L_j the Laplacian of matching j, the probabilities maximise
     lambda_2(sum p_j L_j), the second smallest eigenvalue. The constraints are sum p_j <= budget * M
@@ -257,7 +257,7 @@ def algebraic_connectivity(
 def step_size(
     size: int, matchings: Sequence[Sequence[Edge]], probabilities: Sequence[float]
 ) -> float:
-    """Compute alpha, the step size that makes sites agree fastest, rounded to 6 digits.
+    """Compute alpha, the step size that makes sites agree fastest, to 6 decimal places.
 
     alpha minimises rho subject to alpha^2 <= beta and I - 2 alpha E[L] + beta E[L^2] - J <= rho I.
     Here L is the Laplacian of a round, and J has 1 / n everywhere. The program maximises 1 - rho,

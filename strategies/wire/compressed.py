@@ -184,7 +184,7 @@ def compression_of(common: CommonSettings) -> Compression | None:
 
 
 def _is_update(name: str, spec: ArraySpec, sent: Mapping[str, NDArray]) -> bool:
-    """Tell whether an array of a reply travels as the update of an array that was sent.
+    """Tell whether an array of a reply travels as its difference from an array that was sent.
 
     Returns True if an array of that name and shape was sent, both arrays are float32 and not empty,
     and the array is not a batch norm statistic.

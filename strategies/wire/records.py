@@ -214,7 +214,8 @@ def _bundle(record: ArrayRecord, cache: Bundles) -> Array:
 def unbundle(content: RecordDict) -> RecordDict:
     """Return a message's content with each bundle replaced by the arrays in it.
 
-    A record is a bundle if its only array is named as one. Other records stay unchanged.
+    A record is a bundle if it has a single array, with the name of bundles. Other records stay
+    unchanged.
 
     Raises:
         SiteError: a bundle is cut short or altered, or there are more than 16 records of arrays.

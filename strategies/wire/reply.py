@@ -87,9 +87,9 @@ def decode(site: str, content: RecordDict, expected: Specs) -> Reply:
         expected: name -> type and shape. The reply must have exactly these arrays.
 
     Raises:
-        SiteError: the message does not have the expected records, a metric or a value of an array
-            is not finite, or an array is missing, unexpected or of another type or shape. The error
-            is one line.
+        SiteError: the message has no metrics or too many records, a metric has an invalid name, or
+            a metric or a value of an array is not finite. It is also an error if an array is
+            missing, unexpected or of another type or shape. The error is one line.
     """
     refuse_many_records(content.array_records)
     record = content.array_records.get(ARRAYS, ArrayRecord())

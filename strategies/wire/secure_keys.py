@@ -168,7 +168,8 @@ def open_shares(token: bytes, key: bytes, positions: tuple[int, int]) -> Shares:
         positions: the expected positions of the sending and the receiving site.
 
     Raises:
-        SiteError: the shares were sealed with another key, or for another pair of sites.
+        SiteError: the shares are damaged, or were sealed with another key or for another pair of
+            sites.
     """
     try:
         source, target, own_mask, mask = share_keys_plaintext_separate(decrypt(key, token))
@@ -196,8 +197,8 @@ def join_shares(shares: Sequence[bytes]) -> bytes:
     so the caller must verify the result.
 
     Raises:
-        SiteError: there are no shares, they have different or impossible lengths, two shares have
-            the same place, or the shares cannot be combined.
+        SiteError: there are no shares, they have different or impossible lengths, two shares begin
+            with the same place (a point of Shamir's polynomial), or the shares cannot be combined.
     """
     # A share begins with its place, 4 bytes, and the secret comes in blocks of 16
     lengths = {len(share) for share in shares}

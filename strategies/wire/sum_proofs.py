@@ -85,7 +85,7 @@ class SumProof:
 
     @classmethod
     def from_values(cls, values: Mapping[str, Any]) -> "SumProof":
-        """Read a proof from the lists that ``to_values`` made. Nothing is proven yet.
+        """Read a proof from the lists that ``to_values`` made, without checking what it proves.
 
         Raises:
             SiteError: the values hold no proof, or a malformed one.
