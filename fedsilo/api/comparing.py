@@ -147,8 +147,8 @@ def plan_comparison(
     arguments are those of ``compare``.
 
     Raises:
-        FedsiloError: the comparison could not begin (see ``compare``). The samples of the splits
-            are not checked here.
+        FedsiloError: the comparison could not begin (see ``compare``). Whether the split that is
+            compared has enough samples is not checked here.
     """
     from fedsilo.comparison import over_seeds as study
     from fedsilo.engines.dry_run import NOTHING_RUN, describe_run
@@ -158,6 +158,8 @@ def plan_comparison(
     if not unequal:
         budgets = study.plan_budgets(planned, options.run_sources(sources))
         budgets.refuse_unequal("give all the same budget, or mark the row by --unequal")
+    if own_splits:
+        study.refuse_one_split(planned)
     missing = 0
     for job in planned:
         state = "finished, is used again"

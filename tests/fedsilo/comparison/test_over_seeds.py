@@ -374,10 +374,11 @@ def test_splits_of_their_own_that_are_all_the_same_are_refused_before_anything_r
 ) -> None:
     command = _table(tmp_path, one="01" * 12, two="011" * 8)
     command[command.index("--seeds") + 1] = "3"
-    assert main([*command, "--splits"]) == 1
-    error = capsys.readouterr().err
-    assert "--splits: 'own-split0' and 'own-split1' have the same split" in error
-    assert error.count("\n") == 1
+    for dry_run in ([], ["--dry-run"]):
+        assert main([*command, "--splits", *dry_run]) == 1
+        error = capsys.readouterr().err
+        assert "--splits: 'own-split0' and 'own-split1' have the same split" in error
+        assert error.count("\n") == 1
     assert not (tmp_path / "out").exists()
 
 
