@@ -170,7 +170,7 @@ def chosen_metrics(
 
     Args:
         wanted: names and shell-style patterns, separated by commas.
-        summaries: the runs' summaries, without metrics that are hidden for resting on too few
+        summaries: the runs' summaries, without metrics that are hidden because they rest on too few
             samples.
         option: the command's option that gave ``wanted``. Error messages begin with it.
         measured: all metrics that the runs have, hidden ones too.

@@ -236,10 +236,10 @@ def _by_logarithm(low: float, high: float) -> bool:
 
 
 def _place(value: float, low: float, high: float) -> float:
-    """Return the place of a number in a range: 0 at the lower end, 1 at the upper, linear between.
+    """Return the position of a number in a range, from 0 at the lower end to 1 at the upper end.
 
-    If the sampler searches the range on a logarithmic scale (``_by_logarithm``), the place is
-    computed from the logarithms.
+    The scale between the ends is linear. If the sampler searches the range on a logarithmic scale
+    (``_by_logarithm``), it is logarithmic instead.
     """
     if _by_logarithm(low, high):
         value, low, high = math.log(value), math.log(low), math.log(high)

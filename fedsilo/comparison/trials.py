@@ -152,7 +152,7 @@ def run_groups(
         go_on: whether to continue after training failed at a site.
 
     Raises:
-        FedsiloError: a trial failed; see ``run_trials``.
+        FedsiloError: training failed without ``go_on``, or a trial failed for another reason.
     """
     # One pool for all groups, because a slow trial of one would idle the cores between groups
     summaries = run_trials(list(chain(*groups)), folder, jobs, go_on)
@@ -318,8 +318,8 @@ def make_pool(
     """Create the pool in which runs are computed: worker processes, or jobs of a Slurm cluster.
 
     Args:
-        jobs: Slurm's parameters for a Slurm cluster. Any number stands for worker processes, whose
-            number is ``workers``.
+        jobs: Slurm's parameters for a Slurm cluster, or any number for worker processes. The number
+            itself is not used.
         folder: the folder below which Slurm jobs write their logs.
         workers: the number of worker processes.
         runs_per_worker: the number of runs after which a worker process is replaced, or None. It

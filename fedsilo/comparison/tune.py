@@ -160,13 +160,14 @@ def plan_search(
 ) -> Plan:
     """Plan a search for the best settings of an experiment, over the grid in its simulation file.
 
+    A data set with its own validation part always has one fold.
+
     Args:
         experiment: the experiment's name.
         sources: the sources of settings that the command names.
-        sampler: ``grid``, which tries points of the grid, or ``tpe``, which searches the ranges
-            that the grid spans.
-        given: field of ``Tuning`` -> number that overrides the simulation file's; None keeps the
-            file's. But a data set with its own validation part always has one fold.
+        sampler: ``grid``, which tries points of the grid, or ``tpe``, which searches its ranges.
+        given: ``trials``, ``folds`` or ``seeds`` -> the number that replaces the one in the
+            simulation file, or None to keep that one.
 
     Raises:
         SettingError: the grid is too small for the number of points, a setting is wrong, there are
@@ -225,8 +226,7 @@ def _run_search(
     Args:
         plan: the settings, the grid and the budget.
         sampler: ``grid`` or ``tpe``.
-        metric: the deciding metric; None for the first headline metric that every successful run
-            has.
+        metric: the deciding metric; None for the first headline metric of every successful run.
         jobs: the number of runs at once, 0 for one per core, or Slurm's parameters.
         tell: is called with a line about the number of runs, before the first one.
 

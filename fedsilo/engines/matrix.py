@@ -159,7 +159,7 @@ def write_braces(entry: str, cells: Sequence[Cell]) -> str | None:
 
     Args:
         entry: the entry's name with its placeholders, such as ``a-{b}``.
-        cells: the values of each cell.
+        cells: the cells of the entry, each with one combination of values.
 
     Returns:
         The word; None if a combination of the cells' values is missing, because a shell would

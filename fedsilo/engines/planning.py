@@ -232,9 +232,10 @@ def plan_resumed_run(
 def _start_forks_early(common: CommonSettings, engine: str) -> None:
     """Start the fork server now if the run may use worker processes, to save time later.
 
-    The server loads PyTorch while this process continues. With engine "processes", the server is
-    always started. With "auto", it is started only if the machine has more than one core, the data
-    are not a table, and 'machine.vectorised' is at most 1. With other engines, nothing is started.
+    The fork server, which forks these processes, loads PyTorch while this process continues. With
+    engine "processes", it is always started. With "auto", it is started only if this process may
+    use more than one core, the data are not a table, and 'machine.vectorised' is at most 1. With
+    other engines, nothing is started.
     """
     is_table = ".tables." in DATA_SETS.get(
         common.dataset, ""

@@ -56,8 +56,8 @@ class SiteProcess:
     def start(self) -> None:
         """Start the worker process. It replaces an earlier process that has died.
 
-        If the fork server was just killed, the start is tried again, three times in all, with a
-        pause before each further try.
+        If the fork server, which forks the process, was just killed, the start is tried again,
+        three times in all, with a pause before each further try.
 
         Raises:
             ProcessError: all tries failed.

@@ -233,8 +233,8 @@ def _encoder_fault(common: CommonSettings, arrays: Mapping[str, Any]) -> str:
 
     A starting point needs an encoder that the run trained, and not just a head. Some models are
     only prompts, which are learned input tokens of a frozen ViT. They count as a trained encoder,
-    unless the ViT was initialised at random. The arrays of such a ViT are not stored, so they cannot
-    be loaded again.
+    unless the ViT was initialised at random. The arrays of such a ViT are not stored, so nothing
+    can load them again.
 
     Args:
         common: the run's settings, with its method and the weights of its ViT.

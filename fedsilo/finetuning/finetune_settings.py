@@ -149,9 +149,9 @@ def build_settings(
     """Build the settings of data, network and training for fine-tuning, and check them.
 
     The settings come from four sources, of which later ones override earlier ones: the defaults;
-    the settings inherited from the first run (``_inherited_values``); the recipe ``_RECIPE`` for
-    fine-tuning; and the user's ``changes``. If there would be no validation images, one of 5 folds
-    of the training images is used for validation.
+    the settings inherited from the first run (``_inherited_values``); the recipe ``_RECIPE``, such
+    as AdamW with batch size 16; and the user's ``changes``. If there would be no validation images,
+    one of 5 folds of the training images is used for validation.
 
     Args:
         task: 'classification' or 'segmentation'.

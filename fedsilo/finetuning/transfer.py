@@ -60,8 +60,8 @@ def transfer(
 ) -> TransferReport:
     """Copy the arrays of ``source`` that fit into ``trunk``, in place, and return a report.
 
-    An array fits if ``trunk`` has one of the same name and shape. A ViT's position embeddings from a
-    run also fit in another size, and are resampled. Other arrays of ``trunk`` keep their initial
+    An array fits if ``trunk`` has one of the same name and shape. A run's position embeddings of a
+    ViT also fit in another size, and are resampled. Other arrays of ``trunk`` keep their initial
     values. A run's head is copied only if the run learned the same classes.
 
     Args:
@@ -133,9 +133,9 @@ def _transfer_run(
 ) -> TransferReport:
     """Copy the arrays of a run's model that fit into ``trunk``, in place, and return a report.
 
-    Arrays of ``trunk`` for which the run has none that fits keep their initial values. The head is
-    copied only as a whole, and only if the run had the same ``classes``. If the run trained only
-    prompts, the pretrained backbone that the prompts belong to is loaded first.
+    ``_fit_array`` decides which arrays fit. Other arrays of ``trunk`` keep their initial values.
+    The head is copied only as a whole, and only if the run had the same ``classes``. If the run
+    trained only prompts, the pretrained backbone that the prompts belong to is loaded first.
 
     Raises:
         SettingError: no array of the encoder fits.
