@@ -78,8 +78,12 @@ def _lacking_metrics(
 ) -> set[tuple[str, str, str]]:
     """Find each (data set, site, metric) where a run lacks a metric that it has at another site.
 
-    If the runs on a data set have a site in common, each run is expected to have its metrics at the
-    sites of all these runs. Otherwise it is expected to have them only at its own sites.
+    A run is checked at all sites of the runs on its data set, provided that these runs have at
+    least one site in common. Otherwise it is checked only at its own sites.
+
+    Args:
+        runs: the finished runs.
+        metrics: the metrics of each run, in the same order: site -> metric -> value.
     """
     sites_of: dict[str, list[set[str]]] = {}  # data set -> the sites of each run
     for run in runs:
@@ -104,15 +108,18 @@ def _lacking_metrics(
 def shared_summaries(runs: Sequence[FinishedRun], split: str) -> list[dict[str, Any]]:
     """Return a copy of each run's summary for a split, with means over the same sites.
 
-    A mean includes a site only if all runs have the metric there (``shared_metrics``, which has two
-    exceptions). If a distribution has a single site, its row keeps all metrics of that site,
-    because the row is not a mean. ``split`` is ``test`` or ``val``, the samples that the metrics
-    were measured on.
+    If one of the runs on a data set lacks a metric at a site, no mean of these runs includes the
+    metric there. ``shared_metrics`` has the two exceptions. If a distribution (a group of sites)
+    has a single site, its row keeps all metrics of that site, because the row is not a mean.
+
+    Args:
+        runs: the finished runs.
+        split: ``test`` or ``val``, the samples that the metrics were measured on.
 
     Returns:
         The summaries in the order of ``runs``. Each also has ``published``, the paper's numbers,
         which are None for ``val``; ``lacking``, metric -> sites that its mean leaves out; and
-        ``site_count``, the number of all sites.
+        ``site_count``, the number of the run's sites.
     """
     ends = [run.last_metrics(split) for run in runs]
     summaries = []
@@ -142,8 +149,8 @@ def summaries_by_seed(
 ) -> dict[str, dict[int, dict[str, Any]]]:
     """Group the summaries of runs for a split: experiment -> seed -> summary.
 
-    The summaries are those of ``shared_summaries``, so their means cover the same sites. If an
-    experiment has two runs with one seed, the later one counts.
+    The summaries are those of ``shared_summaries``, so their means cover the same sites. If several
+    runs of an experiment have the same seed, the last one counts.
 
     Args:
         experiments: the name of each run's experiment, in the order of ``runs``.
@@ -159,20 +166,22 @@ def summaries_by_seed(
 def chosen_metrics(
     wanted: str, summaries: Sequence[Summary], option: str, measured: Collection[str] = ()
 ) -> list[str]:
-    """Select the metrics that ``wanted`` names among those that some summary has.
+    """Select the metrics that the user names from those that at least one summary has.
 
     Args:
-        wanted: names and patterns, separated by commas.
-        summaries: the runs' summaries, without metrics that must not be shown.
-        option: the command's option that gave ``wanted``, for errors.
+        wanted: names and shell-style patterns, separated by commas.
+        summaries: the runs' summaries, without metrics that are hidden because they rest on too few
+            samples.
+        option: the command's option that gave ``wanted``. Error messages begin with it.
         measured: all metrics that the runs have, hidden ones too.
 
     Returns:
-        The metrics, each once, in the order of ``wanted``.
+        The metrics, each once, in the order of ``wanted``. Those that match the same pattern are
+        sorted by name.
 
     Raises:
-        SettingError: a name matches no metric. If it was measured but is hidden, the message says
-            so.
+        SettingError: a name or pattern matches no metric. If a named metric was measured but is
+            hidden, the message says so.
     """
     known: set[str] = set()
     for summary in summaries:
@@ -189,7 +198,7 @@ def chosen_metrics(
 
 
 def refuse_unmeasured(wanted: str, option: str) -> None:
-    """Check before any run that fedsilo's methods can measure the metrics that a user names.
+    """Check before any run that fedsilo can measure the metrics that the user names.
 
     Patterns such as ``auc-*``, and metrics of a family such as ``routing.<site>.mean``, are not
     checked, because only finished runs show which of them exist. ``matching`` checks them after the
@@ -200,7 +209,7 @@ def refuse_unmeasured(wanted: str, option: str) -> None:
         option: the command's option that gave ``wanted``. The error message begins with it.
 
     Raises:
-        SettingError: no method measures one of the names.
+        SettingError: a name is not that of a metric that fedsilo's methods measure.
     """
     for part in wanted.split(","):
         name = part.strip()
@@ -271,10 +280,11 @@ def experiment_results(
 ) -> pd.DataFrame:
     """Build the tidy results of one experiment: a row for each group, metric and seed.
 
-    Groups are the distributions (groups of sites) of its runs, then ``all``. Rows that differ only
-    in their seed are next to each other. If a run lacks a metric for a group, such as AUC with one
-    class, there is no row. A row also has the published number, if a paper has one. The method and
-    the published numbers are those of the first summary.
+    A row has the experiment, method, seed, group, metric and value, and the number and standard
+    deviation that a paper published, or None. Groups are the distributions (groups of sites) of the
+    runs, then ``all``. Rows are in the order of groups, then metrics, then seeds. If a run lacks a
+    metric for a group, such as AUC with one class, there is no row. The method and the published
+    numbers are those of the first summary.
 
     Args:
         experiment: the experiment's name.
@@ -305,10 +315,11 @@ def constant_results(
 ) -> pd.DataFrame:
     """Build the tidy results of a baseline that always predicts the second of two classes.
 
-    Its accuracy is the share of that class among a site's samples. Its balanced accuracy and its
-    AUC are 0.5 at sites with samples of both classes, and missing at other sites. Three kinds of
-    sites are left out: those without samples in the split, those with a hidden count, and those
-    with another number of classes. If no site remains, the table is empty.
+    At a site, its accuracy is the share of that class. Its balanced accuracy and its AUC are 0.5
+    with samples of both classes, and missing otherwise. The table has a row for each metric of each
+    distribution (group of sites), and of ``all``, the mean over sites. Sites are left out if they
+    have no samples in the split, a hidden count, or another number of classes. If no site remains,
+    the table is empty.
 
     Args:
         silos: the content of ``silos.json``, with the label counts of each site.
@@ -353,11 +364,11 @@ class TwoClassMetrics:
     def count_correct(self) -> tuple[int, int] | None:
         """Recover the number of correct predictions in each class from a site's metrics.
 
-        With n0 and n1 samples in the classes, r0 and r1 of them predicted correctly, there are two
-        equations. Accuracy is (r0 + r1) / (n0 + n1), and balanced accuracy is (r0 / n0 + r1 / n1) /
-        2. They are solved for r0 and r1, which are rounded. If a class has no samples, accuracy
-        suffices. The result is None if the equations do not determine r0 and r1, because n0 equals
-        n1 or balanced accuracy is missing.
+        The classes have n0 and n1 samples, of which r0 and r1 were predicted correctly. Accuracy is
+        (r0 + r1) / (n0 + n1), and balanced accuracy is (r0 / n0 + r1 / n1) / 2. These two equations
+        are solved for r0 and r1, which are rounded. If a class has no samples, accuracy suffices.
+        The result is None if the equations do not determine r0 and r1, because n0 equals n1 or
+        balanced accuracy is missing.
         """
         first, second = self.counts
         # Metrics are float32, and counts are whole numbers
@@ -376,8 +387,10 @@ class TwoClassMetrics:
 def pooled_balanced_accuracy(sites: Iterable[TwoClassMetrics]) -> float | None:
     """Compute the balanced accuracy over the samples of all sites together, from 0 to 1.
 
-    The result is None if all samples are of one class. It is also None if ``count_correct`` is None
-    for some site, for example because the site has equally many samples of both classes.
+    For each class, the samples and the correct predictions of all sites are added up.
+    ``count_correct`` recovers the correct predictions from a site's metrics. The result is None if
+    it cannot do so for some site, such as one with equally many samples of both classes. It is also
+    None if all samples are of one class.
     """
     counts = [0, 0]
     correct = [0, 0]
@@ -394,15 +407,16 @@ def pooled_balanced_accuracy(sites: Iterable[TwoClassMetrics]) -> float | None:
 
 
 def pooled_metric(run: FinishedRun, split: str) -> dict[str, float]:
-    """Compute the balanced accuracy of a run over the samples of all sites together.
+    """Compute a run's balanced accuracy over the samples of all sites together.
 
-    It is computed from each site's number of samples in each of two classes, and the site's
-    accuracy and balanced accuracy in the last measured round. Sites without an accuracy are left
-    out.
+    It is computed from each site's number of samples in each of two classes, and from the last
+    values of the site's accuracy and balanced accuracy on ``split``. Sites without an accuracy are
+    left out.
 
     Returns:
-        A dictionary with the key ``POOLED``. It is empty if a site with metrics on ``split`` does
-        not report counts of two classes, or if ``pooled_balanced_accuracy`` gives None.
+        A dictionary with only the key ``POOLED`` ("pooled-balanced-accuracy"). It is empty if a
+        site with metrics on ``split`` does not report counts of two classes, or if
+        ``pooled_balanced_accuracy`` returns None.
     """
     own: dict[str, dict[str, float]] = {}
     # Later rows overwrite earlier ones, so the last measured round stays

@@ -94,16 +94,16 @@ class Search:
 
 
 def refuse_small(grid: Grid, sampler: str, points: int, experiment: str) -> None:
-    """Check that an experiment's grid has at least as many points as will be tried.
+    """Check that an experiment's grid has at least as many points as the search will try.
 
-    The same number of points is tried for every experiment. With the sampler ``tpe``, a grid is
-    always large enough if some setting has only numbers as values, and not all are equal. The
-    sampler then searches the whole range of these numbers.
+    A point is one choice of a value for each setting. With the sampler ``tpe``, a grid is always
+    large enough if some setting has only numbers as values, and not all are equal. The sampler then
+    searches the whole range of these numbers.
 
     Args:
-        grid: the grid: key -> values.
+        grid: setting -> the values to try.
         sampler: ``grid`` or ``tpe``.
-        points: the number of points that are tried.
+        points: the number of points to try, the same for every experiment.
         experiment: the name of the experiment, for the error.
 
     Raises:
@@ -126,11 +126,12 @@ def at_an_edge(
 ) -> Iterator[str]:
     """Yield a warning for each numeric setting whose best value is at an end of its range.
 
-    The range goes from the smallest to the largest value in the grid. With sampler ``grid``, only
-    these two values are at an end. With ``tpe``, values within 5 % of an end are at this end too,
-    measured on a logarithmic scale if the sampler searched on one. An end beyond which ``rules``
-    allow no value is ignored, as are settings with a single value or with values other than
-    numbers.
+    The range goes from the smallest to the largest value in the grid. With the sampler ``grid``,
+    only these two values are at an end. With ``tpe``, a value within 5 % of the range from an end
+    also counts, measured on a logarithmic scale if the sampler searched on one.
+
+    There is no warning for an end beyond which ``rules`` allow no value, and none for settings with
+    a single value or with values other than numbers.
 
     Args:
         grid: key -> the declared values.
@@ -164,8 +165,9 @@ def at_an_edge(
 def without_effect(digests: Sequence[str], points: Sequence[Mapping[str, Value]]) -> Iterator[str]:
     """Yield a warning for each point whose metrics equal those of an earlier point bit by bit.
 
-    The warning lists the settings that differ between the two points, which had no effect. If no
-    setting differs, there is no warning.
+    A point is one choice of a value for each setting. The warning names the settings that differ
+    between the two points, and says that they had no effect. If no setting differs, there is no
+    warning.
 
     Args:
         digests: a digest over all metrics of each point; empty for a point that failed.
@@ -234,10 +236,10 @@ def _by_logarithm(low: float, high: float) -> bool:
 
 
 def _place(value: float, low: float, high: float) -> float:
-    """Return the place of a number in a range: 0 at the lower end, 1 at the upper, linear between.
+    """Return the position of a number in a range, from 0 at the lower end to 1 at the upper end.
 
-    If the sampler searches the range on a logarithmic scale (``_by_logarithm``), the place is
-    computed from the logarithms.
+    The scale between the ends is linear. If the sampler searches the range on a logarithmic scale
+    (``_by_logarithm``), it is logarithmic instead.
     """
     if _by_logarithm(low, high):
         value, low, high = math.log(value), math.log(low), math.log(high)

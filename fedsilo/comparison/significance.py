@@ -60,9 +60,10 @@ class Tested:
     paired: bool = False
 
     def heading(self, split: str) -> str:
-        """Summarise the ANOVA in one line: F, degrees of freedom and p, or the reason without p.
+        """Summarise the ANOVA in one line: F, degrees of freedom and p.
 
-        The line begins with ``split``, the split of the samples, and the metric.
+        If there is no p value, the line has "n/a" and the reason instead. The line begins with
+        ``split`` (``test`` or ``val``) and the metric.
         """
         anova = self.anova
         start = f"{split} {self.metric}, mean over sites: one-way ANOVA"
@@ -72,7 +73,11 @@ class Tested:
         return f"{start} F({freedom}) = {anova.statistic:.3g}, {p_equation(anova.p)}"
 
     def kind(self) -> str:
-        """Name the kind of the t-tests and their correction, in one phrase."""
+        """Describe the t-tests and their correction in one phrase.
+
+        The phrase says that the t-tests are two-sided, whether they are paired by seed, and that p
+        values are multiplied by the number of pairs (Bonferroni).
+        """
         paired = ""
         if self.paired:
             paired = "paired by seed, "
@@ -82,10 +87,11 @@ class Tested:
         )
 
     def lines(self) -> list[list[str]]:
-        """Format the p values as a triangle of cells.
+        """Format the p values of the pairs as a triangle of cells.
 
         The first row has the column titles: "p" and all experiments but the last. Then follows a
-        row for each experiment but the first. A cell without a test is "-".
+        row for each experiment but the first, which starts with the experiment's name. A pair
+        without a p value is "n/a", and a cell without a pair is "-".
         """
         columns, later = self.experiments[:-1], self.experiments[1:]
         lines = [["p", *columns]]
@@ -137,13 +143,16 @@ def significance(metric: str, samples: Samples, paired: bool) -> Tested:
     """Test whether the values of a metric differ between two or more experiments.
 
     A one-way ANOVA compares all experiments. Two-sided t-tests compare each pair, and their p
-    values are multiplied by the number of pairs (Bonferroni), up to 1. A test that is impossible
-    has the reason in place of a p value.
+    values are multiplied by the number of pairs (Bonferroni), up to 1. If a test is impossible, its
+    outcome has the reason in place of a p value.
 
     Args:
         metric: the name of the metric.
         samples: experiment -> seed -> value.
         paired: whether the t-tests compare the values seed by seed.
+
+    Returns:
+        The outcome of the ANOVA, and that of each pair, (later experiment, earlier experiment).
 
     Raises:
         SettingError: ``paired`` is set, but the experiments have values for different seeds.
@@ -189,9 +198,17 @@ def two_sided(later: str, earlier: str, samples: Samples, paired: bool) -> Outco
     """Run Student's two-sided t-test of two experiments, without correction for several pairs.
 
     With ``paired``, the differences ``later`` - ``earlier`` are tested seed by seed. Otherwise the
-    values are treated as independent, with equal variances. The outcome has a reason in place of a
-    p value if an experiment has fewer than two values, or if nothing varies over seeds: with
-    ``paired``, the differences, and otherwise the values of both experiments.
+    values are treated as independent, with equal variances.
+
+    If an experiment has fewer than two values, or if nothing varies over seeds, the outcome has a
+    reason in place of a p value. With ``paired``, the differences must vary. Otherwise, the values
+    of at least one experiment must vary.
+
+    Args:
+        later: the name of an experiment.
+        earlier: the name of the experiment with which it is compared.
+        samples: experiment -> seed -> value. With ``paired``, both have the same seeds.
+        paired: whether to compare the values seed by seed.
     """
     from scipy import stats
 
@@ -217,11 +234,11 @@ def two_sided(later: str, earlier: str, samples: Samples, paired: bool) -> Outco
 def _outcome(test: Callable[[], Any], freedom: tuple[int, int] = (0, 0)) -> Outcome:
     """Run one of scipy's tests, and return its statistic and p value as an outcome.
 
-    Warnings are suppressed. If the p value is undefined (NaN), the outcome has no p value, and
-    ``why`` says that the values leave the test undefined.
+    Warnings are suppressed. If the p value is undefined (NaN), the outcome has neither a statistic
+    nor a p value, and ``why`` says that the values leave the test undefined.
 
     Args:
-        test: calls the test.
+        test: calls the test, and returns scipy's result.
         freedom: the two degrees of freedom of an F test; (0, 0) for other tests.
     """
     with warnings.catch_warnings():
@@ -255,10 +272,11 @@ def _constant(values: Sequence[float], scale: float = 0.0) -> bool:
 
 
 def notes(tested: Tested, seeds: int, paired: bool, same_split: bool | None) -> list[str]:
-    """Return the remarks that a reader of the p values needs, in two or three lines.
+    """List the remarks that a reader of the p values needs, one line each.
 
-    The first explains the tests and their correction. Unless the tests are paired, the second
-    advises ``--paired``. The last says whether the seeds vary the split.
+    The first line explains the t-tests and their correction for the number of pairs. Unless the
+    tests are paired, the second line advises ``--paired``. The last line says whether the seeds
+    also vary the split of the data, and how this affects p.
 
     Args:
         tested: the tests of any one metric; only their number of pairs is used.
@@ -292,6 +310,8 @@ def check_tests(
 ) -> None:
     """Check before any run that the requested tests are possible.
 
+    Without ``tests``, the only check is that ``paired`` is not set either.
+
     Args:
         data_sets: experiment -> its data set.
         tests: the metrics to test, or None for no tests.
@@ -299,8 +319,8 @@ def check_tests(
         seeds: the number of seeds.
 
     Raises:
-        SettingError: tests are paired but none are requested, there are fewer than two experiments
-            or seeds, or the data sets differ.
+        SettingError: ``paired`` is set, but no tests are requested. Or tests are requested for
+            fewer than two experiments or seeds, or for experiments on different data sets.
     """
     first, *others = data_sets
     if not tests:
@@ -343,9 +363,10 @@ def _refuse_other_seeds(metric: str, samples: Samples) -> None:
 def lines_of_tests(
     tested: Sequence[Tested], split: str, remarks: Sequence[str]
 ) -> Iterator[Table | str]:
-    """Yield the tests of metrics for a terminal.
+    """Yield the tests of metrics as tables and lines for a terminal.
 
-    Each metric has a table of p values, whose title is the ANOVA, and a line with the reason for
+    Each metric has a table with the p values of all pairs of experiments. The table's title has
+    ``split`` (``test`` or ``val``), the metric and the ANOVA's result. Below it, a line explains
     each pair without a p value. The ``remarks`` follow at the end.
     """
     for test in tested:
@@ -357,8 +378,9 @@ def lines_of_tests(
 def markdown_tests(tested: Sequence[Tested], split: str, remarks: Sequence[str]) -> str:
     """Format the tests of metrics as Markdown, with the same content as ``lines_of_tests``.
 
-    Each reason and each remark is an item of a list. If there are neither tests nor remarks, the
-    text is empty.
+    Each metric has a line with the ANOVA's result, and a table of the p values of all pairs. Each
+    reason for a missing p value and each remark is an item of a list. If there are neither tests
+    nor remarks, the text is empty.
     """
     parts = []
     for test in tested:

@@ -79,7 +79,7 @@ class SlurmPool(ThreadPoolExecutor):
         return super().submit(self._by_job, work, *args, **kwargs)
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """End the pool, and wait until its work has ended if ``wait``.
+        """End the pool. If ``wait`` is True, return only when the pool's work has ended.
 
         With ``cancel_futures``, queued and running Slurm jobs are cancelled, and waiting work is
         not begun.

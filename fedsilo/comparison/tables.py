@@ -37,9 +37,11 @@ _AS_PUBLISHED = ("published", "published_sd")
 
 
 def tidy(records: Iterable[Sequence[Any]]) -> pd.DataFrame:
-    """Build a tidy table from records, each with a value for every column of ``TIDY``.
+    """Build a tidy table, which has one row for each value, from records.
 
-    ``published`` and ``published_sd`` are None in a record without a published number.
+    A record has a value for each column of ``TIDY``: experiment, method, seed, group of sites,
+    metric, value, published and published_sd. The last two are a paper's number and its standard
+    deviation. They are None if no paper has the number.
     """
     frame = pd.DataFrame(list(records), columns=list(TIDY), dtype=object)
     typed: pd.DataFrame = frame.astype({"seed": int, "value": float})
@@ -83,9 +85,10 @@ class Spread(NamedTuple):
 def over_seeds(results: pd.DataFrame) -> pd.DataFrame:
     """Summarise tidy results over seeds: a row for each experiment, group and metric.
 
-    Tidy results have a row for each value, that is, also for each seed. The summary has the columns
-    ``COMPARISON``, with the statistics of ``Spread``, the method and the published numbers. Rows
-    keep the order in which their experiment, group and metric first appear.
+    Tidy results have a row for each value, that is, also for each seed. A row of the summary has
+    the method, the mean, sample standard deviation, median, minimum and maximum over seeds, the
+    number of seeds, and the published numbers. Rows keep the order in which their experiment, group
+    and metric first appear.
     """
     rows = []
     for key, values in results.groupby(KEY, sort=False)["value"]:
@@ -126,11 +129,11 @@ def spread_cell(spread: Any, median: bool = False) -> str:
 
 
 def _next_to_published(spread: Any, median: bool) -> str:
-    """Format a cell whose values stand next to a paper's numbers.
+    """Format a metric's values over seeds for a cell next to a paper's numbers.
 
-    It is the text of ``spread_cell``, such as mean ± sample deviation. If the paper has a
-    deviation, our population deviation follows in brackets, because these papers print population
-    deviations. With ``median`` or a single seed, it is left out.
+    The text is that of ``spread_cell``, such as "mean ± sample standard deviation". If the paper
+    has a deviation, our population deviation follows in brackets, because these papers print
+    population deviations. It is left out with ``median`` or with a single seed.
     """
     cell = spread_cell(spread, median)
     if median or spread.seeds == 1 or pd.isna(spread.published_sd):
@@ -182,8 +185,9 @@ def comparison_lines(
 ) -> list[list[str]]:
     """Format a comparison as rows of cells: the titles, then a row for each experiment and group.
 
-    Each metric has a column with fedsilo's values over seeds. If a paper has numbers for the
-    metric, they are in a second column.
+    The first two columns are the experiment and the group of sites. Then each metric has a column
+    with fedsilo's values over seeds. If a paper has numbers for the metric, they are in a second
+    column.
 
     Args:
         results: the tidy results.
@@ -207,18 +211,20 @@ def group_lines(
     cell: Callable[[Any], str],
     missing: str = NONE,
 ) -> list[list[str]]:
-    """Format spreads as rows of cells: the metrics' titles, then a row per experiment and group.
+    """Format spreads (statistics of a metric over seeds) as rows of cells.
 
-    A spread has the statistics of a metric over seeds. A row starts with the names of the
-    experiment and the group. The first row lacks titles for these two columns, which the caller
-    adds. If a cell is over fewer seeds than its experiment has, the cell says so.
+    The first row has the titles of the metrics' columns. Then follows a row for each experiment and
+    group of sites, which starts with the names of both. The first row lacks titles for these two
+    columns, which the caller adds. If a metric has fewer seeds here than the experiment has
+    elsewhere, the cell says so, for example "(2 of 3 seeds)".
 
     Args:
         spreads: rows of ``over_seeds``.
         titles: metric -> title of its column.
-        published: metric -> title of its column of published numbers; only metrics that have one.
+        published: metric -> title of its second column, which has a paper's numbers. Metrics
+            without published numbers are left out.
         cell: formats a row of ``spreads``.
-        missing: the cell of a group that lacks a metric. Its published cell is empty.
+        missing: the cell of a metric that a group lacks. Its published cell is empty.
     """
     columns = []
     for metric, title in titles.items():
@@ -252,13 +258,13 @@ def rich_table(
     left: int = 1,
     ends: Callable[[Sequence[str]], bool] = lambda _: False,
 ) -> Table:
-    """Build a terminal table from rows of cells; the first row has the column titles.
+    """Build a terminal table from rows of cells. The first row has the column titles.
 
     Args:
         title: the text above the table.
         lines: the rows of cells, all of the same length.
-        left: the number of columns that are aligned left; all others are aligned right.
-        ends: tells for a row whether a rule follows it.
+        left: the number of columns that are aligned left. All others are aligned right.
+        ends: tells whether a horizontal rule follows a row, given its cells.
     """
     table = Table(title=title, title_justify="left")
     columns, *body = lines
@@ -284,7 +290,10 @@ def markdown_table(lines: Sequence[Sequence[str]]) -> str:
 
 
 def seconds_text(seconds: float) -> str:
-    """Format a duration in seconds: ``12.3 s``, ``4 min 05 s``, ``3 h 07 min``."""
+    """Format a duration in seconds: ``12.3 s``, ``4 min 05 s``, ``3 h 07 min``.
+
+    Minutes are shown from 60 seconds, and hours from 60 minutes. With hours, seconds are left out.
+    """
     if seconds < 60:
         return f"{seconds:.1f} s"
     minutes, rest = divmod(round(seconds), 60)
@@ -294,10 +303,11 @@ def seconds_text(seconds: float) -> str:
 
 
 def csv_text(frame: pd.DataFrame) -> str:
-    """Format a data frame as CSV, in which numbers of a float column have six decimals.
+    """Format a data frame as CSV, with six decimals for the numbers of floating-point columns.
 
-    Published numbers have as many decimals as the paper prints. Column titles are the columns'
-    names with spaces in place of underscores. A missing value is an empty cell.
+    Published numbers are an exception: they have as many decimals as the paper prints. Column
+    titles are the columns' names with spaces in place of underscores. A missing value is an empty
+    cell.
     """
     texts = frame.astype(object)
     for name in frame.columns:

@@ -55,7 +55,8 @@ class Trial:
     def key(self) -> str:
         """Return the name of the summary's file without its ending.
 
-        It is a hash of the settings that decide the result, the data and the git revision.
+        It is a hash of three things: the settings that decide the result, the digest of the data,
+        and the git revision of fedsilo.
         """
         text = json.dumps([self.settings.decisive(), self.data, git_revision()], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:20]
@@ -64,8 +65,8 @@ class Trial:
 def trial_settings(values: Mapping[str, Value]) -> RunSettings:
     """Build the settings of a trial, which is a run whose directory is not kept.
 
-    The run has no name. It is evaluated only after the last round, unless it uses early stopping,
-    which needs a metric of each round and so keeps 'server.evaluate-every'.
+    The run has no name, and is evaluated only after the last round. If it uses early stopping,
+    'server.evaluate-every' stays as it is, because early stopping needs a metric of earlier rounds.
 
     Raises:
         SettingError: the settings are not valid together.
@@ -144,7 +145,14 @@ def run_groups(
 ) -> list[list[dict[str, Any]]]:
     """Run groups of trials in one pool, and return the summaries of each group's trials, in order.
 
-    All other arguments, and the errors, are those of ``run_trials``.
+    Args:
+        groups: the trials of each group. Those with a stored summary are not run again.
+        folder: the folder of the summary files.
+        jobs: the number of runs at once, 0 for one per core, or Slurm's parameters.
+        go_on: whether to continue after training failed at a site.
+
+    Raises:
+        FedsiloError: training failed without ``go_on``, or a trial failed for another reason.
     """
     # One pool for all groups, because a slow trial of one would idle the cores between groups
     summaries = run_trials(list(chain(*groups)), folder, jobs, go_on)
@@ -159,7 +167,9 @@ def run_groups(
 def run_trials(
     trials: Sequence[Trial], folder: Path, jobs: Jobs, go_on: bool = False
 ) -> list[dict[str, Any]]:
-    """Run the trials without a summary, and return all summaries in the order of ``trials``.
+    """Run the trials that have no summary file yet, and return the summaries of all trials.
+
+    A trial is a run of which only the summary is kept. In a terminal, a progress bar is shown.
 
     Args:
         trials: the trials.
@@ -169,9 +179,9 @@ def run_trials(
         go_on: whether to continue after training failed at a site, for example because it diverged.
 
     Returns:
-        A summary for each trial, with its file's name as ``file``. The summary of a failed trial
-        has only the key ``FAILED``, with the reason. A failure is not stored, so the trial runs
-        again next time.
+        A summary for each trial, in order, with its file's name as ``file``. The summary of a
+        failed trial has only the key ``FAILED``, with the reason. A failure is not stored, so the
+        trial runs again next time.
 
     Raises:
         FedsiloError: training failed without ``go_on``, or a trial failed for another reason.
@@ -278,9 +288,9 @@ class WorkerPool(ProcessPoolExecutor):
     def _adjust_process_count(self) -> None:
         """Start a process if one is missing. Python's pool calls this at each submission and exit.
 
-        If each process makes only one run, a process is started only if more runs wait than there
-        are processes. Otherwise Python's pool would replace even the last processes, and could not
-        end until the new ones have imported everything.
+        If each process makes only one run, a process is started only if more runs are unfinished
+        than there are processes. Otherwise Python's pool would replace even the processes of the
+        last runs, and would wait until the needless new ones have imported everything.
         """
         if not self._one_run or len(self._pending_work_items) > len(self._processes):
             super()._adjust_process_count()
@@ -293,10 +303,10 @@ class WorkerPool(ProcessPoolExecutor):
         return super().submit(_in_worker, self._stop, work, *args, **kwargs)
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """End the pool when all runs have finished.
+        """End the pool, and wait until its runs have finished.
 
         With ``cancel_futures``, only the started runs finish, and runs that wait are not begun.
-        Without ``wait``, this function returns at once.
+        Without ``wait``, this method returns at once.
         """
         if cancel_futures:
             # Python's pool cannot cancel the run that it has put aside for the next free process
@@ -310,8 +320,8 @@ def make_pool(
     """Create the pool in which runs are computed: worker processes, or jobs of a Slurm cluster.
 
     Args:
-        jobs: Slurm's parameters for a Slurm cluster. Any number stands for worker processes, whose
-            number is ``workers``.
+        jobs: Slurm's parameters for a Slurm cluster, or any number for worker processes. The number
+            itself is not used.
         folder: the folder below which Slurm jobs write their logs.
         workers: the number of worker processes.
         runs_per_worker: the number of runs after which a worker process is replaced, or None. It
@@ -347,9 +357,8 @@ def _in_worker(stop: Path, work: Callable[..., Outcome], *args: Any, **kwargs: A
     If the file ``stop`` exists, the pool is ending. Then the work is not begun, and
     KeyboardInterrupt is raised.
 
-    Ctrl-C interrupts the work, even if it came while the worker imported the modules for the work.
-    If the worker is told to end (``SystemExit``), because the command has ended, the process ends
-    at once.
+    Ctrl-C interrupts the work, even if it came earlier, while the worker imported modules. If the
+    worker is told to end (``SystemExit``) because the command has ended, the process ends at once.
     """
     try:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
@@ -363,16 +372,15 @@ def _in_worker(stop: Path, work: Callable[..., Outcome], *args: Any, **kwargs: A
 
 
 def _run_trial(work: _Work) -> Failure | None:
-    """Run a trial in a temporary folder, and write its summary to ``work.path``.
+    """Run a trial in a temporary folder, and write its summary to a file.
 
-    The summary is the run's, with two additions. ``digest`` is the SHA-256 of metrics.csv, so two
-    trials have the same digest only if all their metrics are equal. The means on test and on
-    validation samples get ``POOLED``, the balanced accuracy over the samples of all sites, if it
-    can be computed.
+    ``work`` has the trial's settings, and the file as ``path``. The summary is the run's, with two
+    additions. ``digest`` is the SHA-256 of metrics.csv, so two trials have the same digest only if
+    all their metrics are equal. The means on test and on validation samples get ``POOLED``, the
+    balanced accuracy over the samples of all sites, if it can be computed.
 
     Returns:
-        None if the trial succeeded; otherwise the error's code and text. Then no summary is
-        written.
+        None if the trial succeeded. Otherwise the error's code and text, and no summary is written.
     """
     try:
         # The settings travel by key, because a plugin's class is unknown in a new process

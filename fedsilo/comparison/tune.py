@@ -78,9 +78,9 @@ class Tuned:
         """Describe the result of tuning for the terminal.
 
         Yields:
-            The table of the best points (at most five, none that failed), the reason, and a
-            line for each warning. Last, a line with the chosen settings as simulation.yaml takes
-            them, and a line with the folder of the results.
+            A table of the best points (at most five, none that failed), the reason for the choice,
+            and a line for each warning. Then a line with the chosen settings as YAML for
+            simulation.yaml, and a line with the folder of the results.
         """
         yield self._table()
         yield str(self.document["why"])
@@ -107,9 +107,9 @@ def search(
 ) -> Tuned:
     """Try the points of a plan, choose the best, and write ``chosen.json`` and ``trials.csv``.
 
-    If training fails at a point, for example because it diverges, the sampler treats the point as
-    no better than the worst other point of its batch. A failed point is never chosen, and the
-    warnings in ``chosen.json`` name it.
+    A point is one choice of values for the settings to tune. If training fails at a point, for
+    example because it diverges, the sampler treats it as no better than the worst other point of
+    its batch. A failed point is never chosen, and the warnings in ``chosen.json`` name it.
 
     Args:
         plan: the settings, the grid and the budget.
@@ -160,13 +160,14 @@ def plan_search(
 ) -> Plan:
     """Plan a search for the best settings of an experiment, over the grid in its simulation file.
 
+    A data set with its own validation part always has one fold.
+
     Args:
         experiment: the experiment's name.
         sources: the sources of settings that the command names.
-        sampler: ``grid``, which tries points of the grid, or ``tpe``, which searches the ranges
-            that the grid spans.
-        given: field of ``Tuning`` -> number that overrides the simulation file's; None keeps the
-            file's. But a data set with its own validation part always has one fold.
+        sampler: ``grid``, which tries points of the grid, or ``tpe``, which searches its ranges.
+        given: ``trials``, ``folds`` or ``seeds`` -> the number that replaces the one in the
+            simulation file, or None to keep that one.
 
     Raises:
         SettingError: the grid is too small for the number of points, a setting is wrong, there are
@@ -225,8 +226,7 @@ def _run_search(
     Args:
         plan: the settings, the grid and the budget.
         sampler: ``grid`` or ``tpe``.
-        metric: the deciding metric; None for the first headline metric that every successful run
-            has.
+        metric: the deciding metric; None for the first headline metric of every successful run.
         jobs: the number of runs at once, 0 for one per core, or Slurm's parameters.
         tell: is called with a line about the number of runs, before the first one.
 
@@ -269,8 +269,7 @@ def _trials(
 
     There is a trial for each seed and each validation fold, seed by seed. The seed also shuffles
     the rows into folds, and test rows are not read. With a single fold, no folds are cut, and the
-    data set's own validation part is used. Then test rows may be measured too, but no choice
-    depends on them.
+    data set's own validation part is used. Test rows may then be measured, but no choice uses them.
 
     Args:
         base: the settings of the experiment.
@@ -353,8 +352,8 @@ def ranking(
     """Score the points by the mean of ``metric`` over their runs, and sort them, the best first.
 
     A higher score is better, except for a metric such as "mae", for which a lower score is better.
-    Scores are compared with six decimals. If scores are equal, the point with the lower validation
-    loss comes first, then the one that was tried first. Points with a failed run come last.
+    Scores are rounded to six decimals. If they are equal, the point with the lower validation loss
+    comes first, then the one that was tried first. Points with a failed run come last.
     """
     scored = _score_points(points, summaries, metric)
     sign = _sign_of(metric)
@@ -369,9 +368,10 @@ def _sign_of(metric: str) -> int:
 
 
 def _as_gains(points: Sequence[Point], metric: str) -> list[float]:
-    """Return a number per point that is higher for a better point, as a sampler expects.
+    """Return a number for each point that is higher for a better point, as a sampler expects.
 
-    A failed point gets 0 or the lowest number of the other points, whichever is lower.
+    It is the score, or its negative if a lower score is better. A failed point gets the lowest
+    number of the other points, but at most 0.
     """
     sign = _sign_of(metric)
     worst = 0.0
@@ -406,7 +406,7 @@ def _score_point(
     """Score a point (a choice of settings) by the mean of a validation metric over its runs.
 
     There is a run per fold and seed. The standard error treats the runs as independent. If a run
-    failed, all scores are 0, and ``failed`` has the reason of the first run that failed.
+    failed, score, error and loss are 0, and ``failed`` has the reason of the first failed run.
     """
     scores, losses, by_run = [], [], []
     digests = ""

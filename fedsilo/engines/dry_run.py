@@ -20,9 +20,9 @@ _WEIGHT = 4  # bytes of a float32
 def describe_run(
     settings: RunSettings, resources: Mapping[str, Value], engine: str
 ) -> Iterator[str]:
-    """Check that a planned run could begin, and yield lines on its plan, its cost and its folder.
+    """Check that a planned run could begin, and yield three lines: its plan, its cost, its folder.
 
-    Nothing is run or written.
+    Nothing is run or written, but the first site's data are read to estimate the cost.
 
     Args:
         settings: the settings of the run.

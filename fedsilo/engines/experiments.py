@@ -38,8 +38,7 @@ def _flat_settings(content: Any) -> Any:
     returned unchanged, so that pydantic rejects it.
 
     Raises:
-        PydanticCustomError: ``flat_values`` refuses the settings, for example because a setting is
-            given twice.
+        PydanticCustomError: the settings are refused, for example because a setting is given twice.
     """
     if not isinstance(content, dict):
         return content or {}
@@ -50,11 +49,11 @@ def _flat_settings(content: Any) -> Any:
 
 
 def _read_grid(content: Any) -> Any:
-    """Convert a tuning grid, key -> list of values, before pydantic validates it.
+    """Convert a tuning grid, setting -> list of values to try, before pydantic validates it.
 
-    Former names of keys are replaced by the current ones. Each value is converted by
-    ``flat_values``, so a mapping or list becomes JSON if the setting takes YAML. None and other
-    empty values become an empty mapping. Any other content that is not a mapping is returned
+    Former names of settings are replaced by the current ones. Each value is converted by
+    ``flat_values``: if the setting takes YAML, a mapping or list becomes JSON text. None and other
+    empty grids become an empty mapping. Any other content that is not a mapping is returned
     unchanged, so that pydantic rejects it.
 
     Raises:
@@ -142,10 +141,10 @@ class SimulationFile:
 
     @cached_property
     def cells(self) -> Mapping[str, Cell]:
-        """The name of each experiment -> its cell, in the order of the file.
+        """The cell of each experiment, by the experiment's name, in the order of the file.
 
-        A cell is the entry of the file that makes the experiment, with the matrix values that the
-        experiment has.
+        A cell has the name of the file's entry that makes the experiment, and the values that the
+        experiment takes from the entry's matrix. They are empty for an entry without a matrix.
 
         Raises:
             SettingError: the file has no mapping 'experiments', two experiments have the same name,
@@ -171,8 +170,8 @@ class SimulationFile:
     def _cells_of(self, entry: Any) -> list[Cell]:
         """List the cells of an entry, one for each experiment that the entry makes.
 
-        An entry without a matrix has one cell. An entry with a matrix has one for each combination
-        of the matrix's values.
+        An entry without a matrix has one cell. An entry with a matrix has a cell for each
+        combination of the matrix's values.
 
         Raises:
             SettingError: the entry or its matrix is malformed.
@@ -207,9 +206,9 @@ class SimulationFile:
     def entry(self, name: str) -> Entry:
         """Return the entry of the file with this name, with its placeholders unfilled.
 
-        An entry makes one experiment, or several by a matrix. ``name`` is the entry's name as the
-        file has it, not that of an experiment of a matrix. An entry is checked when it is first
-        asked for, and the result is kept for later calls.
+        An entry makes one experiment, or several by a matrix. ``name`` is the name in the file,
+        with its placeholders, and not the name of an experiment that a matrix makes. An entry is
+        checked at the first call, and the result is kept for later calls.
 
         Raises:
             SettingError: the entry, or its name, is malformed.
@@ -229,9 +228,9 @@ class SimulationFile:
     def find(self, name: str, chain: tuple[str, ...] = ()) -> Experiment:
         """Return an experiment with all its settings, including those inherited from its bases.
 
-        The experiment's own settings override those of its base, and so on along the chain of
-        bases. ``about`` and ``minutes`` are never inherited, because a base's purpose and duration
-        do not hold for the experiments that are based on it.
+        A base is another experiment, which may have a base too. An experiment's settings override
+        those of its base. ``about`` and ``minutes`` are never inherited, because a base's purpose
+        and duration do not hold for the experiments that are based on it.
 
         Args:
             name: the experiment's name.
@@ -265,9 +264,9 @@ class SimulationFile:
     def _from_matrix(self, cell: Cell) -> Experiment:
         """Build the experiment of a matrix cell from its entry, without the settings of its base.
 
-        The settings that the matrix gives for the cell's values override the entry's. If two
-        placeholders set the same key, the later one overrides. Then each placeholder in the fields
-        is replaced by the cell's value.
+        A matrix may give settings to each value of a placeholder. Those of the cell's values
+        override the entry's settings. If two placeholders set the same key, the later one wins.
+        Then each placeholder in the experiment's fields is replaced by the cell's value.
 
         Raises:
             SettingError: a placeholder in the entry's fields is not in the matrix.
@@ -316,7 +315,7 @@ def open_simulation(path: Path) -> SimulationFile:
 
 
 def read_experiments(path: Path) -> dict[str, Experiment]:
-    """Read and check all experiments of a simulation file, and map their names to them.
+    """Read and check all experiments of a simulation file: name -> experiment.
 
     Each experiment also has the settings that it inherits from its bases. The order is that of the
     file.
@@ -365,8 +364,7 @@ def declared_experiment(name: str, sources: RunSources) -> Experiment:
 
     If the file has no experiment of that name but ``name`` is a method, the result is an experiment
     with the method's defaults. A plugin counts as a method: with ``--plugin mine.py``, ``mine`` is
-    one. Plugins are taken from the changes ``plugin=...`` in ``sources``. The other changes are not
-    applied here.
+    one. Of the changes in ``sources``, only those of 'plugin' are read, and none is applied.
 
     Raises:
         SettingError: there is no such experiment or method, or the file cannot be used.
@@ -382,9 +380,9 @@ def declared_experiment(name: str, sources: RunSources) -> Experiment:
 def _override(under: Experiment, own: Experiment) -> Experiment:
     """Return a copy of the experiment ``under``, overridden by the fields that ``own`` states.
 
-    Settings, grid and resources are merged key by key, and a value of ``own`` replaces one of
-    ``under``. Any other field is replaced as a whole, but only if ``own`` states it. The matrix of
-    ``own`` is ignored.
+    Settings, grid and resources are merged key by key. If both experiments have a key, the value of
+    ``own`` counts. Any other field that ``own`` states replaces that of ``under`` as a whole, but
+    the matrix of ``own`` is ignored.
     """
     update = own.stated_fields()
     update.pop("matrix", None)
@@ -394,10 +392,10 @@ def _override(under: Experiment, own: Experiment) -> Experiment:
 
 
 def read_section(path: Path, name: str, cls: type[S]) -> S:
-    """Read a section of a simulation file other than the experiments into the dataclass ``cls``.
+    """Read a section of a simulation file, such as ``tuning``, into the dataclass ``cls``.
 
-    A key that the section lacks has the default of ``cls``. If the section is missing or empty, all
-    keys have their defaults.
+    The section is not the one with the experiments. A key that it lacks has the default of ``cls``.
+    If the section is missing or empty, all keys have their defaults.
 
     Raises:
         SettingError: the file cannot be read, the section is not a mapping, or it does not fit

@@ -104,8 +104,9 @@ class InlineGrid(Grid):
         """Compute and return one reply: to the oldest waiting message among ``message_ids``.
 
         The result is a list with one reply, or an empty list if none of these messages is waiting.
-        If the grid trains several sites as one batch, and this message was not in the last batch, a
-        batch is trained first. It has the sites of the oldest waiting training messages.
+        If the grid trains several sites as one batch, it may train a batch first. This happens if
+        the message was not in the latest batch. The batch has the sites of the oldest waiting
+        training messages, even of those that are not in ``message_ids``.
         """
         wanted = set(message_ids)
         # One reply per call, so that the caller can show progress between two sites
@@ -117,15 +118,15 @@ class InlineGrid(Grid):
         return []
 
     def _train_next(self) -> None:
-        """Train the sites of the oldest training messages as one batch, before they answer.
+        """Train the sites of the oldest waiting training messages as one batch, before they answer.
 
-        The batch has up to ``_together`` sites, and the ids of their messages are stored in
-        ``_trained``. Each site uses its result when it answers its message. A line is printed in
-        two cases:
+        The batch has at most ``_together`` messages, whose ids are stored in ``_trained``. Each
+        site uses its result later, when it answers its message.
 
-        - The batch needs more memory than there is, and the number of sites was chosen
-          automatically. From then on, sites train one after another.
-        - For the first time, a method has training steps that several sites cannot take as one.
+        If the batch needs more memory than there is, and the number of sites was chosen
+        automatically, sites train one after another from then on, and a line says so. A line is
+        also printed the first time that a method has training steps that several sites cannot take
+        as one.
 
         Raises:
             MemoryShortageError: the GPU or the machine lacks memory for the number of sites that
@@ -160,7 +161,8 @@ class InlineGrid(Grid):
     def _go_on_alone(self, error: Exception, batch: list[tuple[Message, Context]]) -> None:
         """Train sites one after another from now on, because a batch exceeded the memory.
 
-        A line of output says so. The samples that were kept on the device for batches are released.
+        A line that says so is printed. The samples that were kept on the device for batches are
+        released.
 
         Args:
             error: the error that the training of the batch raised.
@@ -236,10 +238,13 @@ def flower_identity() -> Iterator[None]:
 def choose_together(common: CommonSettings, sites: int) -> int:
     """Choose how many simulated sites are trained as one batch, at least 1.
 
-    If 'machine.vectorised' is above 0, that number is returned. Otherwise the result is ``sites``
-    if there is a GPU, the device is not "cpu", and the method and the settings let sites train as
-    one batch. In all other cases it is 1. If there is a GPU to use and at least two sites, the
-    automatic choice is printed, with the reason if it is 1.
+    The first rule that applies decides:
+
+    - If 'machine.vectorised' is above 0, it is this number.
+    - With fewer than two sites, with the device "cpu" or without a GPU, it is 1.
+    - If the method or a setting does not let sites train as one batch, it is 1. The reason is
+      printed.
+    - Otherwise it is ``sites``. The choice is printed.
 
     Args:
         common: the run's common settings.
@@ -278,10 +283,10 @@ def inline_grid(settings: RunSettings, nodes: int, together: int = 1) -> Iterato
 def run_inline(settings: RunSettings, nodes: int) -> RunDirectory:
     """Run the settings over ``nodes`` simulated sites in this process; return the run directory.
 
-    Sites may be trained as one batch; see ``choose_together``.
+    ``choose_together`` decides how many sites are trained as one batch.
 
     Raises:
-        FedsiloError: the run failed; see ``run``.
+        FedsiloError: the run failed.
     """
     from fedsilo.server_app.run.runner import run
 

@@ -47,17 +47,16 @@ def read_values(content: Any, check: Callable[[Any], Any]) -> dict[Value, Any]:
     """Read the values of one placeholder of a matrix, with the settings that belong to each value.
 
     A placeholder, such as ``{gamma}``, stands for one of several values in the entry of a file. The
-    file gives a list of values, or a mapping from each value to its settings.
+    file gives a list of values, or a mapping from each value to its settings. In a list, no value
+    has settings.
 
     Args:
         content: the values, as YAML gives them.
         check: checks the settings of all values at once. It takes and returns a mapping from each
-            value's text to its settings. Keys are texts, because pydantic's errors would call a key
-            3 "item 4".
+            value's text to its settings. The keys must be texts for pydantic's error messages.
 
     Returns:
-        Value -> its checked settings, in the order of the file. For a list, the settings are empty
-        before the check.
+        Value -> its checked settings, in the order of the file.
 
     Raises:
         PydanticCustomError: ``content`` is not a list or mapping, is empty, or has two values with
@@ -95,8 +94,7 @@ def list_cells(entry: str, matrix: Mapping[str, Mapping[Value, Any]]) -> list[Ce
 
     Raises:
         SettingError: the name and the matrix do not have the same placeholders, or there are more
-            than 1000 cells. The message is only the end of a sentence, which the caller begins with
-            the entry's name.
+            than 1000 cells. The caller puts the entry's name before the message.
     """
     in_name, count = set(_PLACEHOLDER.findall(entry)), prod(map(len, matrix.values()))
     fault = ""
@@ -161,7 +159,7 @@ def write_braces(entry: str, cells: Sequence[Cell]) -> str | None:
 
     Args:
         entry: the entry's name with its placeholders, such as ``a-{b}``.
-        cells: the values of each cell.
+        cells: the cells of the entry, each with one combination of values.
 
     Returns:
         The word; None if a combination of the cells' values is missing, because a shell would

@@ -38,9 +38,10 @@ def plan_run(
 ) -> tuple[RunSettings, Mapping[str, Value]]:
     """Build the settings and the resources of a run of simulated sites.
 
-    The settings come from the experiment, then the TOML file, then the changes in ``sources``, then
-    ``overrides``. Later ones override earlier ones. If the run may train in worker processes, the
-    process that forks them is started here, so that it loads PyTorch in the meantime.
+    Settings come from four sources, and a later source overrides an earlier one: the experiment,
+    the TOML file, the changes in ``sources``, and ``overrides``. If the run may use worker
+    processes, the process that forks them is started here, so that it loads PyTorch in the
+    meantime.
 
     Args:
         experiment: the name of an experiment, or of a method, which then has its defaults.
@@ -73,8 +74,9 @@ def planned_settings(
 ) -> RunSettings:
     """Build only the settings of a run, without its resources.
 
-    The sources override each other as in ``plan_run``. Unlike ``plan_run``, this needs no data on
-    this machine.
+    A later source overrides an earlier one: the experiment, the TOML file, the changes in
+    ``sources``, and ``overrides``. Unlike ``plan_run``, this function needs no data on this
+    machine.
 
     Raises:
         SettingError: a source cannot be read, or a setting is wrong.
@@ -88,9 +90,9 @@ def _settings_over(
 ) -> RunSettings:
     """Build the settings of a run from its experiment and the sources that override it.
 
-    Later ones override earlier ones: the experiment, the TOML file, the changes in ``sources``, and
-    ``overrides``. In the result, paths are absolute, the run has a name, and the digests of the
-    plugins are recorded.
+    A later source overrides an earlier one: the experiment ``declared``, the TOML file, the changes
+    in ``sources``, and ``overrides``. In the result, paths are absolute, the run has a name, and
+    the digests of its plugins are recorded.
 
     Raises:
         SettingError: a source cannot be read, or a setting is wrong.
@@ -107,7 +109,7 @@ def _settings_over(
 
 
 def _read_settings(path: Path, named_here: Mapping[str, Value]) -> dict[str, Value]:
-    """Read a TOML file of settings, and check that its plugins may be executed.
+    """Read a TOML file of settings, and check that the plugins it uses may be executed.
 
     The file may be the config.toml of somebody else's run, so a plugin is not trusted just because
     the file names it. Plugins that the user names in the command are trusted.
@@ -117,8 +119,11 @@ def _read_settings(path: Path, named_here: Mapping[str, Value]) -> dict[str, Val
         named_here: settings from the command line or from Python. Their keys are left out of the
             result, because they override the file.
 
+    Returns:
+        The file's settings, key -> value. 'plugin' has only plugin files that are trusted.
+
     Raises:
-        SettingError: the file cannot be read, or a plugin may not be executed.
+        SettingError: the file cannot be read, or it uses a plugin that is not trusted.
     """
     values = run_settings.read_toml(path)
     # Before the check, because a plugin that the command replaces needs no approval
@@ -134,9 +139,9 @@ def _read_settings(path: Path, named_here: Mapping[str, Value]) -> dict[str, Val
 def _with_paths(values: Mapping[str, Value], sources: RunSources) -> dict[str, Value]:
     """Return the settings with absolute paths of files, folders and plugins, and with 'run.out'.
 
-    'run.out', the folder of run directories, is the first of these that is given: the command's
-    --out, the settings' own value, the variable $FEDSILO_RUNS, and ``runs``. The variable is not
-    copied into the settings: 'run.out' stays empty, and the variable is read later.
+    'run.out', the folder of run directories, is the command's --out or, without it, the settings'
+    own value. If neither is given, it is ``runs``, unless the variable $FEDSILO_RUNS is set. Then
+    'run.out' stays empty, and the variable is read later.
     """
     placed = dict(values)
     if sources.out or not (placed.get("run.out") or os.environ.get("FEDSILO_RUNS")):
@@ -153,7 +158,8 @@ def _with_plugins(values: dict[str, Value]) -> dict[str, Value]:
 
     A plugin is a Python file of the user. For example, the value 'nets.py:build' of 'network.name'
     becomes 'nets:build', and the path of nets.py is added to 'plugin'. The same is done for
-    'method', 'dataset' and 'split.partition'. Each file is listed once.
+    'method', 'dataset' and 'split.partition'. Files that 'plugin' names already come first, and
+    each file is listed once.
 
     Args:
         values: the settings, which are changed in place and returned.
@@ -226,9 +232,10 @@ def plan_resumed_run(
 def _start_forks_early(common: CommonSettings, engine: str) -> None:
     """Start the fork server now if the run may use worker processes, to save time later.
 
-    The server loads PyTorch while this process continues. With engine "processes", the server is
-    always started. With "auto", it is started only if the machine has more than one core, the data
-    are not a table, and 'machine.vectorised' is at most 1. With other engines, nothing is started.
+    The fork server, which forks these processes, loads PyTorch while this process continues. With
+    engine "processes", it is always started. With "auto", it is started only if this process may
+    use more than one core, the data are not a table, and 'machine.vectorised' is at most 1. With
+    other engines, nothing is started.
     """
     is_table = ".tables." in DATA_SETS.get(
         common.dataset, ""
@@ -245,12 +252,13 @@ def engine_for(
     """Choose a run's engine: ``engine`` itself or, for "auto", the one that is probably fastest.
 
     With "auto", the first rule that applies decides:
+
     - With a Ray address, the engine is "ray".
     - With 'machine.vectorised' above 1, it is "inline".
     - It is also "inline" if only one worker process fits.
     - It is also "inline" if a run on tables is too short to repay the start of processes
       (docs/engines.md).
-    - It is also "inline" if there is a GPU to use, but the sites have no share of it.
+    - It is also "inline" if there is a GPU to use, but the resources give sites no share of it.
     - Otherwise it is "processes".
 
     If "auto" chooses "inline" or "processes", the choice is printed with its reason.
@@ -283,8 +291,9 @@ def _why_inline(common: CommonSettings, resources: Mapping[str, Value], workers:
     The first of these reasons that applies is returned:
 
     - Only one worker process fits.
-    - The data are a table, and the run has few steps.
-    - This process can use a GPU of this machine, but worker processes have no share of it.
+    - The data are a table, and the run has fewer than 20,000 steps.
+    - This process can use a GPU of this machine, but the resources give worker processes no share
+      of it.
 
     If none applies, the result is an empty string, and worker processes should be used.
 
@@ -325,16 +334,18 @@ def start(
     engine: str,
     ray_address: str | None = None,
 ) -> RunDirectory:
-    """Check a run's plan, run it to its end on an engine, and return the run directory.
+    """Check that a run can begin, run it to its end on an engine, and return the run directory.
 
     Args:
         settings: the settings of the run.
-        resources: as ``check_resources`` returns them.
+        resources: the number of sites and their shares of cores and GPUs, as ``check_resources``
+            returns them.
         engine: "inline", "processes", "ray" or "auto"; see ``engine_for``.
         ray_address: the address of a running Ray cluster, ``auto`` or ``HOST:PORT``; None for none.
 
     Raises:
-        FedsiloError: a check failed, or the run failed.
+        FedsiloError: the run cannot begin, for example because its directory exists already, or it
+            failed.
     """
     common = settings.common
     # Checked here, because an error from inside a Flower run comes late and is harder to read

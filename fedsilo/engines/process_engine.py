@@ -56,8 +56,8 @@ class SiteProcess:
     def start(self) -> None:
         """Start the worker process. It replaces an earlier process that has died.
 
-        If the fork server was just killed, the start is tried again, three times in all, with a
-        pause before each further try.
+        If the fork server, which forks the process, was just killed, the start is tried again,
+        three times in all, with a pause before each further try.
 
         Raises:
             ProcessError: all tries failed.
@@ -123,10 +123,10 @@ class ProcessGrid(InlineGrid):
         self._deaths = Counter[str]()
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        """Start a new phase: forget the messages of the phase before, and queue ``messages``.
+        """Queue ``messages`` as a new phase, and return their ids.
 
-        Messages that still wait for a worker, and replies that were not pulled, are dropped,
-        because nobody waits for them any more. The ids of the queued messages are returned.
+        The phase before is over: its messages that still wait for a worker, and its replies that
+        were not pulled, are dropped, because nobody waits for them any more.
         """
         # A new phase begins only when nobody waits for the replies of the phase before
         self._waiting.clear()
@@ -159,7 +159,7 @@ class ProcessGrid(InlineGrid):
         """Give a waiting message to each idle worker, until no worker is idle or no message waits.
 
         A worker keeps the data of each site that it has run, so it should run the same sites again.
-        It gets the oldest message for a site whose last worker it was, or that no worker has run
+        It gets the oldest message for a site that it was the last to run, or that no worker has run
         yet. If there is no such message, it gets the oldest message of all.
         """
         while self._idle and self._waiting:
@@ -178,8 +178,8 @@ class ProcessGrid(InlineGrid):
     def _store_reply(self, future: Future[Parcel]) -> None:
         """Store the reply of a finished future for ``pull_messages``, and mark its worker as idle.
 
-        If the worker died, it is started again, and the message is queued before all others. If
-        three workers have died of one message, the message gets an error reply instead.
+        If the worker died, it is started again, and its message is put first in the queue. After
+        three deaths of workers on the same message, the message gets an error reply instead.
         """
         message, worker = self._running.pop(future)
         self._idle.append(worker)
@@ -226,8 +226,8 @@ def _begin_worker(
     """Initialise a worker process, so that it can answer messages for any simulated site.
 
     The worker gets a new environment. The global ``_site`` becomes a grid that runs all sites in
-    this process (``InlineGrid``). The worker ignores Ctrl-C, which the command's process handles,
-    and ends when that process ends.
+    the worker (``InlineGrid``). The worker ignores Ctrl-C, which the command's process handles, and
+    ends when that process ends.
 
     Args:
         environment: all environment variables of the worker. Others are removed.

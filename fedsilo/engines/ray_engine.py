@@ -121,15 +121,16 @@ def run_with_ray(
 def _superlink(
     home: Path, variables: Mapping[str, str] | None = None, address: str = ""
 ) -> Iterator[dict[str, str]]:
-    """Run a SuperLink in simulation mode while the block runs, then end all processes of the run.
+    """Run a SuperLink (Flower's server) in simulation mode while the block runs.
 
     The SuperLink listens on free ports of this machine, and writes its output into ``home``. It is
-    a child of a guard process, which ends it even if this process is killed.
+    a child of a guard process, which ends it even if this process is killed. After the block, all
+    processes of the run are ended.
 
     Args:
         home: the folder of the SuperLink's state, which also identifies the run's processes.
         variables: further environment variables, or None.
-        address: the address of a running Ray cluster; empty for one of the run's own.
+        address: the address of a running Ray cluster. If it is empty, the run starts a cluster.
 
     Yields:
         The environment variables that ``flwr`` needs to find the SuperLink.
@@ -207,8 +208,8 @@ def _flwr_run(
 ) -> str:
     """Run ``flwr run``, and show its log and progress bars on the terminal.
 
-    Lines after the app's error line are hidden, because Flower repeats the same error in less
-    detail.
+    The app's first error line and all lines after it are shown only with --verbose. The error is
+    returned instead, and Flower repeats it in less detail.
 
     Args:
         app: the folder of the Flower app.
@@ -314,13 +315,12 @@ def check_cluster(address: str, resources: Mapping[str, Value]) -> None:
 
     Args:
         address: the address of the cluster, ``auto`` or ``HOST:PORT``.
-        resources: the resources of the run. They must not set the number of cores or GPUs of the
-            cluster ('init-args...') above 0, because only a cluster that the run starts can be
-            given one.
+        resources: the resources of the run. They must not set the cluster's number of cores or GPUs
+            ('init-args...') above 0, because a running cluster has its own numbers.
 
     Raises:
-        SettingError: the resources set such a number, or Ray does not connect. Then the message has
-            Ray's reason.
+        SettingError: the resources set such a number. Or Ray does not connect, and the message has
+            the reason.
     """
     for key in ("init-args-num-cpus", "init-args-num-gpus"):
         if resources.get(key):

@@ -12,13 +12,14 @@ from fedsilo.server_app.records.run_directory import free_name
 
 
 def run_regression(given: RunSources, name: str | None) -> Path:
-    """Run the experiment ``glm`` (a regression) over simulated hospitals, in this process.
+    """Run a regression (the experiment ``glm``) over simulated hospitals, in this process.
 
     Args:
         given: the sources of settings that the command names. Its changes hold the regression, as
             ``regression_changes`` builds them.
         name: the run's name. If it is None or empty, the run has the name in the settings or a
-            generated one. If the name is taken, a number is appended, such as ``hearts-2``.
+            generated one. If a directory has the name already, a number is appended, such as
+            ``hearts-2``.
 
     Returns:
         The path of the run directory.
@@ -56,7 +57,7 @@ class RegressionModel:
     ties: str = "efron"
 
     def check(self) -> None:
-        """Check that the columns of outcome, time and event belong to the family.
+        """Check that the given columns of outcome, time and event belong to the kind of regression.
 
         Nothing else is checked.
 
@@ -79,18 +80,19 @@ class RegressionModel:
 def regression_changes(model: RegressionModel, trust: str) -> list[str]:
     """Build the settings of a regression, each as ``key=value``.
 
-    The user's --set may override them. Besides the regression itself, they set 50 rounds without
-    evaluation. For a Cox regression, 'glm.outcome' is the column of the event, and without a time
-    column the task is survival, so the table's label has the time. With trust 'sums', in which the
-    server sees only sums over hospitals, they set 19 rounds with secure aggregation, a clipping
-    norm of 5, and standardisation by each site's own values.
+    The user's --set may override them. They have the regression itself, 50 rounds and no
+    evaluation. For a Cox regression, 'glm.outcome' is the column of the event. Without a time
+    column, the task is survival, so the time is the table's label.
+
+    With trust 'sums', the server sees only sums over hospitals. The settings are then 19 rounds,
+    secure aggregation, a clipping norm of 5, and standardisation by each site's own values.
 
     Args:
         model: the regression.
         trust: 'server' or 'sums'.
 
     Raises:
-        SettingError: the options do not belong to the family.
+        SettingError: the columns of the regression do not belong to its kind.
     """
     model.check()
     changes = [

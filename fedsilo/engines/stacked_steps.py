@@ -172,7 +172,8 @@ class StackedSteps:
     def _keep(self, sites: int) -> None:
         """Drop all sites except the first ``sites`` from the stack.
 
-        Sites are sorted by their number of steps, so the dropped ones have taken all their steps.
+        Sites are sorted by their number of steps, the most first, so the dropped sites have taken
+        all their steps.
         """
         self.stack.keep(sites, self._optimiser)
         self._constants = [[one[:sites] for one in constants] for constants in self._constants]
@@ -185,10 +186,11 @@ class StackedSteps:
 
 
 def trained_module(training: LocalTraining) -> nn.Module:
-    """Return the module with all weights that a training's loss reads.
+    """Return the module with all weights that the loss of a training reads.
 
-    It is the training's network. If the method has a loss of its own that can be stacked
-    (``StackableLoss``), it is the module that holds the parts of this loss, such as two networks.
+    It is the training's network. But if the method has a loss of its own that several sites can
+    compute as one (``StackableLoss``), it is the module of all parts of this loss, such as two
+    networks.
     """
     if isinstance(training.objective, StackableLoss):
         return training.objective.parts
@@ -198,7 +200,8 @@ def trained_module(training: LocalTraining) -> nn.Module:
 def _dropout_state(training: LocalTraining) -> Tensor:
     """Return the initial state of the random generator from which a training draws its dropout.
 
-    It follows from the run's seed and the training's key, as in the usual training of one site.
+    The run's seed and the training's key (round, site and perhaps a name) decide the state, as they
+    do if the site trains alone.
     """
     seed = derive_seed(training.settings.seed, "training", *training.key)
     return torch.Generator(training.compute.device).manual_seed(seed).get_state()
@@ -207,12 +210,12 @@ def _dropout_state(training: LocalTraining) -> Tensor:
 def _stack_terms(sites: Sequence[Planned]) -> tuple[Term | None, list[list[Tensor]]]:
     """Join the penalty terms of several sites, so that one call computes all of them.
 
-    A term has a function, which all sites share, and groups of constant arrays.
+    A term has a function of the weights, which all sites share, and groups of constant arrays.
 
     Returns:
         The first site's term, and the constants of all sites. The constants are a list for each
-        group, and each array in it is stacked over the sites, (sites, ...). Without a penalty the
-        result is None and an empty list.
+        group, and each array in it is stacked over the sites, (sites, ...). Without a penalty, None
+        and an empty list.
     """
     terms = [site.training.penalty for site in sites if isinstance(site.training.penalty, Term)]
     if not terms:
@@ -226,8 +229,8 @@ def _stack_terms(sites: Sequence[Planned]) -> tuple[Term | None, list[list[Tenso
 def _open_optimiser(stack: StackedNetwork, settings: CommonSettings) -> Optimizer:
     """Build the run's optimiser over the stacked parameters of several sites.
 
-    It is PyTorch's fused form, which updates all parameters in one operation, in two cases: the
-    settings ask for it, or it is Adam, AdamW, SGD or Adagrad without further arguments.
+    PyTorch's fused form, which updates all parameters in one operation, is used in two cases: if
+    the settings ask for it, or for Adam, AdamW, SGD or Adagrad without further arguments.
     """
     has_fused_form = settings.optimiser.lower() in _FUSED and not settings.optimiser_arguments
     fused = settings.fused_optimiser or has_fused_form

@@ -50,8 +50,8 @@ def train_together(messages: _Asked, held: HeldSamples) -> bool:
 
     Sites share a batch only if their trainings have the same round, settings, shapes and kinds of
     loss terms (see ``_group_of``), so there may be several batches. Each result is stored in the
-    site's session, the objects that the site keeps between messages. When the site answers,
-    ``Lab.fit``, by which methods train, loads the result.
+    site's session, the objects that the site keeps between messages. When the site answers, its
+    method takes the result in place of a training. Earlier results are dropped first.
 
     A site is left out if its training cannot be prepared or stacked, if no other site can share its
     batch, or if the batch fails with a FedsiloError. It then trains by itself when it answers, and
@@ -79,10 +79,10 @@ def train_together(messages: _Asked, held: HeldSamples) -> bool:
 
 
 def _rehearse_all(messages: _Asked) -> list[_Site]:
-    """Find out for each site which training comes next.
+    """Rehearse each site's method, without training, to find the training that comes next.
 
-    The messages are training messages, each with the context of its site. Sites that have no
-    training left, or whose method raises a FedsiloError, are left out.
+    The messages are training messages, each with the context of its site. Sites are left out if
+    they have no training left, or if their method raises a FedsiloError.
     """
     sites = []
     for message, context in messages:
@@ -96,13 +96,13 @@ def _rehearse_all(messages: _Asked) -> list[_Site]:
 def _train_groups(sites: Sequence[_Site], held: HeldSamples) -> _Asked:
     """Carry out the next training of each site, in batches of sites with equal ``_group_of``.
 
-    A site that shares its batch with no other is not trained here. Some methods train several times
-    for one message, and the site's model comes last. The trainings before it, such as that of a
-    head, have a name as third part of their key.
+    A site that is alone in its group is not trained here. Some methods train several times for one
+    message, and train the site's model last. A training before the last, such as that of a head,
+    has a name as the third part of its key.
 
     Returns:
-        The messages of the trained sites that have another training to do after this one, because
-        this one had such a name.
+        The messages of the trained sites whose training had such a name, because another training
+        follows.
     """
     groups: dict[Hashable, list[_Site]] = {}
     for site in sites:
@@ -130,8 +130,8 @@ def _stop(training: LocalTraining) -> NoReturn:
 def _rehearse(message: Message, context: Context) -> _Site | None:
     """Run a site's method up to its next training that has no result yet, without training.
 
-    This finds out what the site will train. Nothing is measured, stored or sent, because the site
-    does so later when it answers.
+    This shows which training the site will do. Nothing is measured, stored or sent, because the
+    site does so later when it answers.
 
     Returns:
         The site with the planned training. None if the message is not for training, or if all its
@@ -169,15 +169,19 @@ def _plan(training: LocalTraining) -> Planned:
 
 
 def _is_stackable(training: LocalTraining) -> bool:
-    """Tell whether ``StackedSteps`` can do all that a training needs.
+    """Tell whether ``StackedSteps``, which trains several sites as one batch, can do a training.
 
     The training must accept batches of one sample. It must not replace the run's optimiser, or have
-    sample weights, differential privacy, or a function that is called before each pass. There are
-    two cases:
-    - With a ``StackableLoss`` as objective, it must not have a penalty or an action after each
-      step. A second optimiser must have the same type and options as the run's.
+    sample weights, differential privacy, or a function that is called before each pass. Then its
+    loss decides:
+
+    - With a ``StackableLoss`` (a method's own loss for several sites), it must not have a penalty
+      or an action after each step. A second optimiser must have the same type and options as the
+      run's.
     - With the network's own ``losses``, it must not have a second optimiser. Its penalty, if any,
-      must be a ``Term``, and its action after each step a ``GradientSum``.
+      must be a ``Term``, and its action after each step, if any, a ``GradientSum``.
+
+    No other loss can be stacked.
     """
     further = (training.optimiser, training.before_pass, training.weights, training.private)
     if training.minimum_batch > 1 or any(one is not None for one in further):
@@ -196,7 +200,7 @@ def _has_run_optimisers(training: LocalTraining) -> bool:
     """Tell whether a training's second optimiser has the type and options of the run's optimiser.
 
     The result is also True without a second optimiser. If it is True, a single optimiser can train
-    all weights of several sites' networks, because it treats each weight by itself.
+    all weights of several sites' networks, because it treats each weight separately.
     """
     if training.beside is None:
         return True
@@ -209,12 +213,12 @@ def _group_of(training: LocalTraining) -> Hashable:
 
     Trainings with equal keys are equal in all of these:
 
-    - the round, and the name of a further training (such as that of a head);
+    - the round, and the name of a training before the last (such as that of a head);
     - the settings, except 'local-steps';
     - the shape and type of the inputs;
     - the names, shapes and types of the arrays, and which of them are trained;
-    - whether they have a penalty, and whether they sum gradients;
-    - if the learning rate changes over the run, the steps so far and in all rounds.
+    - whether they have a penalty, and whether they have an action after each step;
+    - the steps before this round and in all rounds, if these set the learning rate.
 
     Weights and numbers of samples and steps may differ.
     """
@@ -234,8 +238,8 @@ def _group_of(training: LocalTraining) -> Hashable:
 def _try_to_train(sites: list[_Site], held: HeldSamples) -> bool:
     """Train the sites of a group as one batch, and return whether this succeeded.
 
-    The result is False after a FedsiloError. It is not raised here, because the site that causes it
-    raises it again when it trains by itself.
+    After a FedsiloError, the result is False. The error is not raised here, because the site that
+    causes it raises it again when it trains by itself.
     """
     try:
         _train(sites, held)

@@ -46,8 +46,9 @@ def open_study(
 ) -> Study:
     """Read the images, and build the study: everything that is equal for all starting points.
 
-    The study holds the task, the pooled images of the chosen sites in memory, the settings, the
-    device, and the numbers of seeds and epochs. Nothing is trained yet.
+    A starting point is a set of weights from which a network is trained. The study holds the task,
+    the pooled images of the chosen sites in memory, the settings, the device, and the numbers of
+    seeds and epochs. Nothing is trained yet.
 
     Args:
         task: 'classification' or 'segmentation'.
@@ -56,7 +57,8 @@ def open_study(
         sites: the sites whose images are pooled; empty for all sites of the data set.
         seeds: the number of trainings for each starting point, with seeds 0, 1, ...
         epochs: the epochs of each training.
-        distil_epochs: the epochs of distillation from a run's ViT; 0 to skip distillation.
+        distil_epochs: the epochs in which a network learns from a run's ViT (distillation); 0 for
+            no distillation.
 
     Raises:
         SettingError: the data set is a table, a site is unknown, or the device does not exist.
@@ -79,11 +81,14 @@ def train_starts(study: Study, starts: Starts, out: Path, images: int, say: Say)
 
     Args:
         study: the data and settings, which are the same for all starting points.
-        starts: the starting points, in the order of the result.
+        starts: the starting points: pretrained weights, models of runs or random initial weights.
         out: the folder to create.
         images: the largest number of test images in the picture of predicted masks, which is drawn
             only for segmentation.
         say: is called with each line of progress.
+
+    Returns:
+        The study, and the result of each starting point, in order.
 
     Raises:
         FedsiloError: weights do not fit the network, or training diverged.
@@ -137,7 +142,7 @@ def build_start(
     the network's own. So for the same seed, networks of different starting points differ only in
     the transferred arrays.
 
-    If ``source`` is a run's model whose arrays the network cannot take (a ViT), nothing is copied.
+    If ``source`` is the ViT of a run, and the network cannot take its arrays, nothing is copied.
     Instead, the network's encoder is trained for ``study.distil_epochs`` epochs to predict that
     ViT's tokens (distillation).
 
@@ -151,7 +156,7 @@ def build_start(
         without a ``source``.
 
     Raises:
-        SettingError: no array of the weights fits.
+        FedsiloError: no array of the weights fits, or the weights cannot be loaded.
     """
     # Built even for a start with weights, because arrays that do not fit keep the seed's values
     settings = _with_seed(study.settings, seed)
@@ -181,8 +186,8 @@ def train_seed(study: Study, network: nn.Module, seed: int) -> TrainedSeed:
 
     The best epoch has the highest validation value of the task's headline metric. A tie is decided
     by the lower validation loss, then by the earlier epoch. An undefined metric is worse than any
-    value. At the end, the network gets the best epoch's arrays, and only these are measured on the
-    test images. The learning rate falls along one cosine over all epochs.
+    value. At the end, the network gets the best epoch's arrays, and is measured on the test images.
+    The learning rate falls along one cosine over all epochs.
 
     Raises:
         SiteError: the validation loss of an epoch is not finite, because training diverged.

@@ -92,7 +92,11 @@ def open_starts(
 ) -> Starts:
     """Open all starting points that ``--weights`` names, in order.
 
-    The arguments are those of ``open_start``, which opens each of them.
+    Args:
+        weights: the starting points: runs, files, names of timm, or 'scratch'; see ``open_start``.
+        data_dir: the data directory; None for the one in each run's settings.
+        from_site: the site whose own model is opened from each run; None for the shared model.
+        state_dir: the folder of the site's private state; None for the one in each run directory.
 
     Raises:
         SettingError: two starting points have the same label, such as two runs in folders of the
@@ -116,13 +120,16 @@ def open_start(
     """Open one starting point of ``--weights``: a run's model, pretrained weights, or nothing.
 
     Args:
-        weights: 'scratch' for random initial weights; a run directory, or a run's
-            model.safetensors, which is opened like its run directory; timm:NAME for weights of the
-            library timm, a VGG16 if NAME starts with 'vgg16_bn' and otherwise a ViT; or another
-            file with the weights of a ViT.
-        data_dir: for a run, see ``open_run_model``.
-        from_site: for a run, see ``open_run_model``.
-        state_dir: for a run, see ``open_run_model``.
+        weights: one of these:
+
+            - 'scratch' for random initial weights;
+            - a run directory, or a run's model.safetensors in it;
+            - timm:NAME for weights of the library timm: a VGG16 if NAME starts with 'vgg16_bn', and
+              otherwise a ViT;
+            - another file, which should have the weights of a ViT.
+        data_dir: the data directory; None for the one in the run's settings.
+        from_site: the site whose own model is opened from a run; None for the shared model.
+        state_dir: the folder of the site's private state; None for the one in the run directory.
 
     Returns:
         None for 'scratch'. For a run, its model with its arrays. For a file or timm's weights, only
@@ -224,10 +231,10 @@ def _shared_arrays(run_dir: Path, common: CommonSettings) -> dict[str, Tensor]:
 def _encoder_fault(common: CommonSettings, arrays: Mapping[str, Any]) -> str:
     """Explain in a sentence why a run's model cannot be a starting point; "" if it can.
 
-    A model can be a starting point only if it has an encoder that the run trained, and not just a
-    head. Some models are only prompts, which are learned input tokens of a frozen ViT. They count
-    as a trained encoder if the ViT was pretrained. They do not count if it was initialised at
-    random, because its arrays are not stored and cannot be loaded again.
+    A starting point needs an encoder that the run trained, and not just a head. Some models are
+    only prompts, which are learned input tokens of a frozen ViT. They count as a trained encoder,
+    unless the ViT was initialised at random. The arrays of such a ViT are not stored, so nothing
+    can load them again.
 
     Args:
         common: the run's settings, with its method and the weights of its ViT.

@@ -43,8 +43,8 @@ class StartResult:
     def row(self, metric: str) -> Spread | None:
         """Return the mean and the standard deviation of a test metric over the seeds that have it.
 
-        A seed lacks a metric that its test images do not define. If all seeds lack it, the result
-        is None.
+        The median, the range and the number of these seeds are returned as well. A seed lacks a
+        metric that its test images do not define. If all seeds lack it, the result is None.
         """
         values = []
         for trained in self.trained:
@@ -74,9 +74,9 @@ class FinetuneResult:
 def result_table(finetuned: FinetuneResult) -> Table:
     """Build the table of test metrics for a terminal.
 
-    Each starting point is a row and each metric a column. A cell shows the mean over the seeds that
-    have the metric, with the standard deviation if there are several. A cell is empty if no seed
-    has the metric.
+    Each starting point is a row, and each of the task's main metrics a column. A cell shows the
+    mean over the seeds that have the metric, with the standard deviation if there are several. If
+    no seed has the metric, the cell is empty.
     """
     study = finetuned.study
     over = "one seed"
@@ -100,11 +100,12 @@ def write_results(folder: Path, study: Study, starts: Sequence[StartResult], ima
     """Write the files of the result into an existing folder.
 
     The files are:
-    - finetune.json with everything except the curves;
+
+    - finetune.json with everything except the learning curves;
     - figures.csv with the test metrics;
     - curves.csv with the learning curves;
-    - model.safetensors with the network of the first starting point, trained with the seed that has
-      the best validation value of the task's headline metric;
+    - model.safetensors with a network trained from the first starting point, by the seed with the
+      best validation value of the task's headline metric;
     - for segmentation only, overlays.png with the predicted masks of up to ``images`` test images.
     """
     content = json.dumps(document(study, starts), indent=2, allow_nan=False)
@@ -158,7 +159,8 @@ def metrics_table(study: Study, starts: Sequence[StartResult]) -> pd.DataFrame:
 
     The columns are ``network``, ``weights`` (the starting point), ``metric``, ``mean``, ``sd`` and
     ``seeds``. Mean and standard deviation are over the seeds that have the metric, and ``seeds`` is
-    their number. For a single seed, ``sd`` is NaN. A metric that no seed has is left out.
+    their number. For a single seed, ``sd`` is NaN. The rows are for the task's main metrics, except
+    those that no seed has.
     """
     network = study.downstream.network
     table = []
@@ -189,10 +191,11 @@ def curves_csv(starts: Sequence[StartResult]) -> str:
 def document(study: Study, starts: Sequence[StartResult]) -> dict[str, Any]:
     """Build the content of finetune.json as a dictionary.
 
-    It has the task, the network, the data with the number of images of each split, the settings
-    that had an effect, and the definition of each metric. ``lines`` is a list with the results of
-    each starting point, in order. "classes" has the names of the classes, or their number if the
-    data set does not name them.
+    It has the task, the network, the data set with its sites and the number of images of each
+    split, the settings that had an effect, the number of epochs and the metric that chose the best.
+    It also has the definition of each metric in words. "classes" has the names of the classes, or
+    their number if the data set does not name them. "lines" has the results of each starting point,
+    in order.
     """
     task, data = study.downstream, study.data
     return {
@@ -217,8 +220,9 @@ def _start_document(result: StartResult) -> dict[str, Any]:
     images, and the seconds. It also has the mean and the standard deviation of each test metric
     over the seeds that have it. A metric that only one seed has is missing in ``sd``.
 
-    ``taken`` is the report on copied arrays; it is None if none were copied. ``distilled`` is the
-    report on distillation; it is None if the network was not distilled.
+    ``taken`` is the report on arrays that were copied from the starting point, or None if none
+    were. ``distilled`` is the report on distillation (training to imitate a run's ViT), or None
+    without it.
     """
     metrics: set[str] = set()
     seeds = []
@@ -276,10 +280,10 @@ def spread_rows(origin: Sequence[str], count: int) -> list[int]:
 
 
 def colour_masks(predicted: Tensor, mask: Tensor) -> Tensor:
-    """Colour where a predicted mask agrees with the true one, as a layer to draw over an image.
+    """Colour the pixels of a predicted and a true mask, as a layer to draw over an image.
 
-    Hits, false alarms and missed pixels each have a colour. Pixels outside both masks are
-    transparent.
+    Hits (in both masks), false alarms (only predicted) and missed pixels (only true) each have a
+    colour, with the same opacity. Pixels outside both masks are transparent.
 
     Args:
         predicted: the predicted mask (h, w), 0 or 1.

@@ -56,15 +56,15 @@ def choose_network(
 
     The network is ``wanted`` if the user named one. Otherwise, it is the task's first network that
     accepts the weights of the first source, or simply the task's first network if there are no
-    sources. The network must accept the weights of every source, except of sources that are
-    distilled into it.
+    sources. The network must accept the weights of every source. The exception is a run's ViT that
+    the network imitates.
 
     Args:
         task: 'classification' or 'segmentation'.
         wanted: the name that the user gave; None or empty to choose by the sources.
         sources: the starting points with weights, which are models of runs and pretrained weights.
-        distil: whether the network is trained to imitate (by distillation) those runs' ViTs whose
-            weights it does not accept.
+        distil: whether ``wanted`` imitates the ViTs of runs whose weights it cannot accept
+            (distillation).
 
     Raises:
         SettingError: the task does not have the wanted network; a source's weights do not fit the
@@ -109,11 +109,14 @@ def choose_network(
 
 
 def _networks_for(source: Source, of_task: Mapping[str, str]) -> list[str]:
-    """List the names of the networks that can start from the weights of ``source``.
+    """List the names of the task's networks that can start from the weights of ``source``.
 
-    ``of_task`` maps each network of the task to the name of the run's network whose weights it
-    accepts, "" for none. The names in the list have the same order. If no network accepts the
-    weights, the list is empty.
+    The list is in the order of ``of_task``. It is empty if no network accepts the weights.
+
+    Args:
+        source: a run's model, or pretrained weights.
+        of_task: each network of the task -> the name of the network whose weights it accepts, or ""
+            for none.
     """
     fitting = []
     for name, accepted in of_task.items():
@@ -125,8 +128,8 @@ def _networks_for(source: Source, of_task: Mapping[str, str]) -> list[str]:
 def accepts_weights(network: str, source: Source) -> bool:
     """Tell whether the network named ``network`` can copy the arrays of ``source``.
 
-    A network for segmentation accepts one kind of a run's network, if any (``RUN_NETWORK``). Any
-    other network accepts only a source whose network has the same name.
+    For a network for segmentation, ``RUN_NETWORK`` has the name of the one network whose arrays it
+    accepts, or "" for none. Any other network accepts only arrays of a network of the same name.
     """
     return RUN_NETWORK.get(network, network) == source.network
 
@@ -146,9 +149,9 @@ def build_settings(
     """Build the settings of data, network and training for fine-tuning, and check them.
 
     The settings come from four sources, of which later ones override earlier ones: the defaults;
-    the settings inherited from the first run (``_inherited_values``); the recipe ``_RECIPE`` for
-    fine-tuning; and the user's ``changes``. If there would be no validation images, one of 5 folds
-    of the training images is used for validation.
+    the settings inherited from the first run (``_inherited_values``); the recipe ``_RECIPE``, such
+    as AdamW with batch size 16; and the user's ``changes``. If there would be no validation images,
+    one of 5 folds of the training images is used for validation.
 
     Args:
         task: 'classification' or 'segmentation'.
@@ -206,7 +209,7 @@ def _inherited_values(
 ) -> dict[str, Value]:
     """Select the settings that fine-tuning inherits from a run, key -> value.
 
-    If ``dataset`` is the run's own data set, these are the run's values of the data settings
+    If ``dataset`` is the run's own data set, they are the run's values of the data settings
     ``of_data``. For another data set, only the settings with paths of files and folders are
     inherited. If ``network`` can copy the run's arrays, the settings of the network are inherited
     as well.
@@ -265,10 +268,12 @@ def _with_absolute_paths(values: dict[str, Value]) -> dict[str, Value]:
 def _data_keys(dataset: str, partition: str, task: str) -> frozenset[str]:
     """List the keys of all settings that concern the data of fine-tuning.
 
-    The keys are 'dataset', the keys of files and splits, the data set's own keys, and the keys that
-    the ``partition`` (the value of 'split.partition') reads. Segmentation on a data set without the
-    key 'split.silos' is an exception: all keys of partitions are left out. The masks of such a data
-    set belong to its own sites, which cannot be partitioned anew.
+    They are 'dataset', the keys of files and partitions, the data set's own keys, and the keys that
+    ``partition`` (the value of 'split.partition') reads.
+
+    Segmentation is an exception if the data set lacks the key 'split.silos'. All keys of partitions
+    are then left out, because the masks belong to the data set's own sites, which cannot be
+    partitioned anew.
     """
     own_keys = data_set(dataset).settings
     if task == SEGMENTATION and "split.silos" not in own_keys:
@@ -279,9 +284,9 @@ def _data_keys(dataset: str, partition: str, task: str) -> frozenset[str]:
 def used_settings(settings: CommonSettings) -> dict[str, Value]:
     """Select the settings that have an effect on fine-tuning, key -> value.
 
-    These are the settings of the data, the network and the training. For segmentation, the settings
-    of the data are the same as for classification. The settings of a federated run, such as the
-    number of rounds, are left out.
+    These are the settings of the data, the network and the training. The settings of a federated
+    run, such as the number of rounds, are left out. The data settings are always those of
+    classification, so those of partitions are kept for segmentation too.
     """
     of_data = _data_keys(settings.dataset, settings.partition, CLASSIFICATION)
     return _select(as_mapping(settings), _OF_NETWORK | _OF_TRAINING | of_data)

@@ -60,12 +60,14 @@ class Pretraining:
 def plan_pretraining(experiment: str, sources: RunSources) -> tuple[CommonSettings, Pretraining]:
     """Read an experiment's settings, and the recipe for pre-training in its simulation file.
 
-    The recipe is the section ``pretraining`` of the file. A value that it does not state has the
-    default of ``Pretraining``. If the section is missing, all values have their defaults.
+    The recipe is the section ``pretraining`` of the file, with values such as the number of epochs.
+    A value that the section lacks has the default of ``Pretraining``. If the section is missing,
+    all values have their defaults.
 
     Raises:
         SettingError: the experiment is unknown, its network is not a ViT, its data set does not
             have images, or the recipe is malformed.
+        DataError: the data set's silos cannot be listed, for example because its folder is missing.
     """
     common = plan_run(experiment, sources)[0].common
     recipe = read_section(simulation_file(sources.file), "pretraining", Pretraining)
@@ -83,11 +85,12 @@ def train_backbone(
     """Train a ViT on the data set's public images, and write its weights to ``target``.
 
     A linear head is trained together with the ViT and then dropped. The file also records the
-    recipe, the data, the size of the ViT and the metrics on the held-out images.
+    recipe, the size of the ViT and of the images, the number of public images, and the metrics on
+    the held-out tenth of the images.
 
     Args:
         common: the experiment's settings, which give the ViT's size and the data.
-        recipe: the recipe of pre-training.
+        recipe: the recipe of pre-training, such as the number of epochs.
         target: the file to write.
         say: is called with a line about the images, then with lines of metrics (``_Trainer.run``).
 
@@ -143,7 +146,7 @@ def _read_public_images(common: CommonSettings, recipe: Pretraining) -> tuple[Sp
 
 
 def backbone_file(common: CommonSettings) -> Path:
-    """Return the path of the file with the weights of the ViT that 'vit.backbone-weights' names.
+    """Return the path of the file with a ViT's weights that 'vit.backbone-weights' names.
 
     A relative path is below the folder of backbones in the cache, and an absolute path stays as it
     is. Whether the file exists is not checked.

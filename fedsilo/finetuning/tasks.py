@@ -78,7 +78,8 @@ def read_labelled_images(settings: CommonSettings, sites: Sequence[str]) -> Pool
     """Read the images of the sites with their class labels, and pool them split by split.
 
     Raises:
-        DataError: a split is empty at all sites, or the sites' image shapes or classes differ.
+        DataError: a split is empty at all sites, or the sites have images of different shapes or
+            different classes.
     """
     silos = [load_silo(site, settings) for site in sites]
     # Pooled images share one network, so their shape and their classes must be equal
@@ -205,8 +206,9 @@ class Downstream:
     ) -> dict[str, float]:
         """Measure a network on a split, and return its metrics as name -> value.
 
-        The metrics are those of ``measure``, among them all metrics in ``shown``. A metric that the
-        split's labels do not define is missing. Dropout is active only if 'train.mc-passes' is set.
+        The metrics include all of ``shown`` (the metrics of the table of results). A metric that
+        the split's labels do not define, such as AUC with one class, is missing. Dropout is active
+        only if 'train.mc-passes' is set.
         """
         return measure(cast(SiteNetwork, network), split, settings, compute, ("finetune",))
 
@@ -236,7 +238,8 @@ class Segmentation(Downstream):
         """Return the part of a segmentation network that can receive the arrays of a run.
 
         It is the encoder, whose arrays have the same names as in a run. Some networks do not have
-        such a part; ``choose_network`` makes sure that this method is not called for them.
+        such a part. This method is not called for them, because ``choose_network`` refuses a run's
+        weights for them.
         """
         trunk = cast(Segmenter, network).trunk()
         assert trunk is not None, (
@@ -300,10 +303,10 @@ class TrainedSeed:
 def _logits(network: nn.Module, inputs: Tensor, compute: Compute) -> Iterator[Tensor]:
     """Yield the class scores of each pixel of the images, for at most 32 images at a time.
 
-    The network is put in eval mode. Gradients are not turned off here.
+    The network is put in eval mode. Callers turn off gradients themselves.
 
     Args:
-        network: on the compute device.
+        network: the network, on the compute device.
         inputs: images (n, c, h, w), as a silo stores them.
         compute: the device.
 
@@ -346,7 +349,7 @@ def cosine_epochs(
     after the last epoch.
 
     Args:
-        network: on the compute device.
+        network: the network, on the compute device.
         objective: computes the loss of a batch.
         split: the training images.
         settings: the seed, the batch size and the optimiser.

@@ -40,10 +40,9 @@ class TransferReport:
     def summary(self) -> str:
         """Summarise the report in one line.
 
-        The line has the number of the encoder's arrays that were copied, and the share of all its
-        values that they hold. It names the backbone if one was loaded beside the arrays. It
-        mentions the head if it was copied, and names up to three arrays that keep their initial
-        values.
+        The line has the number of the encoder's arrays that were copied, and their share of all
+        values in the encoder. If a backbone was loaded as well, or the head was copied, the line
+        says so. At the end, it names up to three arrays that keep their initial values.
         """
         share = f"{100 * self.share:.1f} % of its numbers"
         parts = [f"gives {self.arrays} of the encoder's {self.of} arrays, {share}"]
@@ -61,19 +60,20 @@ def transfer(
 ) -> TransferReport:
     """Copy the arrays of ``source`` that fit into ``trunk``, in place, and return a report.
 
-    Arrays that do not fit keep their initial values. A run's head is copied only if the run learned
-    the same classes.
+    An array fits if ``trunk`` has one of the same name and shape. A run's position embeddings of a
+    ViT also fit in another size, and are resampled. Other arrays of ``trunk`` keep their initial
+    values. A run's head is copied only if the run learned the same classes.
 
     Args:
         trunk: the network, or the part of it whose arrays have the same names as in a run.
-        source: the run's model, or the pretrained weights, to copy from. Pretrained weights never
-            give a head.
+        source: the run's model, or the pretrained weights, to copy from.
         settings: the settings of fine-tuning.
         classes: the names and the number of the classes to learn.
 
     Raises:
-        SettingError: none of a run's arrays fits. For pretrained weights: the file or the name in
-            timm is unknown, or its weights are for another architecture.
+        SettingError: none of a run's arrays fits, or the run's backbone cannot be loaded. For
+            pretrained weights: the file or the name in timm is unknown, or the weights are for
+            another architecture.
     """
     if isinstance(source, RunModel):
         return _transfer_run(trunk, source, settings, classes)
@@ -106,14 +106,14 @@ def _report(
 ) -> TransferReport:
     """Build the report on the arrays that an encoder received.
 
-    Its share is the number of values in copied arrays, divided by the number of values in all
-    arrays of the encoder. Its list of arrays that were left at their initial values is sorted.
+    Its ``share`` is the number of values in copied arrays, divided by the number of values in all
+    arrays of the encoder. Its list ``left`` of arrays with their initial values is sorted.
 
     Args:
         encoder: all arrays of the encoder by name.
         names: the names of the arrays that were copied.
         head: whether a run's head was copied.
-        backbone: the name of the backbone that was loaded from a file of its own, or empty. If it
+        backbone: the weights of the ViT that were loaded besides the run's arrays, or empty. If it
             is given, the ViT's arrays are not listed as left.
     """
     copied, total, left = 0, 0, []
@@ -133,9 +133,9 @@ def _transfer_run(
 ) -> TransferReport:
     """Copy the arrays of a run's model that fit into ``trunk``, in place, and return a report.
 
-    Arrays that do not fit, such as those for images of another size, keep their initial values. The
-    head is copied only as a whole, and only if the run had the same ``classes``. If the run trained
-    only prompts, the pretrained backbone that the prompts belong to is loaded first.
+    ``_fit_array`` decides which arrays fit. Other arrays of ``trunk`` keep their initial values.
+    The head is copied only as a whole, and only if the run had the same ``classes``. If the run
+    trained only prompts, the pretrained backbone that the prompts belong to is loaded first.
 
     Raises:
         SettingError: no array of the encoder fits.
@@ -189,7 +189,7 @@ def _fit_array(
         name: the name of the array.
         arrays: the run's arrays by name.
         target: the array of ``trunk`` with this name.
-        trunk: the network that receives the array.
+        trunk: the network that will receive the array.
     """
     array = arrays.get(name)
     if array is None or array.shape == target.shape:
@@ -260,8 +260,11 @@ def distil(
         compute: the device and the precision.
         epochs: the number of epochs, at least 1.
 
+    Returns:
+        A report with the loss of each epoch.
+
     Raises:
-        SettingError: none of the arrays of the run's ViT fits a ViT for images of this size.
+        SettingError: the run's ViT cannot be built for images of this size.
     """
     shape = tuple(images.inputs.shape[1:])
     teacher = compute.place(build_run_vit(source, settings, shape)).eval()
@@ -316,7 +319,8 @@ def build_run_vit(
         input_shape: the shape of the images, (channels, height, width).
 
     Raises:
-        SettingError: none of the encoder's arrays fits.
+        SettingError: none of the encoder's arrays fits, or the backbone of a run that trained only
+            prompts cannot be loaded.
     """
     own: dict[str, Any] = {}
     for field, key in keys_of(CommonSettings).items():
