@@ -46,7 +46,9 @@ _OF_CLASSES = ("p.<class>", "entropy", "vacuity", "weight.<site>", "set")
 def columns_of(task: Task) -> dict[str, str]:
     """Return title -> meaning of each column that a table of the task's predictions may have.
 
-    A task with words of its own for its answers has these in place of the columns about classes.
+    By default these are the columns for classes. A task with columns of its own for its answers
+    (``answer_words``) lacks the columns of class probabilities, entropy, vacuity, expert weights
+    and prediction sets. Its own columns are added, and replace others with the same title.
     """
     if not task.answer_words:
         return dict(COLUMNS)
@@ -98,9 +100,9 @@ class Predictions:
         return next(iter(answers.values()))
 
     def _repr_html_(self) -> str:
-        """Build HTML for a notebook: a table of the number of answers by class, then text.
+        """Build HTML for a notebook: a table with the number of answers by class, then text.
 
-        The text is that of ``lines``, except for its first line, which the table replaces. For a
+        The text has the lines of ``lines`` except for the first, which the table replaces. For a
         task that does not predict one class, there is no table, and all lines are shown.
         """
         if self.task.label_noun != "class":
@@ -202,10 +204,11 @@ class Predictions:
         return lines
 
     def _novelty(self, answered: int) -> list[str]:
-        """Describe how many inputs are unlike the training samples, and what this rests on.
+        """Describe how many inputs are unlike the training samples, and which samples these are.
 
         If novelty is unknown, one line has the reason. Otherwise there is a line on unusual inputs
-        and one on doubtful inputs, if there are any, and lines about the training samples.
+        and one on doubtful inputs, if there are any, and lines about the training samples that the
+        inputs were compared with.
 
         Args:
             answered: the number of inputs with an answer. If it is not the number of readable

@@ -89,9 +89,13 @@ class Calibration:
     def lines(self, coverage: float) -> list[str]:
         """Describe the calibration in sentences for a terminal.
 
-        ``coverage`` is that of the prediction sets. The sentences have the temperature, the loss
-        before and after calibration, and the lowest probability of a class in a set. They also say
-        in which range the true coverage lies, and what the coverage does not promise.
+        The sentences have the temperature, the loss before and after calibration, and the lowest
+        probability with which a class enters a prediction set. They also give the range in which
+        the true coverage lies nine times in ten, and say that the coverage is not promised for each
+        class or kind of patient.
+
+        Args:
+            coverage: the coverage of the prediction sets, between 0 and 1.
 
         Raises:
             SettingError: the calibration has too few rows for that coverage.

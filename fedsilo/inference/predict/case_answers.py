@@ -147,8 +147,9 @@ class ClassAnswers(CaseAnswers):
     def bars(self, index: int) -> list[Bar]:
         """Build a bar for each class with its probability, the most probable class first.
 
-        The first bar also has a 95 % interval: that of the share of right answers among the run's
-        test samples of about the same confidence. It is left out if there are no such samples.
+        The first bar also has a 95 % interval. It shows how often the run's test samples with about
+        the same confidence were right. The interval is left out if there are no such samples.
+        ``index`` is the case's index among the readable inputs.
         """
         shares = self.predictions.probabilities[index].tolist()
         interval = self._interval(index)
@@ -210,9 +211,10 @@ class ClassAnswers(CaseAnswers):
         return [*notes, *self._router(index)]
 
     def _router(self, index: int) -> list[str]:
-        """Describe how a mixture of experts weighed the sites' experts for a case, in one sentence.
+        """Describe in one sentence how much each site's expert contributed to an answer.
 
-        The largest weight comes first. The list has no sentence if the model is not a mixture.
+        This applies to a mixture of experts, whose router gives each expert a weight. The largest
+        weight comes first. For any other model, the list is empty.
         """
         weights = []
         for name, values in self.predictions.statistics.items():

@@ -71,14 +71,16 @@ class Code:
 def find_codes(values: Floats, missing: Booleans) -> dict[int, Code]:
     """Find codes in a table's training values.
 
-    A code is a number that stands for something else, such as 0 for "not measured". A number is
-    taken for a code if it is the lowest or the highest value of a feature and at least ten samples
-    share it. Its distance to the next value must also be above 0.5 standard deviations, and above
-    five times the median distance of neighbouring values. A feature has at most one code: if both
-    ends qualify, it is the lowest value. Features with at most ten different values are skipped.
+    A code is a number that stands for something else, such as 0 for "not measured". The lowest or
+    the highest value of a feature is taken for a code if at least ten samples share it and it is
+    far from the next value. Far means: more than 0.5 standard deviations, and more than five times
+    the median distance of neighbouring values.
+
+    A feature has at most one code: if both ends qualify, it is the lowest value. Features with at
+    most ten different values are skipped.
 
     Args:
-        values: (n, f), standardised.
+        values: (n, f), the standardised training rows.
         missing: bool (n, f), which values are imputed. These are ignored.
 
     Returns:
@@ -129,11 +131,12 @@ class Reference:
         return lines
 
     def _limit_text(self) -> str:
-        """Explain in a phrase what the limit of novelty rests on, or why there is no limit.
+        """Explain in a phrase how the limit of novelty was set, or why there is none.
 
-        The limit is a score above which a case counts as unusual. It rests on held-out samples. The
-        phrase depends on their number: with too few, there is no limit; with few, it is their
-        highest score; and with many, it holds at a confidence of 90 %.
+        The limit is the score above which a case counts as unusual. It is set by held-out samples.
+        With too few held-out samples, there is no limit. With fewer than 45, it is their highest
+        score, and the phrase says how many samples are beyond it on average. With 45 or more, at
+        most 5 % of such samples are beyond it, nine times in ten.
         """
         if self.limit is None:
             return (
@@ -172,12 +175,13 @@ class Reference:
         return CaseNovelty(self, self.known.novelty(values, lacking), coded, gaps)
 
     def document(self) -> dict[str, Any]:
-        """Describe the reference in the JSON file next to predictions, without any sample's value.
+        """Describe the reference for the JSON file next to the predictions.
 
-        The reference is the set of training samples with which cases are compared. The entry names
-        its sites, the number of training samples, and the number and the split of the held-out
-        samples that decided the limit. It also has the limit, the share of held-out samples that
-        may exceed it (0.05), and a sentence about sites whose data are unknown here.
+        No value of a sample is included. The reference is the set of training samples with which
+        cases are compared. The result names its sites, the number of training samples, and the
+        number and the split of the held-out samples that decided the limit. It also has the limit,
+        the share of held-out samples that may exceed it (0.05), and a sentence about sites whose
+        data are unknown here.
         """
         return {
             "sites": list(self.sites),

@@ -88,7 +88,7 @@ def _case(
     """Build the template variables of one image on the page, without its picture.
 
     An image that could not be read has the reason. Any other image has a bar for each class except
-    the background, with its share of the pixels.
+    the background. The bar shows the share of the image's pixels in this class.
 
     Args:
         inputs: the images.

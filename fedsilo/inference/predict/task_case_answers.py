@@ -131,9 +131,9 @@ class NumberAnswers(CaseAnswers):
     def notes(self, index: int) -> list[str]:
         """Describe the outcomes of the test samples with similar predictions, in a sentence.
 
-        The run stores test samples in groups of similar predictions. The group whose mean
-        prediction is nearest to the case's is described. If even this mean is farther away than the
-        root mean square error on test samples, the list is empty.
+        The run stores test samples in groups of similar predictions. The sentence is about the
+        group whose mean prediction is nearest to that of the case. If even this group is farther
+        away than the root mean square error on test samples, the list is empty.
         """
         number = float(self.predictions.probabilities[index, 0])
         nearest, distance = None, self._values[0].get("rmse", 0.0)
