@@ -149,8 +149,8 @@ def traffic_frame(rows: Sequence[Row]) -> pd.DataFrame:
 def sites_frame(silos: Document) -> pd.DataFrame:
     """Build a data frame about the sites from the content of silos.json, with a row per site.
 
-    The columns are the site, its distribution, its number of samples in each split, and its number
-    of dropped samples.
+    The columns are 'site', 'distribution', a column for each split with its number of samples, and
+    'dropped', the number of samples that the site left out.
     """
     import pandas as pd
 
