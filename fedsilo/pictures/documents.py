@@ -254,13 +254,13 @@ def draw_buffer(document: Mapping[str, Any]) -> dict[str, Figure]:
     """Draw ``buffer.png``: the attention maps that each hospital chose to send to the server.
 
     A map shows to which parts of an image the network attends (FedEvPrompt). Each hospital has a
-    row, in which the maps of each class stand side by side. Each map has its own colour scale. If a
-    hospital has fewer maps of a class than another one, its row has empty places.
+    row, in which the maps of each class stand side by side. Each map has a colour scale of its own.
+    If a hospital has fewer maps of a class than another one, its row has empty places.
 
     Args:
-        document: the content of buffer.json: 'sites' -> site -> class number (a string) -> maps;
-            'classes', the names of the classes, or an empty list; and 'grid', the number of rows
-            and of columns of a map.
+        document: the content of buffer.json. 'sites' maps a site, and then a class number (a
+            string), to a list of maps. 'classes' has the names of the classes, or is empty. 'grid'
+            has the number of rows and of columns of a map.
 
     Returns:
         File name -> figure.

@@ -20,8 +20,8 @@ Effect = Callable[[float, float], tuple[float, float, float]]
 def draw_forest(document: Mapping[str, Any], effect: Effect, ratio: str, path: Path) -> None:
     """Draw a forest plot with a panel for each coefficient, and write it to a file.
 
-    The rows of a panel are, from top to bottom, the effect at each hospital, the fixed and the
-    random effect over hospitals (if they were computed), and the pooled regression.
+    The first rows of a panel are the effects at the hospitals. Below are the fixed and the random
+    effect over hospitals, if they were computed. The last row is the pooled regression.
 
     Args:
         document: the content of ``fit.json``.
@@ -57,11 +57,11 @@ def draw_forest(document: Mapping[str, Any], effect: Effect, ratio: str, path: P
 def _draw_column(
     axes: Axes, row: Mapping[str, Any], pooled: Mapping[str, Any], effect: Effect
 ) -> None:
-    """Draw the effects of one coefficient as points with 95 % intervals, from top to bottom.
+    """Draw the effects of one coefficient as points with 95 % intervals, a row for each.
 
-    First come the effects at the hospitals, then the fixed and the random effect over hospitals if
-    they were computed, and last the pooled regression. The title is the coefficient's name. It also
-    has I², the heterogeneity of the hospitals, if that was computed.
+    The first rows are the effects at the hospitals. Below are the fixed and the random effect over
+    hospitals, if they were computed. The last row is the pooled regression. The title is the
+    coefficient's name, and I² (the heterogeneity of the hospitals) if that was computed.
 
     Args:
         axes: the panel of the coefficient.

@@ -26,8 +26,8 @@ def site_curves(rows: Iterable[Mapping[str, str]]) -> dict[str, list[CurvePoint]
 
     Returns:
         Site -> points in the order of time, with the sites in alphabetical order. A point has its
-        time, the share of patients without the event, the 95 % interval of this share, and the
-        number of patients who are still followed. Sites without a curve are left out.
+        time, the share of patients without the event with its 95 % interval, and the number of
+        patients still followed. Sites without a curve are left out.
     """
     values_of: dict[str, dict[str, float]] = {}
     for row in rows:

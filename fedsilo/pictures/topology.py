@@ -121,9 +121,9 @@ def _draw_lines(
 def _draw_graph(axes: Axes, document: Mapping[str, Any]) -> None:
     """Draw the graph of a topology: a dot for each silo, and a line for each edge.
 
-    Two edges in opposite directions with equal weights are one line without an arrowhead. If not
-    all weights are equal, a larger weight makes a line wider and darker, and the weights are
-    written on the lines unless there are more than 16 lines.
+    Two edges in opposite directions with equal weights are one line without an arrowhead. If the
+    weights differ, a larger weight makes a line wider and darker. The weights are then also written
+    on the lines, unless there are more than 16 lines.
     """
     points = _place_silos(document)
     lines = _merge_edges(document["edges"])

@@ -273,8 +273,8 @@ class FinishedRun(RunFiles):
             split: a split whose samples must not have changed since the run; empty for none.
 
         Raises:
-            FedsiloError: the model is not on this machine, the ViT's weights differ from the run's,
-                or the data's schema or the samples of ``split`` have changed.
+            FedsiloError: the model is not on this machine, or the ViT's weights, the data's schema
+                or the samples of ``split`` differ from the run's.
         """
         from fedsilo.runs.trained_site import open_site
 
@@ -357,7 +357,7 @@ class FinishedRun(RunFiles):
     ) -> pd.DataFrame:
         """Predict the samples of a site's split: a data frame with one row per sample.
 
-        The frame is that of ``fedsilo.predict`` with the same arguments.
+        The frame is the same as from ``fedsilo.predict`` with these arguments.
 
         Raises:
             FedsiloError: the model cannot be opened (see ``model``), the split is unknown or empty,

@@ -123,9 +123,9 @@ class TrainedModel:
     def weights_digest(self) -> str:
         """Return a SHA-256 digest of all numbers that decide a prediction.
 
-        Models with equal digests predict the same. The numbers are the arrays of the network, the
-        class priors of an evidential network, the standardisation of a table, and the scale of a
-        numeric outcome.
+        Models with equal digests predict the same. The numbers are the arrays of the network and
+        the class priors of an evidential network. The standardisation of a table and the scale of a
+        numeric outcome count too.
         """
         arrays = {}
         for name, array in self.network.state_dict().items():
@@ -146,8 +146,8 @@ def open_model(
 ) -> TrainedModel:
     """Build the trained model of a site: its network in eval mode, with facts about the run.
 
-    ``FinishedRun.model`` calls this function. The model counts as the site's own if the method
-    reads stored state of the site, if the network has an evidential prior, or if the site
+    ``FinishedRun.model`` calls this function. The model counts as the site's own in three cases:
+    the method reads stored state of the site, the network has an evidential prior, or the site
     standardises its table by itself. Otherwise it counts as shared by all sites.
 
     Args:

@@ -52,7 +52,8 @@ def open_site(
 ) -> Lab:
     """Open a site of a finished run as its method's ``Lab``, which can open the network.
 
-    ``FinishedRun.lab`` calls it with the content of the run directory.
+    ``FinishedRun.lab`` calls it with the content of the run directory. If the run has no shared
+    model, the model comes from the site's private state.
 
     Args:
         run_dir: the run directory.
@@ -66,8 +67,8 @@ def open_site(
             empty for none.
 
     Raises:
-        FedsiloError: the run's model (or that of the best round) is not on this machine, the ViT's
-            weights differ from the run's, or the data have changed.
+        FedsiloError: the wanted model is not on this machine, or the ViT's weights, the data's
+            schema or the samples of ``split`` differ from the run's.
     """
     common = settings.common
     if common.network == "vit" and site in silos:

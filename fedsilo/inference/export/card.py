@@ -143,10 +143,10 @@ def _samples(known: Mapping[str, Any], split: str, floor: int) -> str:
 def _size_rows(run: Shown) -> list[list[str]]:
     """Build the rows of the table of sites, with a row for each site.
 
-    A row has the site's name, its distribution (a name for the kind of its data), its number of
-    samples in train, val and test, and its number of left-out samples. The site with the most
-    training samples comes first. The number of left-out samples is shown only at trust level
-    ``server``, and is "n/a" at other levels. Small numbers are hidden.
+    A row has the site's name and its distribution (a name for the kind of its data). Then come its
+    numbers of samples in train, val and test, and its number of left-out samples. The last number
+    is shown only at trust level ``server``, and is "n/a" at other levels. Small numbers are hidden.
+    The site with the most training samples comes first.
     """
     rows = []
     # Sites of equal size stay in the order of the run
@@ -187,7 +187,7 @@ def _class_rows(run: Shown, sites: Sequence[str]) -> list[list[str]]:
 
     A row has the site, the class, its number of test samples, and the class's estimates, such as
     the sensitivity, with their intervals. A class without any estimate that may be shown is left
-    out. A site that does not report its test samples by class is left out as well.
+    out. So is a site that does not report its test samples by class.
     """
     rows = []
     for site in sites:

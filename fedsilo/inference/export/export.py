@@ -134,9 +134,9 @@ def made_up_inputs(model: TrainedModel) -> Tensor:
     """Make up test vectors (8, *input_shape), with which an exported program is compared.
 
     They come from no patient, and a fixed seed makes them always the same. For a table, they are
-    normally distributed with the mean and the standard deviation of each feature, and the first
-    value of the first row is missing (NaN). For images, they are uniform noise: over the whole
-    range of the data type for uint8 and int16, and from 0 to 255 for floating-point images.
+    normally distributed with the mean and the standard deviation of each feature. The first value
+    of the first row is missing (NaN). For images, they are uniform noise: over the whole range of
+    the data type for uint8 and int16, and from 0 to 255 for floating-point images.
     """
     rng, inputs = generator(0, "export-vectors"), model.silo.train.inputs
     shape = (VECTORS, *model.silo.shape.input_shape)

@@ -77,8 +77,8 @@ def _places_by_column(names: Sequence[str]) -> list[list[int]]:
     """Group the indices of the features by column, in order.
 
     A numeric column has one feature. A categorical column has a feature ``column=level`` for each
-    level except the first. A numeric column is a group of its own, even if the next categorical
-    column has the same name.
+    level except the first. The features of a numeric and a categorical column are never in one
+    group, even if the columns have the same name.
     """
     groups: list[list[int]] = []
     before = None
@@ -99,9 +99,9 @@ def _column(name: str) -> str:
 def _cells(old: Array, now: Array, floor: int) -> tuple[list[int], list[int]] | None:
     """Divide the values of a column into cells, and count the training and the new samples in each.
 
-    The cells of a category are its levels, and those of a number are ranges (``_edges``). Missing
-    values, if there are any, are a cell of their own. A cell with too few training samples is
-    merged with a neighbour.
+    The cells of a categorical column are its levels. The cells of a numeric column are ranges,
+    which ``_edges`` chooses. Missing values, if there are any, are a further cell. A cell with too
+    few training samples is merged with a neighbour.
 
     Args:
         old: training samples (n, features of the column).
@@ -197,8 +197,8 @@ def _merge_cells(old: list[int], now: list[int], floor: int) -> tuple[list[int],
 def coverage_check(sets: Tensor, labels: Tensor, coverage: float) -> CaseCheck:
     """Check that prediction sets contain the true class as often as promised.
 
-    The check is an alarm if the 95 % Wilson interval of the share of sets that contain the true
-    class is entirely below ``coverage``, the promised share.
+    The measure is the share of sets that contain the true class. The check is an alarm if the 95 %
+    Wilson interval of this share is entirely below ``coverage``.
 
     Args:
         sets: bool (n, classes), the classes in the prediction set of each case.

@@ -242,10 +242,10 @@ def thresholds(scores: Tensor, floor: int) -> Iterator[float]:
     at least ``floor`` of the ``scores`` (n,) between neighbouring thresholds, below the first and
     above the last one.
 
-    The multiples of 0.05 from 0.05 to 0.95 are tried in turn. One is chosen if at least ``floor``
-    scores lie between the previously chosen one (0 at first) and it, and at least ``floor`` are at
-    or above it. Sensitivity and specificity are shown for 0.5, so 0.5 always counts as a neighbour:
-    scores beyond it are not counted.
+    The multiples of 0.05 from 0.05 to 0.95 are tried in turn. A threshold is chosen if two counts
+    reach ``floor``: the scores from the previously chosen threshold (0 at first) up to it, and the
+    scores at or above it. Sensitivity and specificity are shown for 0.5, so 0.5 always counts as a
+    neighbour: scores beyond it are not counted.
     """
     before = 0.0
     for threshold in _THRESHOLDS:
@@ -268,8 +268,10 @@ def examine_decisions(pooled: Examined) -> Examination:
     The curve shows the net benefit per patient for each threshold, the probability from which
     somebody acts (Vickers and Elkin 2006). The section has an explanation, a picture and a table.
     The picture and the table compare the model with acting on everybody. The picture also compares
-    it with acting on nobody. If the run does not have two classes, or has too few patients to show
-    any threshold, the section has only a sentence that says so.
+    it with acting on nobody.
+
+    If the run does not have two classes, or too few patients to show any threshold, the section has
+    only a sentence with the reason.
     """
     if len(pooled.classes) != 2:
         return Examination(_BENEFIT, ["A decision curve needs two classes, but this run has more."])
@@ -349,8 +351,8 @@ def examine(
     """Build the clinic report's sections that need the sites' data.
 
     The sections are about the pooled test samples of all sites whose test counts are not hidden. If
-    there is no such site, or if the trust level is not ``server``, the list has one section, which
-    explains why the metrics are missing.
+    there is no such site, or if the trust level is not ``server``, the list has only one section.
+    It explains why the metrics are missing.
 
     Args:
         run: a view of the run without the metrics and counts that must not be shown.
@@ -386,8 +388,8 @@ def examine(
 def _pool_predictions(run: Shown, models: Sequence[TrainedModel]) -> Examined:
     """Predict the test samples of each model's site, and concatenate the results of all sites.
 
-    ``models`` has the model of each site to examine. Classes are those of the first model. If the
-    data are images, the result has no rows of a table.
+    The result has the probabilities, the labels and, for a table, the rows as they were read. Its
+    class names are taken from the first model. ``models`` has a model for each site to examine.
     """
     probabilities, labels, rows = [], [], []
     for model in models:

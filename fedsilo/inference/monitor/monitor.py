@@ -228,7 +228,7 @@ def _pixel_statistics(images: Tensor) -> Tensor:
 def _unchecked_features(
     model: TrainedModel, drift: Sequence[CaseCheck], floor: int
 ) -> Iterator[str]:
-    """Yield a sentence on the columns that could not be checked for drift; none if all were.
+    """Yield a sentence on the columns that could not be checked for drift, if there are any.
 
     At trust level ``nobody`` the sentence says that no distribution may be compared. Otherwise it
     names the columns without a check in ``drift``, and gives the reason: their training values do

@@ -164,9 +164,9 @@ def _class_numbers(classes: Mapping[str, Sequence[str]]) -> dict[str, int]:
 def _table_labels(path: Path, schema: TableSchema, read: ReadLabel) -> Iterator[tuple[str, float]]:
     """Read the labels in a table file, for the rows that have a known label.
 
-    The column of labels has the name that the schema gives; upper and lower case are the same.
-    Texts are normalised by ``same_text``, which makes equal values equal strings ("1.0" and "1"). A
-    text that ``read`` does not know is read again as a truth value: true is 1, and false is 0.
+    The schema names the column of labels. Upper and lower case of the name count as equal. Texts
+    are normalised by ``same_text``, which makes equal values equal strings ("1.0" and "1"). A text
+    that ``read`` does not know is read again as a truth value: true is 1, and false is 0.
 
     Yields:
         The line number as a string, and the label. If the table has no column of labels, nothing is

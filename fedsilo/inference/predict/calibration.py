@@ -90,9 +90,9 @@ class Calibration:
         """Describe the calibration in sentences for a terminal.
 
         The sentences have the temperature, the loss before and after calibration, and the lowest
-        probability with which a class enters a prediction set. They also give the range in which
-        the true coverage lies nine times in ten, and say that the coverage is not promised for each
-        class or kind of patient.
+        probability with which a class enters a prediction set. They give the range in which the
+        true coverage lies nine times in ten. They also say that no class or kind of patient is
+        promised this coverage.
 
         Args:
             coverage: the coverage of the prediction sets, between 0 and 1.
@@ -172,7 +172,7 @@ def calibrate_model(model: TrainedModel, coverage: float) -> Calibration:
 
 
 def open_calibration(model: TrainedModel, path: Path | None) -> Calibration:
-    """Read the calibration of a model from ``path``; None for the file in the run directory.
+    """Read the calibration of a model from ``path``, or from the run directory if ``path`` is None.
 
     Raises:
         SettingError: the file does not exist, or it is for other weights or another site.

@@ -170,9 +170,9 @@ class ClassAnswers(CaseAnswers):
     def _similar(self, index: int) -> Bin | None:
         """Find the run's test samples that were predicted about as confidently as a case.
 
-        The samples are in bins by confidence. The result is the bin whose mean confidence is
-        nearest to that of the case before calibration, and the first one if two are equally near.
-        If no bin is nearer than 0.1, the result is None.
+        The test samples are in bins by confidence. The result is the bin whose mean confidence is
+        nearest to the confidence in the case before calibration. If two bins are equally near, the
+        earlier one is returned. If no bin is nearer than 0.1, the result is None.
         """
         # Bins count the model's own confidence, without a calibration's temperature
         sure = float(self.predictions.own[index].max())
@@ -187,11 +187,11 @@ class ClassAnswers(CaseAnswers):
     def notes(self, index: int) -> list[str]:
         """List sentences about the answer to a case.
 
-        The first one says how many of the run's test samples with about the same probability were
-        right, with a 95 % interval. The second one has the classes in the prediction set. For a
-        mixture of experts, the third one has each site's share in the answer. A sentence is left
-        out if its numbers are not available. ``index`` is the case's index among the readable
-        inputs.
+        The first sentence says how many of the run's test samples with about the same probability
+        were right, with a 95 % interval. The second sentence has the classes in the prediction set.
+        For a mixture of experts, the third sentence has the weight of each site's expert. A
+        sentence is left out if its numbers are not available. ``index`` is the case's index among
+        the readable inputs.
         """
         predictions, notes = self.predictions, []
         similar = self._similar(index)

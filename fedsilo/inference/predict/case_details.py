@@ -150,7 +150,7 @@ class ValueTexts:
 
         For a numeric column with more than five different values, the text is the range of 90 % of
         the patients. If 5 % of the patients with known values are fewer than ``floor``, it is the
-        range of 50 %. If 25 % of them are fewer than ``floor`` as well, the text is empty.
+        range of 50 %. If 25 % of them are fewer than ``floor``, the text is empty.
 
         For any other column, ``_common`` lists the values that enough patients have, with the
         shares of these patients. The list may be empty.

@@ -67,7 +67,7 @@ def cases_page(run: Shown, model: TrainedModel, predictions: Predictions) -> str
     It shows at most 200 cases. Further cases are only counted.
 
     Args:
-        run: the run of the model, without what pages must not show.
+        run: a view of the run without the metrics and counts that pages must not show.
         model: the model.
         predictions: the predictions of the model.
     """
@@ -148,7 +148,7 @@ def _order(answers: CaseAnswers, states: Sequence[_State], kept: Mapping[int, in
     """Sort the indices of all inputs so that cases that need a look come first.
 
     The order of the states is refused, unusual, doubtful, unsure, usual. Among unusual cases, the
-    most novel one comes first. Within the other states the task decides; for classes, the case with
+    most novel one comes first. Within the other states the task decides. For classes, the case with
     the least probable answer comes first. Equal cases and unreadable inputs keep their order.
     """
     predictions = answers.predictions
@@ -283,8 +283,8 @@ def page_facts(
 ) -> list[tuple[str, str]]:
     """Build the facts at the beginning of a page of predictions, as pairs (name, text).
 
-    They are the data set, the method, the run, the model, the site, the file or folder of the cases
-    (without its path), ``further``, today's date, and the versions of the software.
+    They are the data set, the method, the run, the model, the site, and the file or folder of the
+    cases (without its path). Then come ``further``, today's date, and the versions of the software.
 
     Args:
         model: the model.

@@ -311,10 +311,11 @@ def _split_inputs(model: TrainedModel, split: str) -> RowInputs:
 
 
 def table_inputs(model: TrainedModel, path: Path, id_column: str | None) -> RowInputs:
-    """Read a table file by the run's schema, and standardise its rows as the site's rows are.
+    """Read a table file by the run's schema, and standardise its rows.
 
-    A row that cannot be used is added to ``faults``. Inputs are named by their lines in the file.
-    If columns were not read or missing values were imputed, ``notes`` has a sentence about this.
+    The rows are standardised in the same way as the site's rows. A row that cannot be used is added
+    to ``faults``. Inputs are named by their lines in the file. If columns were not read or missing
+    values were imputed, ``notes`` has a sentence about this.
 
     Args:
         model: the model.

@@ -32,17 +32,17 @@ def reference_of(model: TrainedModel, site: str | None) -> Reference | str:
     """Collect the training samples on this machine with which ``predict`` compares new cases.
 
     Samples of a table are compared as the network gets them, and images by the network's features.
-    A limit, beyond which a case is unusual, is computed from held-out samples: the validation
-    samples or, if these are too few, the test samples. If the test samples are too few as well,
-    there is no limit.
+    The limit above which a case is unusual is computed from held-out samples. These are the
+    validation samples or, if they are too few, the test samples. If the test samples are too few
+    too, there is no limit.
 
     Args:
         model: the model.
         site: the site whose own model it is; None for a shared model, which all sites trained.
 
     Returns:
-        The reference. If it cannot be built, a text with the reason, such as too few training
-        samples here or a network for images that mixes several classifiers.
+        The reference. If it cannot be built, a text with the reason. For example, there are too few
+        training samples here, or a network for images mixes several classifiers.
     """
     try:
         if not model.silo.features:

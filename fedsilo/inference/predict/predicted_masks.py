@@ -98,10 +98,10 @@ def predict_masks(
 ) -> MaskPredictions:
     """Predict a mask for each image of a source, and write the masks and a table to a new folder.
 
-    The network segments one class, the catheter. The folder has a PNG file for each mask (255 on
-    the catheter, 0 elsewhere), masks.csv with a row for each image, and masks.json, which describes
-    them. The folder appears only when it is complete. An image that cannot be read has a row with
-    the reason, but no mask.
+    The network segments one class, the catheter. The folder has a PNG file for each mask, with 255
+    on the catheter and 0 elsewhere. It also has masks.csv with a row for each image, and
+    masks.json, which describes the masks. The folder appears only when it is complete. An image
+    that cannot be read has a row with the reason, but no mask.
 
     Args:
         folder: the folder that ``fedsilo finetune`` wrote.
@@ -162,7 +162,8 @@ def _open_folder(folder: Path) -> tuple[Mapping[str, Any], Mapping[str, Tensor],
     """Read a segmentation network from the folder that ``fedsilo finetune`` wrote.
 
     Returns:
-        The content of finetune.json; name -> array; and the digest of the arrays.
+        The content of finetune.json, the arrays of the network by name, and the digest of the
+        arrays.
 
     Raises:
         RunDirectoryError: finetune.json is missing or damaged.

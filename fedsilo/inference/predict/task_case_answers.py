@@ -187,8 +187,8 @@ class FindingAnswers(CaseAnswers):
         """Format an answer of several findings as two cells of the overview table.
 
         The first cell lists the findings with a probability of at least 0.5, or says "no finding".
-        The second one has the finding with the probability nearest to 0.5, which is the least
-        certain, with that probability.
+        The second cell has the least certain finding, whose probability is nearest to 0.5, and this
+        probability.
         """
         shares = self.predictions.probabilities[index].tolist()
         # Near 0.5 a small change would make another answer, so this finding needs a look first
@@ -260,7 +260,7 @@ class _Baseline:
     hazard: Floats
 
     def survival(self, risk: float) -> Floats:
-        """Return the probability of no event up to each of ``times``, (k,), at a patient's risk.
+        """Return the probability of no event up to each of ``times``, (k,), for a patient.
 
         ``risk`` is the patient's log hazard.
         """
@@ -317,10 +317,10 @@ class RiskAnswers(CaseAnswers):
         return f"how soon to expect the event '{self.predictions.classes[0]}' for"
 
     def cells(self, index: int) -> list[str]:
-        """Format the risk of a case as two cells: its hazard ratio, and its median time to event.
+        """Format the risk of a case as two cells: hazard ratio and median time to the event.
 
         The hazard ratio compares the case with the median training patient of the site. A cell is
-        "-" if the training patients do not determine it.
+        "-" if it cannot be computed from the training patients.
         """
         baseline = self._baseline
         if isinstance(baseline, str):
@@ -351,12 +351,11 @@ class RiskAnswers(CaseAnswers):
         return -self._risk(index)
 
     def bars(self, index: int) -> list[Bar]:
-        """Build the bars of a case's survival, each at one of at most four points in time.
+        """Build bars that show a case's survival at up to four points in time.
 
-        A bar shows the share of patients with the case's risk who have no event up to that time.
-        The times are round numbers. The shares come from the baseline hazard of the site's training
-        patients and the case's risk. If the training patients do not determine the survival, the
-        list is empty.
+        A bar shows the share of patients with the case's risk who have no event up to its time. The
+        times are round numbers. The shares come from the baseline hazard of the site's training
+        patients and the case's risk. If the baseline hazard is unknown, the list is empty.
         """
         baseline = self._baseline
         if isinstance(baseline, str) or not len(baseline.times):
@@ -388,10 +387,10 @@ class RiskAnswers(CaseAnswers):
         return said
 
     def limits(self) -> list[str]:
-        """List sentences on the patients that the survival rests on, and how good the risks are.
+        """List sentences on how the survival is estimated, and how good the predicted risks are.
 
-        If no survival can be shown, the first sentence has the reason. The last one has the C-index
-        on test samples, and is left out if the C-index may not be shown.
+        If no survival can be shown, the first sentence has the reason. The last sentence has the
+        C-index on test samples. It is left out if the C-index may not be shown.
         """
         values, where = site_values(self.run, self.model)
         baseline, said = self._baseline, []

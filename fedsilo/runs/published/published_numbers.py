@@ -171,7 +171,7 @@ class Paper:
         return [row for row in self.rows if (row.name, row.dataset) == wanted]
 
     def _name_of(self, settings: Mapping[str, Value]) -> str:
-        """Return the paper's name for a run's method; empty if the paper has no such method.
+        """Return the paper's name for a run's method, or "" if the paper has no such method.
 
         ``names`` maps each name to one or more groups of settings. A name fits if the run has all
         settings of one of its groups, with the same values. The first name that fits is returned.
@@ -246,7 +246,7 @@ def _build_row(content: Mapping[str, Any], table: Mapping[str, Any], own: Mappin
 
     Args:
         content: the whole content of the file. It has the conditions that a run must meet.
-        table: the entry of the table, without which a row is incomplete.
+        table: the entry of the table, with the keys that its rows share.
         own: the entry of the row.
     """
     # The last mapping wins: a row's own keys, then those of its table
@@ -332,8 +332,7 @@ def _merge_rows(rows: Sequence[Row]) -> Numbers:
 
     The result has the parts (sites, distributions or "all") of the first row, with the numbers of
     this row. Later rows add metrics that are still missing. A later row adds nothing if its
-    accuracy differs from that of the first row in any part of the later row, because it is then
-    about other runs.
+    accuracy in any of its parts differs from that of the first row. It is then about other runs.
     """
     first, *others = [row.numbers_by_part() for row in rows]
     joined = first
