@@ -99,7 +99,7 @@ def environment(package: str = "fedsilo.pages", *, html: bool = True) -> Environ
 
     Later calls with the same arguments return the same environment. If a template uses a variable
     that it does not get, Jinja raises an error. Templates can use the Jinja test ``number``, which
-    tells whether a table cell is a number and so aligned to the right.
+    tells whether a table cell must be aligned to the right, as numbers are.
 
     Args:
         package: the package that has the templates.

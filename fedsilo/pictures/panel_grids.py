@@ -67,8 +67,8 @@ def run_title(run: FinishedRun) -> str:
     """Build the title of a run in a picture of several runs.
 
     The first line is the name of the run directory. The next lines have the title of the run's
-    method, and each setting of the method that differs from its default. They have at most 40
-    characters each.
+    method, and each setting of the method that differs from its default. These lines have at most
+    40 characters each.
     """
     own = run.settings.own
     # Groups are left out, because the title already names the method

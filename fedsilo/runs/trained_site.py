@@ -122,8 +122,8 @@ def refuse_other_backbone(
 def check_same_samples(run_dir: Path, known: Mapping[str, Any], silo: Silo, split: str) -> None:
     """Check that a split has the same samples in the same order as in the run.
 
-    ``known`` is the site's entry in silos.json. If it lacks the split's fingerprint, the split
-    cannot be checked and passes.
+    ``known`` is the site's entry in silos.json, with a fingerprint (a digest of the samples) for
+    each split. If the split's fingerprint is missing, the split cannot be checked and passes.
 
     Raises:
         DataError: a sample was changed, moved, added or left out since the run.

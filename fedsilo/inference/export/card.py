@@ -250,9 +250,8 @@ def _front_matter(run: Shown, sites: Sequence[str]) -> str:
 def _terms_of(name: str) -> str:
     """Describe in a phrase the terms under which the data set ``name`` may be used.
 
-    The phrase has the licence, its address and further terms. For a data set without a licence, the
-    phrase says that fedsilo made up the data if that is so. Otherwise it says that the data belong
-    to the sites.
+    The phrase has the licence, its address and further terms. If the data set has no licence, the
+    phrase says either that fedsilo made up the data, or that the data belong to the sites.
     """
     data = data_set(name)
     licence = data.licence

@@ -155,7 +155,10 @@ def made_up_inputs(model: TrainedModel) -> Tensor:
 
 
 def _prepare(model: TrainedModel, vectors: Tensor) -> Tensor:
-    """Prepare raw inputs for the network, as the site's own code does.
+    """Prepare raw inputs for the network by the site's own code.
+
+    fedsilo's answers are computed from the result. An exported program prepares raw inputs itself,
+    so comparing the two answers also tests its preparation.
 
     Rows of a table are standardised. If the data set standardises pixels by a fixed mean and
     deviation, they are divided by 255 and then standardised. All other images are returned

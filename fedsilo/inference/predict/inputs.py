@@ -406,7 +406,7 @@ def as_cell(name: str) -> str:
 
 
 def _read_manifest(manifest: Path, labels: Sequence[str]) -> dict[str, Path]:
-    """Read the image files that a manifest (a CSV file) lists: name -> path, in its order.
+    """Read the image files that a manifest (a CSV file) lists, in order: name -> path.
 
     The paths are in the column 'path', relative to the manifest's folder or absolute. A name is the
     text of the cell, with "./" before it if a spreadsheet would read it as a formula. Whether the

@@ -77,9 +77,9 @@ class NumberAnswers(CaseAnswers):
     def _interval(self, index: int) -> tuple[float, float] | None:
         """Return the ends of the range that holds about 19 of 20 outcomes.
 
-        The ends are the predicted number minus and plus two root mean square errors of test
-        predictions. This suits errors that are about normal. If these errors are unknown, the
-        result is None.
+        The ends are the predicted number minus and plus twice the root mean square error on test
+        samples. The range is right if errors are about normally distributed. If the error is
+        unknown, the result is None.
         """
         error = self._values[0].get("rmse")
         if error is None:
@@ -94,7 +94,7 @@ class NumberAnswers(CaseAnswers):
     def cells(self, index: int) -> list[str]:
         """Format the predicted number and its range as two cells of the overview table.
 
-        About 19 of 20 outcomes are in the range. If the errors on test samples are unknown, the
+        The range holds about 19 of 20 outcomes. If the errors on test samples are unknown, the
         second cell is "-".
         """
         interval = self._interval(index)
@@ -149,10 +149,10 @@ class NumberAnswers(CaseAnswers):
         ]
 
     def limits(self) -> list[str]:
-        """List sentences on how far test predictions were off, and what a number's range means.
+        """List sentences on how far test predictions were off, and how to read a number's range.
 
-        One also names the ends of the common scale. If the run has no errors that may be shown, a
-        sentence says that numbers have no range.
+        One sentence names the ends of the scale that all cases share. If the run has no errors that
+        may be shown, a sentence says that numbers have no range.
         """
         values, where = self._values
         low, high = (format_measure(end) for end in self._ends)
@@ -274,7 +274,8 @@ def _estimate_baseline(model: TrainedModel, floor: int) -> _Baseline:
 
     It is Breslow's estimate of the cumulative hazard of the median training patient. Times after
     which fewer than ``floor`` patients are still followed are left out, because a step of the curve
-    would reveal single patients. If there are fewer than ``floor`` events, all times are left out.
+    would reveal single patients. If fewer than ``floor`` patients had the event, all times are left
+    out.
 
     Raises:
         DataError: the training patients have changed since the run.
