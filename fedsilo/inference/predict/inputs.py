@@ -270,8 +270,9 @@ def file_inputs(
 def files_of(source: CaseSource, labels: Sequence[str] = ()) -> Mapping[str, Path]:
     """Find the image files of a source: name -> path.
 
-    For a folder, these are all files in it. For a manifest (a CSV file), they are the files that it
-    lists. ``labels`` are further columns that a manifest may have. They are not read.
+    For a folder, these are all files in it except hidden ones and DICOM's index (DICOMDIR). For a
+    manifest (a CSV file), they are the files that it lists. ``labels`` are further columns that a
+    manifest may have. They are not read.
 
     Raises:
         SettingError: the source is neither a folder of images nor a manifest.
