@@ -11,10 +11,11 @@ _MOST = 60  # largest number of rows, because a notebook stores every output in 
 
 
 def html_of_lines(lines: Iterable[Table | str]) -> str:
-    """Convert a command's lines for a terminal (tables and strings) to HTML.
+    """Convert the output of a command, tables and lines of text, to HTML for a notebook.
 
-    Every string is escaped, because names of sites, classes and files may come from somebody else.
-    Only the first 60 rows of a table are shown. A line below it has the number of further rows.
+    Each string becomes a paragraph. All text is escaped, because names of sites, classes and files
+    may come from somebody else. Only the first 60 rows of a table are shown. A line below the table
+    gives the number of further rows.
     """
     parts = []
     for line in lines:

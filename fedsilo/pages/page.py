@@ -54,14 +54,14 @@ def render_page(
 ) -> str:
     """Render a template as an HTML page.
 
-    The template calls ``section`` with the heading of each section. The heading decides the
-    section's anchor, so headings should be unique in the page; this is not checked. A page with
-    more than two sections gets a table of contents. The same arguments give the same text.
+    The template calls ``section`` with the heading of each section. The anchor of a section is made
+    from its heading, so the headings on a page should differ. This is not checked. A page with more
+    than two sections gets a table of contents. The same arguments give the same text.
 
     Args:
         template: a template that extends ``base.html``, or its name.
         title: the page's title and first heading.
-        data: the template's own variables.
+        data: the values of the template's variables, by name.
         subtitle: a line below the title; empty for none.
         foot: a line at the end of the page; empty for none.
 
@@ -95,11 +95,11 @@ def is_number(cell: str) -> bool:
 
 @cache
 def environment(package: str = "fedsilo.pages", *, html: bool = True) -> Environment:
-    """Build the environment with which Jinja renders the templates of a package.
+    """Build the Jinja environment that renders the templates of a package.
 
     Later calls with the same arguments return the same environment. If a template uses a variable
-    that it does not get, Jinja raises an error. Templates have the test ``number``
-    (``is_number``).
+    that it does not get, Jinja raises an error. Templates can use the Jinja test ``number``, which
+    tells whether a table cell must be aligned to the right, as numbers are.
 
     Args:
         package: the package that has the templates.
@@ -147,8 +147,8 @@ def refuse_twice(paths: Sequence[Path], option: str) -> None:
     """Check that all ``paths`` differ, so that no file is written twice.
 
     Raises:
-        SettingError: a path is listed twice. The message names the path, and ``option``, the option
-            that can change it.
+        SettingError: a path is listed twice. The message names the path, and advises to change the
+            command-line option ``option``, such as "--html".
     """
     for path in paths:
         if paths.count(path) > 1:

@@ -35,8 +35,8 @@ def curves(
 ) -> str:
     """Draw lines over rounds, each with its own colour, marker and dash.
 
-    If there are several lines, a legend names them. A line with 16 points or more has only about
-    eight markers.
+    If there are several lines, a legend names them. A line with 16 points or more has markers on
+    only some of its points, from 8 to 12 of them.
 
     Args:
         name: the picture's name, unique on its page.
@@ -78,15 +78,17 @@ def bands(
     label: str,
     over: str,
 ) -> str:
-    """Draw lines with shaded intervals, each line with a colour, marker and dash of its own.
+    """Draw lines with shaded intervals, each in its own colour, with its own marker and dash.
 
-    A legend names the lines.
+    A legend names the lines. The vertical axis goes from 0 to 1, and the horizontal axis begins at
+    0.
 
     Args:
         name: the picture's name, unique on its page.
-        lines: title of a line -> its points, in ascending order of x.
+        lines: title of a line -> its points in ascending order of x. A point (``Band``) has its x,
+            its value, and the low and the high end of its interval.
         styles: title of a line -> its style.
-        label: the label of the vertical axis, which goes from 0 to 1.
+        label: the label of the vertical axis.
         over: the label of the horizontal axis.
 
     Returns:
@@ -199,16 +201,18 @@ def scatter(
 
 
 def certainty(name: str, bins: Sequence[Bin], label: str, *, diagonal: bool) -> str:
-    """Draw the share of right answers over certainty: a point with its interval for each bin.
+    """Draw how often predictions were right, by how certain the model was of them.
 
-    The number of samples is written below each point.
+    Each bin is a group of test samples with similar certainty. Its point is at the mean certainty
+    (x) and the share of right predictions (y), with a 95 % interval. Lines join the points. The
+    number of samples of each bin is written at the bottom of the picture.
 
     Args:
         name: the picture's name, unique on its page.
-        bins: the bins, in ascending order of their mean.
+        bins: the bins, none of them empty, in ascending order of their mean certainty.
         label: the label of the horizontal axis.
-        diagonal: whether to draw the diagonal of a calibrated model, which makes sense for
-            confidence.
+        diagonal: whether to draw the diagonal, where the points of a perfectly calibrated model lie
+            if certainty means confidence.
 
     Returns:
         The text of an ``svg`` element.
@@ -331,10 +335,12 @@ _STYLE = re.compile(r"<defs>\s*<style type=\"text/css\">.*?</style>\s*</defs>", 
 def svg_of(figure: Figure, name: str) -> str:
     """Convert a figure to the text of one ``svg`` element.
 
-    Equal figures with equal names give equal texts. Words in the figure are kept as text rather
-    than outlines, so that they can be searched and read aloud. ``name`` must be unique on the page.
-    All ids begin with it, in lower case and with hyphens for other characters than letters and
-    digits. If this changes the name, a digest of the name follows. So no two pictures share an id.
+    Equal figures with equal names give equal texts. Words in the figure stay text instead of
+    becoming outlines, so that they can be searched and read aloud.
+
+    All ids in the text begin with ``name``, which must be unique on the page, so no two pictures
+    share an id. For this, ``name`` is put in lower case, and hyphens replace all characters except
+    letters and digits. If this changes ``name``, a short digest of it is added.
     """
     import matplotlib
     from matplotlib.backends.backend_svg import FigureCanvasSVG

@@ -30,11 +30,13 @@ _OF_VIOLIN = {"mean": "mean", "median": "q50", "min": "q05", "max": "q95"}
 
 
 def draw_routing(document: Mapping[str, Any]) -> dict[str, Figure]:
-    """Draw how PICSR's router distributes patients to the hospitals' experts.
+    """Draw how the router of PICSR distributes each hospital's patients over the experts.
 
-    The pictures are the distances between the hospitals' prototypes, the distribution of each
-    site's routing weights, and the matrix of their means. If no site has test samples, only the
-    distances are drawn.
+    PICSR trains an expert network for each hospital. For each patient, a router weighs the experts
+    by the patient's distance to the hospitals' prototypes, their mean training samples. One picture
+    shows the distances between prototypes. The other two show the weights of each hospital's test
+    samples, as distributions and as a matrix of means. Hospitals without test samples are left out.
+    If no hospital has any, these two pictures are not drawn.
 
     Args:
         document: the content of routing.json.
@@ -58,10 +60,14 @@ def draw_routing(document: Mapping[str, Any]) -> dict[str, Figure]:
 
 
 def _draw_boxes(experts: Sequence[str], sites: Mapping[str, Any]) -> Figure:
-    """Draw the distribution of the router's weights at each hospital, a panel for each.
+    """Draw the distribution of the router's weights, with a panel for each hospital.
 
     A panel has a violin, a box and a cross for each expert. The violin covers the weights from the
-    5th to the 95th percentile, the box the middle half, and the cross is the mean.
+    5th to the 95th percentile, the box covers the middle half, and the cross marks the mean.
+
+    Args:
+        experts: the names of the experts, in the order in which they are drawn.
+        sites: hospital -> expert -> mean and quantiles of the weights.
     """
     figure, panels = panel_grid(len(sites), 4, (2.6, 2.8), (1.6, 0.8), sharey=True)
     for axes, (site, weights) in zip(panels, sites.items(), strict=True):
@@ -80,8 +86,8 @@ def _draw_boxes(experts: Sequence[str], sites: Mapping[str, Any]) -> Figure:
 def _draw_panel(axes: Axes, site: str, weights: Sequence[Mapping[str, float]]) -> None:
     """Draw the routing weights of one hospital's patients.
 
-    Each expert has a violin, a box and a cross. The cross is at the mean weight. If there were too
-    few samples for quantiles, only the crosses are drawn, with a text that says so.
+    Each expert has a violin, a box, and a cross at the mean weight. If the hospital had too few
+    samples for quantiles, only the crosses are drawn, and a text says so.
 
     Args:
         axes: the hospital's panel.
@@ -113,7 +119,8 @@ def _draw_violins(
 ) -> None:
     """Draw a violin and a box at each position, from five quantiles of the weights.
 
-    ``weights`` has the quantiles 'q05' to 'q95' and the mean for each position.
+    For each position, ``weights`` has the mean and the quantiles 'q05', 'q25', 'q50', 'q75' and
+    'q95', which are named by their percentage.
     """
     boxes, violins = [], []
     for weight in weights:
@@ -129,8 +136,9 @@ def _draw_violins(
 def violin_statistics(weight: Mapping[str, float]) -> dict[str, Any]:
     """Convert five quantiles to the statistics that matplotlib's ``Axes.violin`` takes.
 
-    The width between two quantiles is the share of patients there divided by the quantiles'
-    distance (at least 0.01). Only five quantiles leave a hospital, so the violin has steps.
+    A hospital sends only five quantiles, so the violin consists of four rectangles. The width of a
+    rectangle is the share of patients between two neighbouring quantiles, divided by the distance
+    of the quantiles. A distance below 0.01 counts as 0.01.
 
     Args:
         weight: 'q05', 'q25', 'q50', 'q75', 'q95' and 'mean' of a weight.
@@ -159,8 +167,10 @@ def _draw_matrix(weights: Matrix, sites: Sequence[str], experts: Sequence[str]) 
 def _draw_distances(experts: Sequence[str], distances: Mapping[str, Matrix]) -> Figure:
     """Draw two heat maps side by side, with the distances between the hospitals' prototypes.
 
-    The left map has the distances between features, ``distances["input"]``. The right map has those
-    between router embeddings, ``distances["embedded"]``. Rows and columns are the ``experts``.
+    A prototype is a hospital's mean training sample. The left map has the distances between
+    standardised features, ``distances["input"]``. The right map has the distances between the
+    embeddings that the router computes of the prototypes, ``distances["embedded"]``. Rows and
+    columns are the ``experts``.
     """
     size = len(experts)
     figure = new_figure(4 + 1.4 * size, 2 + 0.6 * size)
@@ -172,7 +182,7 @@ def _draw_distances(experts: Sequence[str], distances: Mapping[str, Matrix]) -> 
 
 
 def draw_cross(document: Mapping[str, Any]) -> dict[str, Figure]:
-    """Draw ``cross.png``: how well each hospital's model does at each other hospital.
+    """Draw ``cross.png``: how good each hospital's model is at the hospitals that tested it.
 
     Each metric has a heat map. A row is the hospital that trained the model, and a column the
     hospital that tested it. Colours range from 0 to 1, or to the largest value of a metric that may
@@ -208,11 +218,11 @@ def draw_forgotten(document: Mapping[str, Any]) -> dict[str, Figure]:
 
     A sample is forgotten if the site's local model predicts it correctly, but the averaged model
     does not. The picture has a line for each site over the epochs, in percent. A share that is None
-    has no point.
+    has no point. Epochs are numbered from 0 in the file and from 1 in the picture.
 
     Args:
-        document: the content of forgotten.json: 'epochs' -> epoch (a string, from 0; drawn from 1)
-            -> site -> share or None; and 'variant', for the title.
+        document: the content of forgotten.json: 'epochs' -> epoch (a string) -> site -> share or
+            None; and 'variant', which begins the title.
 
     Returns:
         File name -> figure.
@@ -241,15 +251,16 @@ def draw_forgotten(document: Mapping[str, Any]) -> dict[str, Figure]:
 
 
 def draw_buffer(document: Mapping[str, Any]) -> dict[str, Figure]:
-    """Draw ``buffer.png``: the attention maps that each hospital chose to send.
+    """Draw ``buffer.png``: the attention maps that each hospital chose to send to the server.
 
-    Each site has a row, in which the maps of each class stand side by side. Each map has its own
-    colour scale. If a site has fewer maps of a class than another site, its row has empty places.
+    A map shows to which parts of an image the network attends (FedEvPrompt). Each hospital has a
+    row, in which the maps of each class stand side by side. Each map has a colour scale of its own.
+    If a hospital has fewer maps of a class than another one, its row has empty places.
 
     Args:
-        document: the content of buffer.json: 'sites' -> site -> class number (a string) -> maps;
-            'classes', the names of the classes, or an empty list; and 'grid', the rows and columns
-            of a map.
+        document: the content of buffer.json. 'sites' maps a site, and then a class number (a
+            string), to a list of maps. 'classes' has the names of the classes, or is empty. 'grid'
+            has the number of rows and of columns of a map.
 
     Returns:
         File name -> figure.
@@ -289,8 +300,8 @@ def _lay_out_blocks(sites: Mapping[str, Mapping[str, Any]]) -> tuple[dict[str, i
         sites: site -> class number (a string, as in JSON) -> the site's maps of the class.
 
     Returns:
-        A pair: class number (a string) -> the first column of its block, counted from 0; and the
-        number of all columns.
+        A pair: class number (a string) -> the index of its first column, from 0; and the total
+        number of columns.
     """
     widths: dict[str, int] = {}
     for maps in sites.values():

@@ -20,8 +20,8 @@ Effect = Callable[[float, float], tuple[float, float, float]]
 def draw_forest(document: Mapping[str, Any], effect: Effect, ratio: str, path: Path) -> None:
     """Draw a forest plot with a panel for each coefficient, and write it to a file.
 
-    The rows of a panel are, from top to bottom, each hospital's own effect, the fixed and the
-    random effect over hospitals (if they were computed), and the pooled regression.
+    The first rows of a panel are the effects at the hospitals. Below are the fixed and the random
+    effect over hospitals, if they were computed. The last row is the pooled regression.
 
     Args:
         document: the content of ``fit.json``.
@@ -32,8 +32,8 @@ def draw_forest(document: Mapping[str, Any], effect: Effect, ratio: str, path: P
         path: the picture's file.
 
     Raises:
-        SettingError: the run has no hospital's own regression, or ``path`` does not end with .png,
-            .svg or .pdf.
+        SettingError: ``document`` has no regressions of single hospitals, or ``path`` does not end
+            with .png, .svg or .pdf.
     """
     rows = [row for row in document.get("heterogeneity", []) if row["sites"]]
     if not rows:
@@ -57,17 +57,18 @@ def draw_forest(document: Mapping[str, Any], effect: Effect, ratio: str, path: P
 def _draw_column(
     axes: Axes, row: Mapping[str, Any], pooled: Mapping[str, Any], effect: Effect
 ) -> None:
-    """Draw the effects of one coefficient as points with 95 % intervals, from top to bottom.
+    """Draw the effects of one coefficient as points with 95 % intervals, a row for each.
 
-    First come the hospitals' own effects, then the fixed and the random effects if they were
-    computed, and last the pooled regression. The title is the coefficient's name, with I² if it was
-    computed.
+    The first rows are the effects at the hospitals. Below are the fixed and the random effect over
+    hospitals, if they were computed. The last row is the pooled regression. The title is the
+    coefficient's name, and I² (the heterogeneity of the hospitals) if that was computed.
 
     Args:
         axes: the panel of the coefficient.
         row: the coefficient's entry in ``fit.json`` with each hospital's estimate.
         pooled: the coefficient's entry with the estimate of the pooled regression.
-        effect: gives the interval of an estimate.
+        effect: computes the middle and the ends of an interval from an estimate and its standard
+            error.
     """
     entries = [(site, own["estimate"], own["standard-error"]) for site, own in row["sites"].items()]
     hospitals = len(entries)

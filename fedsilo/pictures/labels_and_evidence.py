@@ -27,12 +27,13 @@ _LEGEND = 18  # the most names that fit into a legend beside the picture
 def draw_evidence(document: Mapping[str, Any]) -> dict[str, Figure]:
     """Draw ``evidence.png``: whether the model's certainty on test samples can be trusted.
 
-    The left panel has the accuracy over confidence, a reliability diagram with the diagonal of a
-    perfectly calibrated model. The right panel has the accuracy over vacuity, the lack of evidence.
+    The left panel shows accuracy against confidence, with the diagonal of a perfectly calibrated
+    model. The right panel shows accuracy against vacuity, the lack of evidence from 0 to 1. Each
+    panel has bars for all sites together, and a line for each site.
 
     Args:
-        document: the content of evidence.json: 'reliability' and 'certainty' -> site -> bin ->
-            count, right, mean.
+        document: the content of evidence.json: 'reliability' (bins of confidence) and 'certainty'
+            (bins of vacuity) -> site -> bin number (a string) -> 'count', 'right' and 'mean'.
 
     Returns:
         File name -> figure.
@@ -53,13 +54,14 @@ def draw_evidence(document: Mapping[str, Any]) -> dict[str, Figure]:
 def _draw_bins(axes: Axes, sites: Mapping[str, Any], label: str) -> None:
     """Draw accuracy against certainty: bars for all sites together, and a line per site.
 
-    Bins without samples have no bar and no point. With more than 20 sites, only the five least
-    accurate have a line.
+    Bins without samples have no bar and no point. With more than 20 sites, only the five sites with
+    the lowest accuracy have a line.
 
     Args:
         axes: the panel.
-        sites: site -> bin number (text) -> its count, correct predictions and mean certainty.
-        label: label of the x axis.
+        sites: site -> bin number (a string) -> 'count' (samples), 'right' (correct predictions) and
+            'mean' (certainty).
+        label: the label of the horizontal axis.
     """
     shown = list(sites)
     if len(sites) > MANY:
@@ -153,14 +155,14 @@ def _draw_total(axes: Axes, total: Mapping[str, tuple[float, float, float]]) -> 
 
 
 def draw_distribution(silos: Mapping[str, Any]) -> dict[str, Figure]:
-    """Draw ``distribution.png``: the samples of each class at each site (FedEvPrompt, figure 2).
+    """Draw ``distribution.png``: the number of samples of each class at each site.
 
     Counts are summed over all splits. The names of the classes are those of the first site, or
-    ``class 0``, ``class 1``, ... if it sent none. With more than 20 sites, ``_spread_of_labels``
-    draws the spread over sites instead.
+    ``class 0``, ``class 1``, ... if it sent none. Up to 20 sites have a bar each, in which the
+    classes are stacked. With more sites, the picture shows only how the counts vary over the sites.
 
     Args:
-        silos: the content of silos.json.
+        silos: the content of silos.json: site -> the facts that it sent, such as label counts.
 
     Returns:
         File name -> figure; {} if any site does not report its label counts.

@@ -38,15 +38,15 @@ _BANDS = ((0.05, 0.95, LIGHT), (0.25, 0.75, GREY))
 def draw_lines(
     axes: Axes, lines: Lines, styles: Mapping[str, LineStyle], *, high_is_worse: bool = False
 ) -> None:
-    """Draw one line per name over rounds into a panel.
+    """Draw lines over rounds into a panel.
 
     If there are more than 20 lines, only their spread is drawn, together with the five lines that
     have the worst last values. The panel then gets a legend of its own, and ``styles`` is not used.
 
     Args:
         axes: the panel.
-        lines: name -> round -> value.
-        styles: name -> style.
+        lines: name of a line -> round -> value.
+        styles: name of a line -> its style.
         high_is_worse: whether the lines with the highest last values are the worst.
     """
     many = len(lines) > MANY
@@ -108,12 +108,13 @@ def series(
 
     Args:
         rows: rows of metrics.csv, with round, site, split, metric and value.
-        metric: the metric.
-        distribution_of: site -> distribution; another site, such as 'all', is its own.
-        split: the split whose values count.
+        metric: the name of the metric. Rows of other metrics are ignored.
+        distribution_of: site -> distribution. A site that is not a key, such as 'all', gets a
+            distribution of its own with the site's name.
+        split: the split whose rows count.
 
     Returns:
-        Distribution -> round -> mean value, both in ascending order; {} if there is no such row.
+        Distribution -> round -> mean value, both in ascending order; {} if no row counts.
     """
     values_of: dict[str, dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
     for row in rows:
@@ -132,10 +133,10 @@ def series(
 def draw_run(directory: RunDirectory) -> Iterator[Path]:
     """Draw all pictures of a run that has ended into its directory, and yield each file's path.
 
-    Each picture is a PNG and a PDF.
+    Each picture is written as a PNG and as a PDF.
 
     Raises:
-        RunDirectoryError: the run has not ended, or a file of it has an unknown structure.
+        RunDirectoryError: the run has not ended, or one of its files has an unknown structure.
     """
     yield from draw_curves(directory)
     yield from draw_survival_curves(directory)
@@ -171,12 +172,14 @@ def draw_pictures(directory: RunDirectory, say: Callable[[str], None]) -> None:
 def draw_curves(directory: RunDirectory) -> list[Path]:
     """Draw ``curves.png``: test metrics over rounds, or validation metrics if none were tested.
 
-    If the run measured the sites' updates, ``contributions.png`` is drawn too: the norm of each
-    site's update, and its cosine to the model's step, over rounds. Both are also written as PDF.
+    Each metric that the task names for this picture has a panel, with a line per distribution. If
+    the run measured the sites' updates, ``contributions.png`` is drawn too. It shows over the
+    rounds the norm of each site's update, and the cosine between this update and the change of the
+    shared model. Both pictures are also written as PDF.
 
     Returns:
-        The paths of all files. If the run has none of the metrics in its task's ``curves``, the
-        list is empty and nothing is drawn.
+        The paths of all files. If the run has none of these metrics, the list is empty and nothing
+        is drawn.
 
     Raises:
         RunDirectoryError: the run has not ended.
@@ -213,12 +216,11 @@ def draw_survival_curves(directory: RunDirectory) -> list[Path]:
     """Draw ``survival.png`` of a run: the Kaplan-Meier curves that its sites have published.
 
     Returns:
-        The paths of the PNG and the PDF. If no site has published a curve, as in a run of another
-        task, the list is empty and nothing is drawn.
+        The paths of the PNG and the PDF. If no site has published a curve, for example because the
+        run has another task, the list is empty and nothing is drawn.
 
     Raises:
-        RunDirectoryError: metrics.csv is missing, as before the end of the first round, or it is
-            damaged.
+        RunDirectoryError: metrics.csv is damaged, or is missing because no round has ended yet.
     """
     return _write_pictures(directory, draw_survival(FinishedRun(directory.path).metric_rows))
 
@@ -234,14 +236,17 @@ def _draw_lines(
     better_high: Collection[str],
     marks: Mapping[int, str] | None = None,
 ) -> Figure:
-    """Draw panels of lines over rounds: up to four in one row, or more in rows of three.
+    """Draw a figure with a panel of lines over rounds for each entry of ``panels``.
+
+    Up to four panels stand in one row. More panels stand in rows of three. A name has the same
+    style in all panels.
 
     Args:
         title: the title of the picture.
-        panels: label of a panel -> name -> round -> value.
+        panels: label of a panel -> name of a line -> round -> value.
         better_high: the labels of the panels where a high value is good.
-        marks: round -> a remark. Each gets a vertical line in every panel, and its text below. None
-            for no marks.
+        marks: round -> a remark. Each gets a vertical line in every panel, and its text stands
+            below all panels. None for no marks.
     """
     columns = len(panels)
     if len(panels) > _ONE_ROW:
@@ -269,10 +274,12 @@ def _draw_lines(
 
 
 def draw_documents(directory: RunDirectory) -> list[Path]:
-    """Draw all JSON files of a run that can be drawn, such as routing.json, into its directory.
+    """Draw each JSON file in a run's directory that has a picture, such as routing.json.
+
+    The pictures are written into the same directory, as a PNG and as a PDF each.
 
     Returns:
-        The paths of the pictures, a PNG and a PDF for each.
+        The paths of all written files.
 
     Raises:
         RunDirectoryError: a file cannot be read, or has an unknown structure.
@@ -285,7 +292,7 @@ def draw_documents(directory: RunDirectory) -> list[Path]:
 
 
 def _draw_document(directory: RunDirectory, name: str) -> list[Path]:
-    """Draw the pictures of one JSON file of a run, write them, and return the paths of all files.
+    """Draw the pictures of one JSON file of a run, and return the paths of the written files.
 
     Raises:
         RunDirectoryError: the file cannot be read, or has an unknown structure.
@@ -301,9 +308,10 @@ def _draw_document(directory: RunDirectory, name: str) -> list[Path]:
 
 
 def _write_pictures(directory: RunDirectory, pictures: Mapping[str, Figure]) -> list[Path]:
-    """Write each figure into the run directory as a PNG and a PDF; return the paths of all files.
+    """Write each figure into the run directory, as a PNG and as a PDF.
 
-    ``pictures`` maps the PNG's file name to its figure. Existing files are replaced.
+    ``pictures`` maps the file name of the PNG to its figure. Existing files are replaced. The
+    result has the paths of all written files.
     """
     paths: list[Path] = []
     for name, figure in pictures.items():

@@ -33,16 +33,17 @@ def panel_grid(
 ) -> tuple[Figure, list[Axes]]:
     """Create a figure with ``count`` panels, in rows of at most ``columns``.
 
+    If the last row is not full, its empty places stay blank.
+
     Args:
-        count: number of panels, at least 1.
-        columns: maximum number of panels in a row.
-        panel: width and height of a panel in inches.
-        margin: width and height in inches to add to the whole figure.
+        count: the number of panels, at least 1.
+        columns: the largest number of panels in a row.
+        panel: the width and height of a panel in inches.
+        margin: the width and height in inches to add to the whole figure.
         shared: matplotlib's ``sharex`` and ``sharey``.
 
     Returns:
-        The figure, and the axes of its ``count`` panels, row by row; surplus places in the grid are
-        invisible.
+        The figure, and the axes of the ``count`` panels, row by row.
     """
     columns = min(columns, count)
     rows = -(-count // columns)  # ceiling division
@@ -65,8 +66,9 @@ def over_rounds(axes: Axes) -> None:
 def run_title(run: FinishedRun) -> str:
     """Build the title of a run in a picture of several runs.
 
-    The first line is the name of the run directory. The next ones, of at most 40 characters, have
-    the method and those of its own settings that differ from their defaults.
+    The first line is the name of the run directory. The next lines have the title of the run's
+    method, and each setting of the method that differs from its default. These lines have at most
+    40 characters each.
     """
     own = run.settings.own
     # Groups are left out, because the title already names the method
@@ -99,10 +101,13 @@ def naming(run_dir: Path) -> Iterator[None]:
 def refuse_shared_state(state_dir: Path | None, runs: Sequence[Path], sites: int) -> None:
     """Check that a folder of private state is given for only one run and one site.
 
+    Private state is the part of a model that a site keeps for itself. A folder holds that of one
+    site in one run.
+
     Args:
         state_dir: the folder; None always passes.
         runs: the run directories.
-        sites: number of sites.
+        sites: the number of sites.
 
     Raises:
         SettingError: a folder is given for several runs or sites.

@@ -72,7 +72,10 @@ def write_picture(path: Path, figure: Figure) -> None:
 
 
 def write_for_screen_and_paper(path: Path, figure: Figure) -> list[Path]:
-    """Write a figure as PNG to ``path``, and as PDF next to it; return both paths."""
+    """Write a figure as PNG to ``path``, and as PDF to the same path with the ending .pdf.
+
+    The result has both paths. After this, the layout of the figure is fixed.
+    """
     paths = [path, path.with_suffix(".pdf")]
     for one in paths:
         write_picture(one, figure)
@@ -82,10 +85,10 @@ def write_for_screen_and_paper(path: Path, figure: Figure) -> list[Path]:
 
 
 def _make_canvas(kind: str, figure: Figure) -> Any:
-    """Build the canvas by which matplotlib renders a figure as 'png', 'svg' or 'pdf'.
+    """Build the matplotlib canvas that renders a figure as 'png', 'svg' or 'pdf'.
 
-    Only the module of this canvas is imported, because each takes time. Any other ``kind`` counts
-    as 'png'.
+    Only the module of this kind of canvas is imported, because each import takes time. Any other
+    ``kind`` counts as 'png'.
     """
     if kind == "svg":
         from matplotlib.backends.backend_svg import FigureCanvasSVG

@@ -16,15 +16,18 @@ if TYPE_CHECKING:
 
 
 def site_curves(rows: Iterable[Mapping[str, str]]) -> dict[str, list[CurvePoint]]:
-    """Collect the Kaplan-Meier curves that sites have published of their test patients.
+    """Collect the Kaplan-Meier curves of their test patients that sites have published.
+
+    Only rows with the split "test" and a metric that begins with ``survival.`` count. The sites
+    send them once, with the final model.
 
     Args:
-        rows: rows of metrics.csv, with round, site, split, metric and value. The sites send their
-            curves once, with the final model.
+        rows: rows of metrics.csv, with round, site, split, metric and value.
 
     Returns:
-        Site -> points in the order of time, with the sites in alphabetical order. Sites without a
-        curve are left out.
+        Site -> points in the order of time, with the sites in alphabetical order. A point has its
+        time, the share of patients without the event with its 95 % interval, and the number of
+        patients still followed. Sites without a curve are left out.
     """
     values_of: dict[str, dict[str, float]] = {}
     for row in rows:
@@ -39,10 +42,10 @@ def site_curves(rows: Iterable[Mapping[str, str]]) -> dict[str, list[CurvePoint]
 
 
 def draw_survival(rows: Iterable[Mapping[str, str]]) -> dict[str, Figure]:
-    """Draw each site's survival curve in a panel of its own, with its 95 % confidence band.
+    """Draw each site's survival curve with its 95 % confidence band, in a panel for each site.
 
-    Below points of a curve stands the number of patients who are still followed. All panels have
-    the same axes, so hospitals can be compared.
+    The number of patients who are still followed is written below some points of a curve. All
+    panels have the same axes, so hospitals can be compared.
 
     Args:
         rows: rows of metrics.csv.
@@ -68,10 +71,10 @@ def draw_survival(rows: Iterable[Mapping[str, str]]) -> dict[str, Figure]:
 
 
 def _draw_curve(axes: Axes, points: list[CurvePoint], style: LineStyle) -> None:
-    """Draw a survival curve with its 95 % band, from 1 at time 0.
+    """Draw a survival curve with its 95 % band, from a share of 1 at time 0.
 
-    Straight lines join the points, because the steps between them are unknown. Below at most six of
-    the points, the number of patients who are still followed is written.
+    Straight lines join the points, because the steps between them are unknown. The number of
+    patients who are still followed is written below the curve, for at most six of the points.
     """
     times, shares = [0.0], [1.0]
     low, high = [1.0], [1.0]

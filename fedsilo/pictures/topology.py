@@ -27,7 +27,8 @@ def draw_topology(document: Mapping[str, Any]) -> dict[str, Figure]:
     """Draw ``topology.png``: which silos exchange models, and how long a round takes.
 
     The left panel has the run's topology as a graph, with the weights of its edges. The right panel
-    has a bar for the cycle time of each kind of topology, or says that no times were measured.
+    has a bar for each kind of topology, such as a ring or a star. The bar shows its cycle time, the
+    seconds of a round. If no times were measured, the panel says so.
 
     Args:
         document: the content of topology.json.
@@ -43,12 +44,14 @@ def draw_topology(document: Mapping[str, Any]) -> dict[str, Figure]:
 
 
 def draw_edge_weights(document: Mapping[str, Series]) -> dict[str, Figure]:
-    """Draw ``closeness.png``: the weights by which silos distil from their neighbours, over rounds.
+    """Draw ``closeness.png``: how much a silo learns from each neighbour over rounds (FedEFM).
 
-    An edge leads from a sending silo j, the teacher, to a receiving silo i, the student. Its
-    weight, the mean over the round, measures how close their feature maps are by the earth mover's
-    distance (EMD). Up to 10 edges are lines in one panel. With more edges, each student has a panel
-    with a line for each of its teachers, and a teacher has the same colour in all panels.
+    A neighbour j (the teacher) trains a copy of silo i's model, and silo i (the student) distils
+    the copy into its model. The edge 'i<-j' has the distillation's weight, averaged over the round.
+    It measures how close the two models' feature maps are by the earth mover's distance (EMD).
+
+    Up to 10 edges are lines in one panel. With more edges, each student has a panel with a line for
+    each of its teachers. A teacher has the same colour in all panels.
 
     Args:
         document: 'i<-j' -> round (a string, as in JSON) -> weight.
@@ -80,9 +83,10 @@ def draw_edge_weights(document: Mapping[str, Series]) -> dict[str, Figure]:
 def _group_edges(document: Mapping[str, Series]) -> dict[str, dict[str, Series]]:
     """Group the edges into panels: title of a panel -> label of a line -> round -> weight.
 
-    Up to 10 edges share one panel with an empty title, and a line is labelled 'i<-j'. With more
-    edges, each receiving silo i has a panel 'student i', with a line for each sending silo,
-    labelled j. These panels are in the alphabetical order of the edges.
+    An edge 'i<-j' leads from a teacher silo j to a student silo i. Up to 10 edges share one panel
+    with an empty title, and the label of a line is its edge. With more edges, each student i has a
+    panel 'student i', with a line for each of its teachers, labelled j. The panels are then in the
+    alphabetical order of the edges.
     """
     if len(document) <= _ONE_PANEL:
         return {"": dict(document)}
@@ -117,9 +121,9 @@ def _draw_lines(
 def _draw_graph(axes: Axes, document: Mapping[str, Any]) -> None:
     """Draw the graph of a topology: a dot for each silo, and a line for each edge.
 
-    Two edges in opposite directions with equal weights are one line without an arrowhead. If not
-    all weights are equal, a larger weight makes a line wider and darker, and the weights are
-    written on the lines unless there are more than 16 lines.
+    Two edges in opposite directions with equal weights are one line without an arrowhead. If the
+    weights differ, a larger weight makes a line wider and darker. The weights are then also written
+    on the lines, unless there are more than 16 lines.
     """
     points = _place_silos(document)
     lines = _merge_edges(document["edges"])
@@ -283,9 +287,9 @@ def _title(document: Mapping[str, Any], weights: Sequence[float]) -> str:
 def _draw_times(axes: Axes, document: Mapping[str, Any]) -> None:
     """Draw how long a round takes with each kind of topology, as horizontal bars of seconds.
 
-    The bar of the run's own topology is orange. The title has the size of the model and whether it
-    travels one way or back as well. If no cycle times were measured, only a text that says so is
-    drawn.
+    The bar of the run's own topology is orange. The title has the size of the model in MB. It also
+    says whether models travel one way, or out to a neighbour and back. If no cycle times were
+    measured, only a text that says so is drawn.
     """
     times = document["cycle-times"]
     if not times:

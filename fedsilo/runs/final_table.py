@@ -21,13 +21,13 @@ def final_table(
 ) -> str:
     """Build the HTML of a run's final metrics, as notebooks show it.
 
-    The metrics are those that the data set names. For a data set of a plugin, they are accuracy,
-    balanced accuracy, AUC and loss.
+    The table has the metrics that the run's data set names. For the data set of a plugin, these are
+    accuracy, balanced accuracy, AUC and loss.
 
     Args:
         path: the run directory, which is printed below the table.
-        summary: the shown content of summary.json.
-        silos: the shown content of silos.json.
+        summary: the content of summary.json without metrics that must be hidden.
+        silos: the content of silos.json without counts that must be hidden.
         withheld: the sites with hidden metrics, which a sentence names. Empty for no sentence.
         floor: the number of patients below which metrics are hidden, for that sentence.
     """

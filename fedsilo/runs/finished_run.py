@@ -114,11 +114,11 @@ class FinishedRun(RunFiles):
         return str(self.summary.get("task", CLASSIFICATION))
 
     def stratum_names(self, site: str = "") -> list[str]:
-        """Return the names of the groups in which label counts count the samples of ``site``.
+        """Return the names of the groups by which a run counts the samples of ``site``.
 
-        Usually these are the classes, as ``class_names`` names them. For survival, they are the
-        censored patients and those with the event. For a task that counts all samples as one group,
-        the list is empty.
+        Usually these groups are the classes, named as by ``class_names``. For survival, they are
+        the censored patients and those with the event. For a task that counts all samples as one
+        group, the list is empty. An empty ``site`` stands for the run's first site.
         """
         if TASKS[self.task].strata == 1:
             return []
@@ -218,8 +218,9 @@ class FinishedRun(RunFiles):
     def shown(self, name: str = "", experiment: str = "") -> Shown:
         """Return a view of the run without the metrics and counts that no page may show.
 
-        The rules are in ``shown.py``. ``name`` and ``experiment`` replace the run's own names. An
-        empty string keeps the run's own name.
+        They are hidden if they rest on too few patients, or would reveal a number that does. The
+        run itself is not changed. ``name`` and ``experiment`` replace the run's own names. An empty
+        string keeps the run's own name.
         """
         view = FinishedRun(self.path, name or self.name, experiment or self.experiment, whole=self)
         # Filling the caches of the view's properties keeps it from reading the whole files again
@@ -236,7 +237,7 @@ class FinishedRun(RunFiles):
     def local_settings(self, data_dir: Path | None = None) -> RunSettings:
         """Return the run's recorded settings, to open its data and networks on this machine.
 
-        ``data_dir`` replaces the recorded data folder; None keeps it.
+        ``data_dir`` replaces the recorded data folder. None keeps it.
 
         Raises:
             RunDirectoryError: the recorded settings are invalid or contradict each other.
@@ -272,8 +273,8 @@ class FinishedRun(RunFiles):
             split: a split whose samples must not have changed since the run; empty for none.
 
         Raises:
-            FedsiloError: the model is not on this machine, the ViT's weights differ from the run's,
-                or the data's schema or the samples of ``split`` have changed.
+            FedsiloError: the model is not on this machine, or the ViT's weights, the data's schema
+                or the samples of ``split`` differ from the run's.
         """
         from fedsilo.runs.trained_site import open_site
 
@@ -356,7 +357,7 @@ class FinishedRun(RunFiles):
     ) -> pd.DataFrame:
         """Predict the samples of a site's split: a data frame with one row per sample.
 
-        The frame is that of ``fedsilo.predict`` with the same arguments.
+        The frame is the same as from ``fedsilo.predict`` with these arguments.
 
         Raises:
             FedsiloError: the model cannot be opened (see ``model``), the split is unknown or empty,
@@ -375,7 +376,7 @@ Shown = NewType("Shown", FinishedRun)
 
 
 def load_run(path: AnyRun, *, plugin: Plugins = None) -> FinishedRun:
-    """Open a finished run, which is given as its directory or as a run object.
+    """Open a finished run, given by its directory or by a run object.
 
     Args:
         path: the run directory, or a run object, whose directory is opened again.

@@ -149,8 +149,9 @@ def traffic_frame(rows: Sequence[Row]) -> pd.DataFrame:
 def sites_frame(silos: Document) -> pd.DataFrame:
     """Build a data frame about the sites from the content of silos.json, with a row per site.
 
-    The columns are the site, its distribution, its number of samples in each split, and its number
-    of dropped samples.
+    The columns are 'site', 'distribution', a column for each split, such as 'train', and 'dropped'.
+    The column of a split has its number of samples. 'dropped' is the number of samples that the
+    site left out.
     """
     import pandas as pd
 

@@ -84,13 +84,17 @@ class TrainedModel:
     def probabilities(
         self, batches: Iterable[Tensor], split: str, probe: Probe | None = None
     ) -> Tensor:
-        """Predict as the run's final evaluation of a split did, with the same dropout masks.
+        """Predict in the same way as the run's final evaluation of a split.
+
+        Predictions are the mean over 'train.mc-passes' passes with dropout, or one pass without
+        dropout if that is 0. The dropout masks are drawn as in that evaluation, from the round, the
+        site and ``split``.
 
         Args:
             batches: inputs (batch, *input_shape), n samples in all.
-            split: the split, which decides the dropout masks.
-            probe: collects further values from the tokens while the network predicts; None for
-                none.
+            split: the name of the split.
+            probe: collects further values from the encoder's output (the tokens) while the network
+                predicts; None for none.
 
         Returns:
             The predictions (n, outputs), which are class probabilities for a classification.
@@ -119,8 +123,9 @@ class TrainedModel:
     def weights_digest(self) -> str:
         """Return a SHA-256 digest of all numbers that decide a prediction.
 
-        Models with equal digests predict the same. The numbers are the arrays of the network, its
-        evidential priors, the standardisation of a table, and the scale of a numeric outcome.
+        Models with equal digests predict the same. The numbers are the arrays of the network and
+        the class priors of an evidential network. The standardisation of a table and the scale of a
+        numeric outcome count too.
         """
         arrays = {}
         for name, array in self.network.state_dict().items():
@@ -139,21 +144,24 @@ class TrainedModel:
 def open_model(
     lab: Lab, run_dir: Path, title: str, sites: Silos, best: bool = False
 ) -> TrainedModel:
-    """Build the trained model of a site: its network in eval mode, with the run's facts.
+    """Build the trained model of a site: its network in eval mode, with facts about the run.
 
-    ``FinishedRun.model`` calls this function.
+    ``FinishedRun.model`` calls this function. The model counts as the site's own in three cases:
+    the method reads stored state of the site, the network has an evidential prior, or the site
+    standardises its table by itself. Otherwise it counts as shared by all sites.
 
     Args:
-        lab: the site, opened with the arrays of the wanted round.
+        lab: the site, opened with the weights of the wanted round.
         run_dir: the run directory.
         title: the title of the run's method.
         sites: site -> its facts in silos.json.
-        best: whether ``lab`` has the arrays of the best round. This changes only the error if the
-            part of the model that the site keeps cannot be read.
+        best: whether ``lab`` has the weights of the best round. Then, if the site's own part of the
+            model cannot be read, the error advises to remove --best.
 
     Raises:
-        FedsiloError: the network's arrays, or the part of them that the site keeps, cannot be read.
-            If ``best`` is True, the second case is a SettingError that advises to remove --best.
+        SettingError: ``best`` is true, and the site's own part of the model is damaged or no longer
+            kept.
+        FedsiloError: the weights cannot be read.
     """
     try:
         network = lab.open()

@@ -52,7 +52,8 @@ def open_site(
 ) -> Lab:
     """Open a site of a finished run as its method's ``Lab``, which can open the network.
 
-    ``FinishedRun.lab`` calls it with the content of the run directory.
+    ``FinishedRun.lab`` calls it with the content of the run directory. If the run has no shared
+    model, the model comes from the site's private state.
 
     Args:
         run_dir: the run directory.
@@ -66,8 +67,8 @@ def open_site(
             empty for none.
 
     Raises:
-        FedsiloError: the run's model (or that of the best round) is not on this machine, the ViT's
-            weights differ from the run's, or the data have changed.
+        FedsiloError: the wanted model is not on this machine, or the ViT's weights, the data's
+            schema or the samples of ``split`` differ from the run's.
     """
     common = settings.common
     if common.network == "vit" and site in silos:
@@ -104,12 +105,12 @@ def refuse_other_backbone(
 
     Args:
         run_dir: the run directory, for the error.
-        common: the settings that name the weights.
-        digests: the digests that are allowed.
+        common: the settings that name the file of the weights.
+        digests: the digests that the run recorded, usually one. Any of them is allowed.
         fix: the advice at the end of the error.
 
     Raises:
-        SettingError: the digest of the weights is not in ``digests``.
+        SettingError: the digest of the local weights is not in ``digests``.
     """
     if backbone_digest(common) not in digests:
         raise SettingError(
@@ -121,8 +122,8 @@ def refuse_other_backbone(
 def check_same_samples(run_dir: Path, known: Mapping[str, Any], silo: Silo, split: str) -> None:
     """Check that a split has the same samples in the same order as in the run.
 
-    ``known`` is the site's entry in silos.json. If it lacks the split's fingerprint, the split
-    cannot be checked and passes.
+    ``known`` is the site's entry in silos.json, with a fingerprint (a digest of the samples) for
+    each split. If the split's fingerprint is missing, the split cannot be checked and passes.
 
     Raises:
         DataError: a sample was changed, moved, added or left out since the run.
@@ -138,12 +139,13 @@ def check_same_samples(run_dir: Path, known: Mapping[str, Any], silo: Silo, spli
 def _message_without_model(
     path: Path, common: CommonSettings, folder: Path, rounds: int, silo: Silo, best: bool
 ) -> tuple[RecordDict, Instruction]:
-    """Build an evaluation message without weights, for a site whose model is its private state.
+    """Build the evaluation message with which a site opens its model, without any weights.
 
-    If the run standardised a table over all sites, the message has that standardisation.
+    This is for a method without a shared model: the model is in the site's private state. If the
+    run standardised a table over all sites, the message has that standardisation.
 
     Args:
-        path: the model file that the run directory does not have.
+        path: the path of the model file, which does not exist.
         common: the run's settings.
         folder: the folder of the site's private state.
         rounds: how many rounds the run had; the message is for the next one.
@@ -178,8 +180,9 @@ def _rebuild_last_message(
 ) -> tuple[RecordDict, Instruction]:
     """Rebuild the last evaluation message to a site from the run's model file, to open its model.
 
-    The server's side of the method builds the message as at the end of the run, so it also has what
-    the server adds to the weights, such as mixing weights or notes.
+    The server's side of the method builds the message as at the end of the run. So the message has
+    the weights and all further values that the server sends with them. If the file has the
+    standardisation of a table, the message has it too.
 
     Args:
         path: the model file.
@@ -224,7 +227,7 @@ def _read_standardisation(
 
 
 def _rebuild_participants(silos: Silos, silo: Silo) -> Participants:
-    """Rebuild what the server knew about the run's participants, from silos.json.
+    """Rebuild from silos.json what the server knew about each site, which its method needs.
 
     The file does not have the input shape, the number of classes and the features. They are equal
     at all sites, so they are taken from ``silo``, the site that is opened.

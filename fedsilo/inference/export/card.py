@@ -49,7 +49,7 @@ _PIPELINES = {  # Hugging Face's name of a task, for tables and for images
 def card_text(
     whole: FinishedRun, site: str | None, form: str = "", facts: Mapping[str, str] = {}
 ) -> str:
-    """Build a run's model card: a Markdown text about the model, its data, its results and limits.
+    """Build a run's model card, a Markdown text about the model, its data, results and limits.
 
     The card leaves out every metric that rests on too few patients. Texts from the run directory
     are escaped.
@@ -57,7 +57,8 @@ def card_text(
     Args:
         whole: the finished run.
         site: the site whose metrics the card shows; None for all sites.
-        form: the format of an exported program, whose use the card then explains; or empty.
+        form: the format of an exported program ('pt2' or 'onnx'). The card then explains how to use
+            the program. Empty if nothing was exported.
         facts: name -> value of further facts about the exported file.
     """
     # shown() removes metrics of too few patients, so the card cannot show them
@@ -103,8 +104,8 @@ def card_text(
 def _meaning(run: Shown, metrics: Sequence[str]) -> str:
     """Explain the metrics on the card, for a task other than classification.
 
-    The text says what the metrics mean, and that they have no interval. If ``metrics`` is empty,
-    the text says that no metric is shown. For classification, it is empty.
+    The text says what the metrics mean, and that they have no interval. If ``metrics`` is empty, it
+    says instead that no metric is shown. For classification, the text is empty.
     """
     parts = task_parts(run.task)
     if not parts:
@@ -126,7 +127,13 @@ def _samples(known: Mapping[str, Any], split: str, floor: int) -> str:
     """Format a site's number of samples in a split.
 
     If the site does not report the split, the text is "n/a". If the number is hidden because it is
-    below ``floor``, the text says only that, such as "< 10".
+    below ``floor``, the text is "< 10" for a floor of 10.
+
+    Args:
+        known: the site's entry in silos.json. Its 'sizes' map a split to a number, or to None if
+            the number is hidden.
+        split: the name of the split.
+        floor: the smallest number that may be shown.
     """
     if split not in known["sizes"]:
         return NONE
@@ -136,10 +143,10 @@ def _samples(known: Mapping[str, Any], split: str, floor: int) -> str:
 def _size_rows(run: Shown) -> list[list[str]]:
     """Build the rows of the table of sites, with a row for each site.
 
-    A row has the site's name, its distribution (a name for the kind of its data), its number of
-    samples in train, val and test, and its number of left-out samples. The site with the most
-    training samples comes first. The number of left-out samples is shown only at trust level
-    ``server``, and is "n/a" at other levels. Small numbers are hidden.
+    A row has the site's name and its distribution (a name for the kind of its data). Then come its
+    numbers of samples in train, val and test, and its number of left-out samples. The last number
+    is shown only at trust level ``server``, and is "n/a" at other levels. Small numbers are hidden.
+    The site with the most training samples comes first.
     """
     rows = []
     # Sites of equal size stay in the order of the run
@@ -162,10 +169,10 @@ def _metric_row(run: Shown, site: str, metrics: Sequence[str]) -> list[str]:
 
 
 def _sites_with_few_tests(run: Shown, sites: Sequence[str]) -> list[str]:
-    """Return those of ``sites`` with fewer than 100 test samples, whose intervals are wide.
+    """Find the sites with fewer than 100 test samples, whose intervals are wide.
 
-    A hidden number counts as fewer than 100. A site that does not report its number of test samples
-    is left out.
+    Only ``sites`` are checked, and the result has their order. A hidden number counts as fewer than
+    100. A site that does not report its number of test samples is left out.
     """
     few = []
     for site in sites:
@@ -180,7 +187,7 @@ def _class_rows(run: Shown, sites: Sequence[str]) -> list[list[str]]:
 
     A row has the site, the class, its number of test samples, and the class's estimates, such as
     the sensitivity, with their intervals. A class without any estimate that may be shown is left
-    out. A site that does not report its test samples by class is left out as well.
+    out. So is a site that does not report its test samples by class.
     """
     rows = []
     for site in sites:
@@ -207,9 +214,9 @@ def _plain(name: str) -> str:
 def _front_matter(run: Shown, sites: Sequence[str]) -> str:
     """Build the model card's metadata for Hugging Face, as YAML without the enclosing lines '---'.
 
-    They are the library, the task, three tags, the name of the run directory as the model's name,
-    and the test metrics of each of ``sites``. The licence is left out, because a person must choose
-    it.
+    The metadata are the library, the task, three tags, a name, and the test metrics of each of
+    ``sites``. The name is that of the run directory. The licence is left out, because a person must
+    choose it.
     """
     from huggingface_hub import EvalResult, ModelCardData
 
@@ -244,7 +251,7 @@ def _terms_of(name: str) -> str:
     """Describe in a phrase the terms under which the data set ``name`` may be used.
 
     The phrase has the licence, its address and further terms. If the data set has no licence, the
-    phrase says that fedsilo made up the data, or that the data belong to the sites.
+    phrase says either that fedsilo made up the data, or that the data belong to the sites.
     """
     data = data_set(name)
     licence = data.licence

@@ -66,11 +66,11 @@ class Program:
             count: the number of test vectors to compare.
 
         Returns:
-            The largest absolute difference of an answer; for a numeric outcome, in its standard
-            deviations over the training samples.
+            The largest absolute difference of an answer. For a numeric outcome, the difference is
+            divided by the standard deviation of the outcome over the training samples.
 
         Raises:
-            ExportError: the difference is above ``TOLERANCE``, or NaN.
+            ExportError: the difference is above 0.0001, or NaN.
         """
         _, deviation = self.task.scale
         apart = (answers.double() - self.answers[:count].double()).abs()
@@ -134,8 +134,9 @@ def made_up_inputs(model: TrainedModel) -> Tensor:
     """Make up test vectors (8, *input_shape), with which an exported program is compared.
 
     They come from no patient, and a fixed seed makes them always the same. For a table, they are
-    normally distributed with the mean and the standard deviation of each feature, and one value is
-    missing (NaN). For images, they are uniform noise over the range of the pixels.
+    normally distributed with the mean and the standard deviation of each feature. The first value
+    of the first row is missing (NaN). For images, they are uniform noise: over the whole range of
+    the data type for uint8 and int16, and from 0 to 255 for floating-point images.
     """
     rng, inputs = generator(0, "export-vectors"), model.silo.train.inputs
     shape = (VECTORS, *model.silo.shape.input_shape)
@@ -154,7 +155,10 @@ def made_up_inputs(model: TrainedModel) -> Tensor:
 
 
 def _prepare(model: TrainedModel, vectors: Tensor) -> Tensor:
-    """Prepare raw inputs for the network, as the site's own code does.
+    """Prepare raw inputs for the network by the site's own code.
+
+    fedsilo's answers are computed from the result. An exported program prepares raw inputs itself,
+    so comparing the two answers also tests its preparation.
 
     Rows of a table are standardised. If the data set standardises pixels by a fixed mean and
     deviation, they are divided by 255 and then standardised. All other images are returned
@@ -170,10 +174,12 @@ def _prepare(model: TrainedModel, vectors: Tensor) -> Tensor:
 
 
 def _meaning(vectors: Tensor, is_standardised: bool) -> str:
-    """Describe the inputs for the reader of program.json, by their shape and type.
+    """Describe in a phrase the inputs that an exported program takes, for program.json.
 
-    ``is_standardised`` tells for floating-point images whether the program scales the pixels
-    itself.
+    The phrase depends on the shape and type of ``vectors``, which are example inputs. It tells
+    tables from images and gives the range of the pixels. ``is_standardised`` counts only for
+    floating-point images: if it is false, the phrase says that the network gets the pixels as they
+    are read.
     """
     if vectors.ndim == 2:
         return "a table's features in this order as they are read; a missing value is NaN"
@@ -204,12 +210,13 @@ def trace_program(program: Program) -> ExportedProgram:
 def write_pt2(program: Program, path: Path) -> float:
     """Write the program as a PyTorch file, load the file, and compare its answers with fedsilo's.
 
+    The answers are compared for batches of 8, 1 and 3 test vectors.
+
     Returns:
-        The largest difference that ``Program.difference`` finds over batches of 8, 1 and 3 test
-        vectors.
+        The largest absolute difference of an answer, as ``Program.difference`` computes it.
 
     Raises:
-        ExportError: the program cannot be traced, or a difference is above ``TOLERANCE`` or NaN.
+        ExportError: the program cannot be traced, or a difference is above 0.0001 or NaN.
     """
     with _quiet():
         torch.export.save(trace_program(program), path)
@@ -222,15 +229,17 @@ def write_pt2(program: Program, path: Path) -> float:
 
 
 def write_onnx(program: Program, path: Path) -> float:
-    """Write the program as an ONNX file, run it by ONNX Runtime, and check its answers.
+    """Write the program as an ONNX file, and compare its answers with fedsilo's.
+
+    ONNX Runtime loads the written file and computes the answers for batches of 8, 1 and 3 test
+    vectors.
 
     Returns:
-        The largest difference from fedsilo's answers that ``Program.difference`` finds, over
-        batches of 8, 1 and 3 test vectors.
+        The largest absolute difference of an answer, as ``Program.difference`` computes it.
 
     Raises:
         SettingError: the extra 'onnx' is not installed.
-        ExportError: the program cannot be exported, or a difference is above ``TOLERANCE`` or NaN.
+        ExportError: the program cannot be exported, or a difference is above 0.0001 or NaN.
     """
     # Imported first, so that a missing package is named before the slow trace begins
     with needs_extra("format 'onnx'", "onnx"):
@@ -321,11 +330,12 @@ def export_model(run: FinishedRun, model: TrainedModel, form: str, folder: Path)
     Args:
         run: the run of the model.
         model: the model.
-        form: the format, one of ``FORMATS``.
-        folder: the folder to write. The caller must check that it does not exist. If it already
-            has files, these stay, the export is discarded, and no error is raised.
+        form: the format, 'pt2' (PyTorch) or 'onnx'.
+        folder: the folder to write. The caller must check that it does not exist. If it already has
+            files, these stay, the export is discarded, and no error is raised.
 
     Raises:
+        SettingError: the format is 'onnx', but the extra 'onnx' is not installed.
         ExportError: the model cannot be written in this format, or the program's answers differ.
     """
     # A shared model belongs to all sites, so its card and program name no site

@@ -39,12 +39,13 @@ class CaseCheck:
 def drift_checks(
     names: Sequence[str], training: Tensor, new: Tensor, floor: int
 ) -> Iterator[CaseCheck]:
-    """Yield a check per column that compares the distributions of its new and training values.
+    """Yield a check for each column that compares the distributions of its training and new values.
 
-    The measure is the population stability index (PSI) over the cells of a histogram. The limit is
-    0.25, or the PSI that chance alone exceeds with a small probability, whichever is larger. This
-    probability is 5 % divided by the number of columns (Bonferroni). A column that does not give
-    two cells of ``floor`` training samples is skipped.
+    The measure is the population stability index (PSI) over the cells of a histogram. A check is an
+    alarm if the PSI is above its limit. The limit is 0.25, or the PSI that chance alone exceeds
+    with a small probability, whichever is larger. This probability is 5 % divided by the number of
+    columns (Bonferroni). A column is skipped if its histogram does not have two cells with at least
+    ``floor`` training samples each.
 
     Args:
         names: names of the features; a level of a category is called ``column=level``.
@@ -76,8 +77,8 @@ def _places_by_column(names: Sequence[str]) -> list[list[int]]:
     """Group the indices of the features by column, in order.
 
     A numeric column has one feature. A categorical column has a feature ``column=level`` for each
-    level except the first. A numeric column is a group of its own, even if the next categorical
-    column has the same name.
+    level except the first. The features of a numeric and a categorical column are never in one
+    group, even if the columns have the same name.
     """
     groups: list[list[int]] = []
     before = None
@@ -98,9 +99,9 @@ def _column(name: str) -> str:
 def _cells(old: Array, now: Array, floor: int) -> tuple[list[int], list[int]] | None:
     """Divide the values of a column into cells, and count the training and the new samples in each.
 
-    The cells of a category are its levels, and those of a number are ranges (``_edges``). Missing
-    values, if there are any, are a cell of their own. A cell with too few training samples is
-    merged with a neighbour.
+    The cells of a categorical column are its levels. The cells of a numeric column are ranges,
+    which ``_edges`` chooses. Missing values, if there are any, are a further cell. A cell with too
+    few training samples is merged with a neighbour.
 
     Args:
         old: training samples (n, features of the column).
@@ -196,8 +197,13 @@ def _merge_cells(old: list[int], now: list[int], floor: int) -> tuple[list[int],
 def coverage_check(sets: Tensor, labels: Tensor, coverage: float) -> CaseCheck:
     """Check that prediction sets contain the true class as often as promised.
 
-    The check is an alarm if the 95 % Wilson interval of the share of such sets is entirely below
-    ``coverage``. ``sets`` are bool (n, classes), ``labels`` the true classes (n,).
+    The measure is the share of sets that contain the true class. The check is an alarm if the 95 %
+    Wilson interval of this share is entirely below ``coverage``.
+
+    Args:
+        sets: bool (n, classes), the classes in the prediction set of each case.
+        labels: the true classes (n,).
+        coverage: the promised share, between 0 and 1.
     """
     right, n = int(sets.gather(1, labels[:, None]).sum()), len(labels)
     around = wilson(right, n)
@@ -245,8 +251,9 @@ def accuracy_check(predicted: Tensor, labels: Tensor, reference: float) -> CaseC
 def error_check(errors: Tensor, reference: float) -> CaseCheck:
     """Check that the mean absolute error has not risen above that of the run's test samples.
 
-    It is an alarm if the 95 % interval of the mean, by the normal distribution, is entirely above
-    ``reference``. ``errors`` are the absolute errors (n,) of at least two cases.
+    The check is an alarm if the 95 % interval of the mean is entirely above ``reference``, the
+    run's mean absolute error. The interval assumes a normal distribution of the mean. ``errors``
+    are the absolute errors (n,) of at least two cases.
     """
     mean = errors.double().mean().item()
     reach = 1.96 * errors.double().std().item() / len(errors) ** 0.5

@@ -61,13 +61,13 @@ class GroupColumn:
     def groups(self, rows: Tensor) -> tuple[Tensor, list[str]]:
         """Assign each of the ``rows`` (n, features) to a group of this column.
 
-        For a categorical column, each level is a group. For a numeric column, each range between
-        two edges is a group, and a value on an edge belongs to the range above it. A numeric column
-        without edges has the only group "all".
+        For a categorical column, each level is a group. For a numeric column, the edges separate
+        the groups, and a value on an edge belongs to the group above it. Without edges, all numbers
+        are in one group, "all".
 
         Returns:
             The group number of each row (n,), and the groups' names by number. If some rows have a
-            missing value, they are the last group, "not known".
+            missing value, these rows form the last group, "not known".
         """
         values = rows[:, list(self.places)]
         if self.levels:
@@ -135,11 +135,15 @@ def _join_names(first: str, second: str) -> str:
 
 
 def group_patients(pooled: Examined, column: GroupColumn) -> list[Group]:
-    """Group the test patients by a column; count each class's patients and right predictions.
+    """Group the test patients by a column, and merge groups that are too small to be shown.
 
+    Each group has its name and, by class, the number of its patients and of its right predictions.
     A prediction is right if the true class is the most probable one. ``merge_small_groups`` merges
-    the groups that are too small to be shown. If all patients together are too few, the list is
-    empty.
+    small groups with their neighbours. If all patients together are too few, the list is empty.
+
+    Args:
+        pooled: the test patients of all sites with their predictions. They must be rows of a table.
+        column: the column to group by.
     """
     assert pooled.rows is not None, "a column is of a table"
     place_of, names = column.groups(pooled.rows)
@@ -156,9 +160,11 @@ def group_patients(pooled: Examined, column: GroupColumn) -> list[Group]:
 
 
 def merge_small_groups(groups: Sequence[Group], floor: int) -> list[Group]:
-    """Merge each group that is too small with the next one, and the last with the one before it.
+    """Merge neighbouring groups until each is large enough to be shown.
 
-    ``Group.is_enough`` decides whether a group is too small for ``floor``.
+    A group that is too small takes in the groups after it until it is large enough. If the last
+    group is still too small, it is merged with the groups before it. ``Group.is_enough`` decides
+    with ``floor``, the smallest number of patients, whether a group is large enough.
 
     Returns:
         Groups that are all large enough, in order; empty if all patients together are too few.
@@ -230,15 +236,16 @@ def _cell(right: int, samples: int) -> str:
 
 
 def thresholds(scores: Tensor, floor: int) -> Iterator[float]:
-    """Choose the thresholds of a decision curve that may be shown, and yield them in rising order.
+    """Yield the thresholds of a decision curve that may be shown, in ascending order.
 
-    The multiples of 0.05 from 0.05 to 0.95 are tried in turn. One is chosen if at least ``floor``
-    of the ``scores`` (n,) lie between it and the previously chosen one (0 at first), and at least
-    ``floor`` above it. With fewer, the curve would reveal the predictions for single patients.
+    A curve with more thresholds could reveal the predictions for single patients. So there must be
+    at least ``floor`` of the ``scores`` (n,) between neighbouring thresholds, below the first and
+    above the last one.
 
-    0.5 always counts as a neighbour, because sensitivity and specificity are shown for it. So for a
-    threshold below 0.5, only the scores between it and 0.5 count as above it. For a threshold above
-    0.5, only the scores between 0.5 and it count as below it.
+    The multiples of 0.05 from 0.05 to 0.95 are tried in turn. A threshold is chosen if two counts
+    reach ``floor``: the scores from the previously chosen threshold (0 at first) up to it, and the
+    scores at or above it. Sensitivity and specificity are shown for 0.5, so 0.5 always counts as a
+    neighbour: scores beyond it are not counted.
     """
     before = 0.0
     for threshold in _THRESHOLDS:
@@ -260,9 +267,11 @@ def examine_decisions(pooled: Examined) -> Examination:
 
     The curve shows the net benefit per patient for each threshold, the probability from which
     somebody acts (Vickers and Elkin 2006). The section has an explanation, a picture and a table.
-    Picture and table compare the model with acting on everybody; the picture also compares it with
-    acting on nobody. If the run does not have two classes, or if too few patients lie between the
-    thresholds, the section has only a sentence that says so.
+    The picture and the table compare the model with acting on everybody. The picture also compares
+    it with acting on nobody.
+
+    If the run does not have two classes, or too few patients to show any threshold, the section has
+    only a sentence with the reason.
     """
     if len(pooled.classes) != 2:
         return Examination(_BENEFIT, ["A decision curve needs two classes, but this run has more."])
@@ -302,11 +311,11 @@ def _net_benefits(pooled: Examined) -> list[_Benefit]:
 
 
 def _draw_benefits(benefits: Sequence[_Benefit], ill: str) -> Picture:
-    """Draw net benefit against the threshold: of the model, of acting on all, and on nobody.
+    """Draw the net benefit of acting on the model, on all patients and on nobody, by threshold.
 
-    The curve for acting on all has only the points above ``_LOWEST``. The caption lists the
-    thresholds where the model is above both alternatives. ``ill`` is the name of the second class,
-    for the legend.
+    The curve for acting on all patients has only the points above -0.15, because it falls without
+    limit. The caption lists the thresholds at which the model is above both other curves. ``ill``
+    is the name of the second class, for the legend.
     """
     model, everybody, nobody = dict[int, float](), dict[int, float](), dict[int, float]()
     best = []
@@ -341,13 +350,13 @@ def examine(
 ) -> list[Examination]:
     """Build the clinic report's sections that need the sites' data.
 
-    The sections are on the pooled test samples of all sites whose test counts are not hidden. If
-    there is no such site, or if the trust level is not ``server``, the list has one section, which
-    explains why the metrics are missing.
+    The sections are about the pooled test samples of all sites whose test counts are not hidden. If
+    there is no such site, or if the trust level is not ``server``, the list has only one section.
+    It explains why the metrics are missing.
 
     Args:
-        run: the run, without what its pages must not show.
-        by: the columns of the table to group patients by; each gets a section.
+        run: a view of the run without the metrics and counts that must not be shown.
+        by: columns of the run's table; for each, a section shows the metrics by group of patients.
         decisions: whether to add a section on the decision curve.
         data_dir: the data directory; None for that of the run.
 
@@ -379,8 +388,8 @@ def examine(
 def _pool_predictions(run: Shown, models: Sequence[TrainedModel]) -> Examined:
     """Predict the test samples of each model's site, and concatenate the results of all sites.
 
-    ``models`` has the model of each site to examine. Classes are those of the first model. If the
-    data are images, the result has no rows of a table.
+    The result has the probabilities, the labels and, for a table, the rows as they were read. Its
+    class names are taken from the first model. ``models`` has a model for each site to examine.
     """
     probabilities, labels, rows = [], [], []
     for model in models:
@@ -403,11 +412,12 @@ def _pool_predictions(run: Shown, models: Sequence[TrainedModel]) -> Examined:
 
 
 def _column(model: TrainedModel, name: str) -> GroupColumn:
-    """Find a column by which patients are to be grouped, in the table of the run.
+    """Find a column of the run's table, and how it divides patients into groups.
 
-    The result has the indices of the column's features. For a categorical column, it has the names
-    of the levels. For a numeric column, it has the edges between the groups, which are those of the
-    column's histogram in a survey (``Column.survey_edges``).
+    The result has the name of the column and the indices of its features. For a categorical column,
+    it also has the names of the levels. For a numeric column, it has the edges between the groups,
+    as the table's schema declares them. Without declared edges, they are the declared mean, and 1,
+    2 and 3 standard deviations below and above it. Without a declared mean, there are none.
 
     Raises:
         SettingError: the run's data are images, or the column is not in the table.

@@ -228,7 +228,7 @@ def _pixel_statistics(images: Tensor) -> Tensor:
 def _unchecked_features(
     model: TrainedModel, drift: Sequence[CaseCheck], floor: int
 ) -> Iterator[str]:
-    """Yield a sentence on the columns that could not be checked for drift; none if all were.
+    """Yield a sentence on the columns that could not be checked for drift, if there are any.
 
     At trust level ``nobody`` the sentence says that no distribution may be compared. Otherwise it
     names the columns without a check in ``drift``, and gives the reason: their training values do
@@ -277,11 +277,13 @@ def _label_checks(
 ) -> Iterator[CaseCheck]:
     """Yield the checks that need labels: coverage, calibration and accuracy.
 
+    Coverage is checked only if there is a calibration. The probabilities for the two other checks
+    are corrected by the calibration's temperature, or left uncorrected without a calibration.
+
     Args:
         own: the model's own probabilities (n, classes), before calibration.
         labels: the true classes (n,).
-        calibration: the model's calibration. Its temperature corrects the probabilities for the
-            other two checks. None skips the check of coverage and leaves them uncorrected.
+        calibration: the model's calibration, or None.
         coverage: the coverage that prediction sets promise.
         before: the accuracy on the run's test samples; None skips the check of accuracy.
     """

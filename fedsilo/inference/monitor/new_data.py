@@ -103,9 +103,10 @@ def _in_order(inputs: Inputs, by_name: Mapping[str, float], unknown: float) -> T
 
 
 def _read_class_labels(model: TrainedModel) -> Mapping[str, Sequence[str]]:
-    """Return class -> the labels that the run's data set declares for it.
+    """Return for each class the labels that stand for it in the data files, such as "0".
 
-    If the data set is not an ``ImageDataSet``, each class has no labels.
+    The run's data set declares these labels. If it is not an ``ImageDataSet``, no labels are known,
+    and each class of the model has an empty sequence.
     """
     data, common = data_set(model.common.dataset), model.common
     if isinstance(data, ImageDataSet):
@@ -131,7 +132,7 @@ def _label_reader(task: str, classes: Mapping[str, Sequence[str]]) -> ReadLabel:
 
 
 def _read_number(text: str) -> float | None:
-    """Parse a number; None if the text is not a finite one."""
+    """Parse a finite number. For any other text, return None."""
     try:
         number = float(text)
     except ValueError:
@@ -140,11 +141,15 @@ def _read_number(text: str) -> float | None:
 
 
 def _class_numbers(classes: Mapping[str, Sequence[str]]) -> dict[str, int]:
-    """Map each text that a label may have, as normalised by ``same_text``, to its class number.
+    """Map each text that may stand for a class to the class's number.
 
-    ``classes`` maps a class's name to the labels that the data set declares for it. A class's
-    number is its position in ``classes``. Both its name and its labels are keys. If a text is the
-    name of one class and a label of another, it stands for the class with the label.
+    Both the name of a class and the labels that the data set declares for it stand for the class.
+    If a text is the name of one class and a label of another, it stands for the class with the
+    label. The texts are normalised by ``same_text``, which makes equal values equal strings ("1.0"
+    and "1").
+
+    Args:
+        classes: name of a class -> its labels. The number of a class is its position here.
     """
     numbers = {}
     for number, name in enumerate(classes):
@@ -159,9 +164,9 @@ def _class_numbers(classes: Mapping[str, Sequence[str]]) -> dict[str, int]:
 def _table_labels(path: Path, schema: TableSchema, read: ReadLabel) -> Iterator[tuple[str, float]]:
     """Read the labels in a table file, for the rows that have a known label.
 
-    The column of labels is found by its name in the schema, in upper or lower case. Texts are
-    normalised by ``same_text``. A text that ``read`` does not know is read again as a truth value:
-    true is 1, and false is 0.
+    The schema names the column of labels. Upper and lower case of the name count as equal. Texts
+    are normalised by ``same_text``, which makes equal values equal strings ("1.0" and "1"). A text
+    that ``read`` does not know is read again as a truth value: true is 1, and false is 0.
 
     Yields:
         The line number as a string, and the label. If the table has no column of labels, nothing is
@@ -187,12 +192,16 @@ def _table_labels(path: Path, schema: TableSchema, read: ReadLabel) -> Iterator[
 def _manifest_labels(
     path: Path, columns: Sequence[str], read: ReadLabel
 ) -> Iterator[tuple[str, float]]:
-    """Read the labels in the column 'label' of a manifest, for the images that have a known label.
+    """Read the column 'label' of a manifest (a CSV file of images), for images with a known label.
 
-    ``columns`` are further columns with labels that the manifest may have. They are not read.
+    Args:
+        path: the manifest.
+        columns: further columns with labels, which the manifest may have. They are not read.
+        read: converts a text to a label, or to None if the label is unknown.
 
     Yields:
-        The file name, as ``as_cell`` writes it, and the label.
+        The file name as in column 'path', and the label. A name that a spreadsheet would read as a
+        formula begins with "./".
     """
     optional = tuple({"label", "split", "patient", "mask", *columns})
     for _, row in read_rows(path, ("path",), optional):

@@ -46,7 +46,9 @@ _OF_CLASSES = ("p.<class>", "entropy", "vacuity", "weight.<site>", "set")
 def columns_of(task: Task) -> dict[str, str]:
     """Return title -> meaning of each column that a table of the task's predictions may have.
 
-    A task with words of its own for its answers has these in place of the columns about classes.
+    By default these are the columns for classes. A task with columns of its own for its answers
+    (``answer_words``) lacks the columns of class probabilities, entropy, vacuity, expert weights
+    and prediction sets. Its own columns are added, and replace others with the same title.
     """
     if not task.answer_words:
         return dict(COLUMNS)
@@ -98,9 +100,9 @@ class Predictions:
         return next(iter(answers.values()))
 
     def _repr_html_(self) -> str:
-        """Build HTML for a notebook: a table of the number of answers by class, then text.
+        """Build HTML for a notebook: a table with the number of answers by class, then text.
 
-        The text is that of ``lines``, except for its first line, which the table replaces. For a
+        The text has the lines of ``lines`` except for the first, which the table replaces. For a
         task that does not predict one class, there is no table, and all lines are shown.
         """
         if self.task.label_noun != "class":
@@ -114,9 +116,9 @@ class Predictions:
     def frame(self) -> pd.DataFrame:
         """Arrange the predictions as a data frame, with a row for each input, in order.
 
-        An input that could not be read has only its name and the fault. An input that gets no
-        answer, because it is unlike the training samples, lacks the answer, its probabilities and
-        the prediction set, but has its entropy and novelty.
+        An input that could not be read has only its name and the fault. An input that is unlike the
+        training samples may get no answer. Its row then lacks the answer, its probabilities and the
+        prediction set, but has its entropy and novelty.
         """
         columns = self._columns()
         # k rows, each at the place of its input among all
@@ -137,9 +139,10 @@ class Predictions:
     def _columns(self) -> dict[str, list[Any]]:
         """Build the columns of the table of predictions: title -> a value per readable input (k).
 
-        The columns are the answer with its probabilities; the entropy, if the task has one; the
-        statistics of the model's method; novelty and its reasons; the prediction set; and the true
-        answer, if it is known. Columns without data are left out.
+        The first columns have the answer with its probabilities, and the entropy if the task has
+        one. Then come the statistics of the model's method, the novelty with its reasons, and the
+        prediction set. The last columns have the true answer, if it is known. Columns without data
+        are left out.
         """
         columns = self.task.answer_columns(self.probabilities, self.classes)
         if "entropy" in self.task.always:
@@ -158,10 +161,10 @@ class Predictions:
     def _marks(self) -> dict[str, list[Any]]:
         """Build the columns on how far each readable input can be trusted: title -> k values.
 
-        ``imputed`` lists the columns with a missing value, ``novelty`` has the scores, ``unusual``
-        the reasons why an input is unlike the training samples, and ``doubtful`` the reasons why it
-        needs a look. If novelty is unknown, only ``imputed`` can be present. ``imputed`` and
-        ``doubtful`` are left out if all their cells are empty.
+        ``imputed`` lists the table's columns whose value is missing. ``novelty`` has the scores.
+        ``unusual`` has the reasons why an input is unlike the training samples, and ``doubtful``
+        the reasons why a person should look at it. If novelty is unknown, only ``imputed`` can be
+        present. ``imputed`` and ``doubtful`` are left out if all their cells are empty.
         """
         marks: dict[str, list[Any]] = {}
         imputed = self.inputs.imputed_columns(self.features)
@@ -182,9 +185,10 @@ class Predictions:
     def lines(self) -> list[str]:
         """Summarise the predictions in lines for a terminal.
 
-        The lines tell the number of answers by class, the novelty of the inputs, remarks on how the
-        inputs were read, and the inputs that could not be read. If there are prediction sets, a
-        line has their mean size. If the true answers are known, the last lines have the metrics.
+        The first line has the number of answers, and summarises them, for example by class. The
+        next lines are about the novelty of the inputs, how they were read, and which ones could not
+        be read. If there are prediction sets, a line has their mean size. If the true answers are
+        known, the last lines have the metrics.
         """
         answered = torch.tensor(self.answered(), dtype=torch.bool)
         count = int(answered.sum())
@@ -202,10 +206,10 @@ class Predictions:
         return lines
 
     def _novelty(self, answered: int) -> list[str]:
-        """Describe how many inputs are unlike the training samples, and what this rests on.
+        """Describe how many inputs are unlike the training samples, and which samples these are.
 
         If novelty is unknown, one line has the reason. Otherwise there is a line on unusual inputs
-        and one on doubtful inputs, if there are any, and lines about the training samples.
+        and one on doubtful inputs, if there are any. The last lines are about the training samples.
 
         Args:
             answered: the number of inputs with an answer. If it is not the number of readable

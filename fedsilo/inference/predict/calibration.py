@@ -89,9 +89,13 @@ class Calibration:
     def lines(self, coverage: float) -> list[str]:
         """Describe the calibration in sentences for a terminal.
 
-        ``coverage`` is that of the prediction sets. The sentences have the temperature, the loss
-        before and after calibration, and the lowest probability of a class in a set. They also say
-        in which range the true coverage lies, and what the coverage does not promise.
+        The sentences have the temperature, the loss before and after calibration, and the lowest
+        probability with which a class enters a prediction set. They give the range in which the
+        true coverage lies nine times in ten. They also say that no class or kind of patient is
+        promised this coverage.
+
+        Args:
+            coverage: the coverage of the prediction sets, between 0 and 1.
 
         Raises:
             SettingError: the calibration has too few rows for that coverage.
@@ -168,7 +172,7 @@ def calibrate_model(model: TrainedModel, coverage: float) -> Calibration:
 
 
 def open_calibration(model: TrainedModel, path: Path | None) -> Calibration:
-    """Read the calibration of a model from ``path``; None for the file in the run directory.
+    """Read the calibration of a model from ``path``, or from the run directory if ``path`` is None.
 
     Raises:
         SettingError: the file does not exist, or it is for other weights or another site.

@@ -147,8 +147,9 @@ class ClassAnswers(CaseAnswers):
     def bars(self, index: int) -> list[Bar]:
         """Build a bar for each class with its probability, the most probable class first.
 
-        The first bar also has a 95 % interval: that of the share of right answers among the run's
-        test samples of about the same confidence. It is left out if there are no such samples.
+        The first bar also has a 95 % interval. It shows how often the run's test samples with about
+        the same confidence were right. The interval is left out if there are no such samples.
+        ``index`` is the case's index among the readable inputs.
         """
         shares = self.predictions.probabilities[index].tolist()
         interval = self._interval(index)
@@ -169,9 +170,9 @@ class ClassAnswers(CaseAnswers):
     def _similar(self, index: int) -> Bin | None:
         """Find the run's test samples that were predicted about as confidently as a case.
 
-        The samples are in bins by confidence. The result is the bin whose mean confidence is
-        nearest to that of the case before calibration, and the first one if two are equally near.
-        If no bin is nearer than 0.1, the result is None.
+        The test samples are in bins by confidence. The result is the bin whose mean confidence is
+        nearest to the confidence in the case before calibration. If two bins are equally near, the
+        earlier one is returned. If no bin is nearer than 0.1, the result is None.
         """
         # Bins count the model's own confidence, without a calibration's temperature
         sure = float(self.predictions.own[index].max())
@@ -186,11 +187,11 @@ class ClassAnswers(CaseAnswers):
     def notes(self, index: int) -> list[str]:
         """List sentences about the answer to a case.
 
-        The first one says how many of the run's test samples with about the same probability were
-        right, with a 95 % interval. The second one has the classes in the prediction set. For a
-        mixture of experts, the third one has each site's share in the answer. A sentence is left
-        out if its numbers are not available. ``index`` is the case's index among the readable
-        inputs.
+        The first sentence says how many of the run's test samples with about the same probability
+        were right, with a 95 % interval. The second sentence has the classes in the prediction set.
+        For a mixture of experts, the third sentence has the weight of each site's expert. A
+        sentence is left out if its numbers are not available. ``index`` is the case's index among
+        the readable inputs.
         """
         predictions, notes = self.predictions, []
         similar = self._similar(index)
@@ -210,9 +211,10 @@ class ClassAnswers(CaseAnswers):
         return [*notes, *self._router(index)]
 
     def _router(self, index: int) -> list[str]:
-        """Describe how a mixture of experts weighed the sites' experts for a case, in one sentence.
+        """Describe in one sentence how much each site's expert contributed to an answer.
 
-        The largest weight comes first. The list has no sentence if the model is not a mixture.
+        This applies to a mixture of experts, whose router gives each expert a weight. The largest
+        weight comes first. For any other model, the list is empty.
         """
         weights = []
         for name, values in self.predictions.statistics.items():

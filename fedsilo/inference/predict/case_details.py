@@ -72,15 +72,18 @@ class ValueTexts:
     floor: int  # fewest patients that a statement about training rows rests on
 
     def of(self, row: Floats, unusual: Sequence[str], adds: Mapping[str, float]) -> Iterator[Value]:
-        """Yield the value of each column of a table's row, the largest contribution first.
+        """Yield the value of each column of a case for a page, the largest contribution first.
 
-        The sign of a contribution does not count for this order. A missing value is marked as
-        imputed, even in an unusual column. Columns that the schema ignores are left out.
+        The sign of a contribution does not count for this order. A ``Value`` has the column's
+        title, its value and its usual values as text, a mark, and the contribution. The mark is
+        "imputed" for a missing value, even in an unusual column, and otherwise "unusual" or empty.
+        Columns that the schema ignores are left out.
 
         Args:
-            row: the features (f,) as they were read, NaN for a missing value.
+            row: the features (f,) of the case as they were read, NaN for a missing value.
             unusual: the columns to mark as unusual.
-            adds: column -> its contribution to the probability of the answer; a missing one is 0.
+            adds: column -> its contribution to the probability of the answer; 0 for a column that
+                is not a key.
         """
         # Never 0, because contributions are divided by it
         most = max([*map(abs, adds.values()), 1e-9])
@@ -147,7 +150,7 @@ class ValueTexts:
 
         For a numeric column with more than five different values, the text is the range of 90 % of
         the patients. If 5 % of the patients with known values are fewer than ``floor``, it is the
-        range of 50 %. If 25 % of them are fewer than ``floor`` as well, the text is empty.
+        range of 50 %. If 25 % of them are fewer than ``floor``, the text is empty.
 
         For any other column, ``_common`` lists the values that enough patients have, with the
         shares of these patients. The list may be empty.
@@ -182,7 +185,13 @@ class ValueTexts:
         """List the values that at least ``floor`` patients have, with their shares.
 
         A share is of all patients in ``counts``. ``floor`` is the smallest count that may be shown.
-        If the total would reveal the count of a hidden value, further values are hidden as well.
+        If a hidden count could be computed from the total, further values are hidden as well.
+
+        Args:
+            column: the name of the column. With the training rows, it decides which further values
+                are hidden.
+            names: the names of the values.
+            counts: the number of patients with each value.
         """
         shown = suppress(counts, self.floor, self._secret, column)
         texts = []
@@ -305,7 +314,9 @@ def _pictures(model: TrainedModel, inputs: Inputs, chosen: Sequence[int]) -> Rea
 
 
 def read_image(inputs: Inputs, place: int, index: int) -> torch.Tensor:
-    """Return an image (channels, h, w) to predict, with pixel values as a silo stores them.
+    """Read the image of a case, (channels, h, w), with its pixels as the data set stores them.
+
+    An image file is decoded again at each call.
 
     Args:
         inputs: the images: files, or a tensor that has only the readable ones.

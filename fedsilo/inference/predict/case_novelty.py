@@ -71,14 +71,16 @@ class Code:
 def find_codes(values: Floats, missing: Booleans) -> dict[int, Code]:
     """Find codes in a table's training values.
 
-    A code is a number that stands for something else, such as 0 for "not measured". A number is
-    taken for a code if it is the lowest or the highest value of a feature and at least ten samples
-    share it. Its distance to the next value must also be above 0.5 standard deviations, and above
-    five times the median distance of neighbouring values. A feature has at most one code: if both
-    ends qualify, it is the lowest value. Features with at most ten different values are skipped.
+    A code is a number that stands for something else, such as 0 for "not measured". It is the
+    lowest or the highest value of a feature, at least ten samples share it, and it is far from the
+    next value. Far means: more than 0.5 standard deviations, and more than five times the median
+    distance of neighbouring values.
+
+    A feature has at most one code: if both ends qualify, it is the lowest value. Features with at
+    most ten different values are skipped.
 
     Args:
-        values: (n, f), standardised.
+        values: (n, f), the standardised training rows.
         missing: bool (n, f), which values are imputed. These are ignored.
 
     Returns:
@@ -116,10 +118,11 @@ class Reference:
     codes: Mapping[int, Code] = field(default_factory=dict)  # place of a table's feature -> code
 
     def lines(self) -> list[str]:
-        """Describe in sentences what novelty is measured against.
+        """Describe in sentences with which training samples ``predict`` compares cases.
 
-        The first one is about the training samples and the limit. If the training data of some
-        sites of the model are unknown here, a second one says so.
+        The first sentence has their number and sites, and explains the limit above which a case is
+        unusual. If the training data of some sites of the model are unknown here, a second sentence
+        says so.
         """
         sites = ", ".join(self.sites)
         basis = f"novelty rests on {self.known.rows} training samples of {sites}"
@@ -129,11 +132,12 @@ class Reference:
         return lines
 
     def _limit_text(self) -> str:
-        """Explain in a phrase what the limit of novelty rests on, or why there is no limit.
+        """Explain in a phrase how the limit of novelty was set, or why there is none.
 
-        The limit is a score above which a case counts as unusual. It rests on held-out samples. The
-        phrase depends on their number: with too few, there is no limit; with few, it is their
-        highest score; and with many, it holds at a confidence of 90 %.
+        The limit is the score above which a case counts as unusual. It is set by held-out samples.
+        With too few held-out samples, there is no limit. With fewer than 45, it is their highest
+        score, and the phrase says how many samples are beyond it on average. With 45 or more, at
+        most 5 % of such samples are beyond it, nine times in ten.
         """
         if self.limit is None:
             return (
@@ -153,8 +157,9 @@ class Reference:
     def novelty(self, inputs: Tensor, missing: Tensor | None = None) -> CaseNovelty:
         """Measure how unlike the training samples each case is.
 
-        For a table, values that are a code, such as 0 for "not measured", and values in the gap
-        beside a code are noted as well. An imputed value is neither.
+        For a table, the result also marks two kinds of values. One is a code, such as 0 for "not
+        measured". The other lies in the gap between a code and the training values next to it. An
+        imputed value is neither.
 
         Args:
             inputs: (k, f), rows as the network gets them, or features of images.
@@ -172,12 +177,13 @@ class Reference:
         return CaseNovelty(self, self.known.novelty(values, lacking), coded, gaps)
 
     def document(self) -> dict[str, Any]:
-        """Describe the reference in the JSON file next to predictions, without any sample's value.
+        """Describe the reference for the JSON file next to the predictions.
 
-        The reference is the set of training samples with which cases are compared. The entry names
-        its sites, the number of training samples, and the number and the split of the held-out
-        samples that decided the limit. It also has the limit, the share of held-out samples that
-        may exceed it (0.05), and a sentence about sites whose data are unknown here.
+        The reference is the set of training samples with which cases are compared. The result has
+        their sites and their number, but no value of a sample. It also has the limit of novelty,
+        and the number and the split of the held-out samples that decided the limit. Further entries
+        are the share of held-out samples that may exceed the limit (0.05), and a sentence about
+        sites whose data are unknown here.
         """
         return {
             "sites": list(self.sites),
@@ -210,9 +216,10 @@ class CaseNovelty:
     def scores(self) -> Floats:
         """Return the novelty of each case (k,), scaled so that a case above 1 is unusual.
 
-        For this, scores are divided by the limit. Without a limit they are not divided, and a case
-        above 1 is only doubtful. A case with a value in the gap beside a code always gets a score
-        above 1 (at least 1 plus its largest gap), because such a value suggests a wrong unit.
+        Scores are divided by the limit. Without a limit they are not divided, and a case above 1 is
+        only doubtful. A value in the gap between a code and the training values suggests a wrong
+        unit. So a case with such a value always gets at least 1 plus its largest distance to the
+        training values.
         """
         scores: Floats = self.novelty.score / (self.reference.limit or 1.0)
         gaps = self.gaps.max(axis=1, initial=0.0)
@@ -229,8 +236,9 @@ class CaseNovelty:
     def columns(self, features: Sequence[str]) -> list[tuple[str, ...]]:
         """List for each case the table's columns with a value unlike all training values.
 
-        The score of such a value is above the limit (above 1 if there is none), or the value lies
-        in the gap beside a code. ``features`` has the names of the table's features.
+        The score of such a value is above the limit (above 1 without a limit), or the value lies
+        between a code and the training values. A code is a number that stands for something else,
+        such as 0 for "not measured". ``features`` has the names of the table's features.
         """
         count = len(features)
         beyond = self.novelty.values[:, :count] > (self.reference.limit or 1.0)

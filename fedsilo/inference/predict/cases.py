@@ -67,7 +67,7 @@ def cases_page(run: Shown, model: TrainedModel, predictions: Predictions) -> str
     It shows at most 200 cases. Further cases are only counted.
 
     Args:
-        run: the run of the model, without what pages must not show.
+        run: a view of the run without the metrics and counts that pages must not show.
         model: the model.
         predictions: the predictions of the model.
     """
@@ -110,11 +110,12 @@ def _states(
 
     It is the first that applies: refused (it could not be read), unusual (unlike the training
     samples), doubtful, unsure (the task decides this, for example by a low probability), and usual.
-    If novelty is unknown, every readable input is doubtful.
+    If novelty is unknown, every readable input is doubtful. A state of the first three has a
+    sentence with the reason.
 
     Args:
         predictions: the predictions.
-        answers: the answers, by task.
+        answers: the answers, which know the rules of the task.
         kept: index of an input -> its index among the readable inputs.
     """
     count = len(predictions.own)
@@ -146,9 +147,9 @@ def _states(
 def _order(answers: CaseAnswers, states: Sequence[_State], kept: Mapping[int, int]) -> list[int]:
     """Sort the indices of all inputs so that cases that need a look come first.
 
-    The states are in the order of ``STATES``. Among unusual cases, the most novel one comes first.
-    Within the other states the task decides; for classes, the case with the least probable answer
-    comes first. Equal cases and unreadable inputs keep their order.
+    The order of the states is refused, unusual, doubtful, unsure, usual. Among unusual cases, the
+    most novel one comes first. Within the other states the task decides. For classes, the case with
+    the least probable answer comes first. Equal cases and unreadable inputs keep their order.
     """
     predictions = answers.predictions
     novelty = np.zeros(len(predictions.own))
@@ -208,10 +209,11 @@ def _case(context: _Context, place: int) -> dict[str, Any]:
 
 
 def _values(context: _Context, index: int) -> list[Any]:
-    """List a table row's values as the page shows them; empty for images.
+    """List the values in the table row of a case, as the page shows them.
 
-    A value is marked if it is unusual in its column, and has its contribution to the prediction if
-    that was computed.
+    For images, the list is empty. A value is marked if it is unusual in its column. It has its
+    contribution to the prediction if that was computed. ``index`` is the case's index among the
+    readable inputs.
     """
     read = context.predictions.inputs.read
     if context.texts is None or read is None:
@@ -225,7 +227,7 @@ def _values(context: _Context, index: int) -> list[Any]:
 
 
 def _texts(model: TrainedModel, predictions: Predictions) -> ValueTexts | None:
-    """Build the object that formats a table's values; None for images.
+    """Build the object that formats a table's values. For images, return None.
 
     The object gets training rows, which describe usual values, only if novelty is known and the
     trust level is not ``nobody``.
@@ -257,8 +259,13 @@ def _sentence(answers: CaseAnswers) -> str:
 def _sets(answers: CaseAnswers, document: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Describe the prediction sets for the list of facts on the page, as one pair (name, text).
 
-    The text is the coverage of the sets. If there are no sets, it names the option
-    ``--coverage``. The list is empty for a task that has no prediction sets.
+    The text has the coverage of the sets. If there are no sets, it says that the option
+    ``--coverage`` asks for them. The list is empty for a task that has no prediction sets.
+
+    Args:
+        answers: the answers, which tell whether the task has prediction sets.
+        document: the content of the JSON next to the predictions. Its 'calibration' is None, or has
+            the 'coverage', which may be None.
     """
     if not answers.has_sets:
         return []
@@ -276,8 +283,8 @@ def page_facts(
 ) -> list[tuple[str, str]]:
     """Build the facts at the beginning of a page of predictions, as pairs (name, text).
 
-    They are the data set, the method, the run, the model, the site, the file or folder of the cases
-    (without its path), ``further``, today's date, and the versions of the software.
+    They are the data set, the method, the run, the model, the site, and the file or folder of the
+    cases (without its path). Then come ``further``, today's date, and the versions of the software.
 
     Args:
         model: the model.

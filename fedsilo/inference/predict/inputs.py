@@ -64,11 +64,12 @@ class CaseSource:
 
 
 def choose_source(id_column: str | None, **named: Path | str | None) -> CaseSource:
-    """Build the source of cases from the only kind of source that the user named.
+    """Build the source of cases, if the user named exactly one.
 
     Args:
         id_column: the column of the table with the patients' ids, or None.
-        named: kind of source -> folder, file or split; None for a kind that is not named.
+        named: kind of source ('images', 'manifest', 'table' or 'split') -> folder, file or name of
+            the split; None for a kind that is not named.
 
     Raises:
         SettingError: none or several sources are named, or ``id_column`` is given without a table.
@@ -166,8 +167,8 @@ class FileInputs(Inputs):
     def batches(self) -> Iterator[Tensor]:
         """Decode the images, and yield them in batches, each of which is full except the last.
 
-        A file that cannot be read is skipped and added to ``faults``. Batches are filled up with
-        the next images, so they are the same as without such files.
+        A file that cannot be read is skipped, and the reason is added to ``faults``. The next image
+        takes its place in the batch.
 
         Raises:
             DataError: no file can be read. The message has the fault of the first file.
@@ -197,7 +198,7 @@ class FileInputs(Inputs):
     def _decode_files(self) -> Iterator[npt.NDArray[Any] | str]:
         """Decode the files in order, on a thread that works ahead of the network.
 
-        At most ``_AHEAD`` images wait in memory.
+        At most 64 images wait in memory.
 
         Yields:
             For each file its image, or a text with the reason why it cannot be decoded.
@@ -246,9 +247,9 @@ def file_inputs(
     """Find the image files of a source, as inputs whose ``batches`` decode them later.
 
     Args:
-        source: a folder of images or a manifest.
+        source: a folder of images, or a manifest (a CSV file with the paths of images).
         reader: decodes a file.
-        numbers: roughly the count of numbers in an image, which decides the size of a batch.
+        numbers: roughly how many values an image has. It decides the size of a batch.
         labels: further columns that a manifest may have. They are not read.
 
     Raises:
@@ -269,8 +270,13 @@ def file_inputs(
 def files_of(source: CaseSource, labels: Sequence[str] = ()) -> Mapping[str, Path]:
     """Find the image files of a source: name -> path.
 
-    The source is a folder, of which all files are taken, or a manifest. The arguments and errors
-    are those of ``file_inputs``.
+    For a folder, these are all files in it except hidden ones and DICOM's index (DICOMDIR). For a
+    manifest (a CSV file), they are the files that it lists. ``labels`` are further columns that a
+    manifest may have. They are not read.
+
+    Raises:
+        SettingError: the source is neither a folder of images nor a manifest.
+        DataError: no files are found, or the manifest cannot be read.
     """
     if source.kind == "manifest":
         return _read_manifest(source.path, labels)
@@ -306,10 +312,11 @@ def _split_inputs(model: TrainedModel, split: str) -> RowInputs:
 
 
 def table_inputs(model: TrainedModel, path: Path, id_column: str | None) -> RowInputs:
-    """Read a table file by the run's schema, and standardise its rows as the site's rows are.
+    """Read a table file by the run's schema, and standardise its rows.
 
-    A row that cannot be used is added to ``faults``. Inputs are named by their lines in the file.
-    If columns were not read or missing values were imputed, ``notes`` has a sentence about this.
+    The rows are standardised in the same way as the site's rows. A row that cannot be used is added
+    to ``faults``. Inputs are named by their lines in the file. If columns were not read or missing
+    values were imputed, ``notes`` has a sentence about this.
 
     Args:
         model: the model.
@@ -361,10 +368,11 @@ def table_schema(model: TrainedModel) -> TableSchema:
 
 
 def _find_files(folder: Path) -> dict[str, Path]:
-    """Find all files below a folder: name -> path, sorted by name.
+    """Find all files in a folder and its subfolders: name -> path, sorted by name.
 
-    A name is the path inside the folder, as ``as_cell`` writes it. Hidden files, files in hidden
-    folders, and DICOM's index (DICOMDIR) are left out. Whether the files are images is not checked.
+    A name is the path inside the folder, with "./" before it if a spreadsheet would read it as a
+    formula. Hidden files, files in hidden folders, and DICOM's index (DICOMDIR) are left out.
+    Whether the files are images is not checked.
 
     Raises:
         DataError: the folder does not exist or has no files, or a file's name cannot be printed.
@@ -399,11 +407,12 @@ def as_cell(name: str) -> str:
 
 
 def _read_manifest(manifest: Path, labels: Sequence[str]) -> dict[str, Path]:
-    """Return name -> path for the files in the column 'path' of a manifest, in its order.
+    """Read the image files that a manifest (a CSV file) lists, in order: name -> path.
 
-    The columns ``labels``, and those of ``_MANIFEST``, are allowed and not read. A name is
-    the cell's text, with ``./`` before it if a spreadsheet would read it as a formula. A relative
-    path is relative to the manifest's folder. Whether the files exist is not checked.
+    The paths are in the column 'path', relative to the manifest's folder or absolute. A name is the
+    text of the cell, with "./" before it if a spreadsheet would read it as a formula. Whether the
+    files exist is not checked. The columns 'label', 'split', 'patient', 'mask' and those in
+    ``labels`` may be present, but are not read.
 
     Raises:
         DataError: the manifest cannot be read, lacks the column, is empty, lists a file twice, or

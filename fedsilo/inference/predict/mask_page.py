@@ -32,16 +32,16 @@ def mask_page(
     shares: Mapping[str, Sequence[float]],
     document: Mapping[str, Any],
 ) -> str:
-    """Build the HTML page of predicted masks, images without a mask first.
+    """Build the HTML page of predicted masks, with images without a mask first.
 
-    The page shows at most 200 images. Only the first 50 readable ones have a picture.
+    The page shows at most 200 images. Only the first 50 readable images have a picture.
 
     Args:
-        run: the run of the model, without what pages must not show.
+        run: a view of the run without the metrics and counts that pages must not show.
         model: the model.
         inputs: the images.
         masks: the masks of the images that could be read, (h, w) each, with class numbers.
-        shares: image -> the share of its pixels that each class except the background has.
+        shares: name of an image -> the share of its pixels in each class except the background.
         document: the content of masks.json.
     """
     kept = {place: index for index, place in enumerate(inputs.kept())}
@@ -88,7 +88,7 @@ def _case(
     """Build the template variables of one image on the page, without its picture.
 
     An image that could not be read has the reason. Any other image has a bar for each class except
-    the background, with its share of the pixels.
+    the background. The bar shows the share of the image's pixels in this class.
 
     Args:
         inputs: the images.
@@ -143,8 +143,8 @@ def _picture(
 def _limits(run: Shown, model: TrainedModel) -> list[str]:
     """List sentences on how good the masks are, and what the page cannot say.
 
-    The first has the Dice score of the run's test images, and is left out if the run has none to
-    show. The others say which part of an image was used, and that novelty is not measured for
+    The first sentence has the Dice score on test images. It is left out if no score may be shown.
+    Two more sentences say which part of an image was used, and that novelty is not measured for
     masks.
     """
     values, where = site_values(run, model)

@@ -32,17 +32,17 @@ def reference_of(model: TrainedModel, site: str | None) -> Reference | str:
     """Collect the training samples on this machine with which ``predict`` compares new cases.
 
     Samples of a table are compared as the network gets them, and images by the network's features.
-    A limit, beyond which a case is unusual, is computed from held-out samples: the validation
-    samples or, if these are too few, the test samples. If the test samples are too few as well,
-    there is no limit.
+    The limit above which a case is unusual is computed from held-out samples. These are the
+    validation samples or, if they are too few, the test samples. If the test samples are too few
+    too, there is no limit.
 
     Args:
         model: the model.
         site: the site whose own model it is; None for a shared model, which all sites trained.
 
     Returns:
-        The reference. If it cannot be built, a text with the reason, such as too few training
-        samples here or a network for images that mixes several classifiers.
+        The reference. If it cannot be built, a text with the reason. For example, there are too few
+        training samples here, or a network for images mixes several classifiers.
     """
     try:
         if not model.silo.features:
@@ -112,8 +112,9 @@ def _silos_here(model: TrainedModel, site: str | None) -> list[Silo]:
 def _silo(model: TrainedModel, site: str) -> Silo | None:
     """Read a site's data to compare cases with, if they are what the model was trained on.
 
-    The result is None if the data are not on this machine or have changed since the run. The site's
-    fingerprints, if the run has them, decide this.
+    The result is None if the data are not on this machine or have changed since the run. A change
+    is found by the fingerprints (digests of the data) that the site sent in the run. Without these,
+    the data pass.
     """
     try:
         silo = model.lab.session.silo
@@ -132,7 +133,8 @@ def _silo(model: TrainedModel, site: str) -> Silo | None:
 def _samples(model: TrainedModel, silos: Sequence[Silo], split: str) -> _Samples:
     """Collect the samples of a split from all silos, in the form in which novelty compares them.
 
-    Rows of a table are standardised. Images are replaced by the network's features of them.
+    Rows of a table are standardised. Of images, the network's features are computed. The result
+    also has the missing values of a table, its rows as they were read, and the classes of images.
     """
     if model.silo.standardisation is not None:
         return _table_samples(silos, model.silo.standardisation, split)
@@ -181,12 +183,12 @@ def _spread(split: Split, count: int) -> Split:
 
 
 def _others(model: TrainedModel, sites: Sequence[str]) -> str:
-    """Write a sentence on the sites of the model whose training data are unknown on this machine.
+    """Describe in a sentence which training data of the model are unknown on this machine.
 
-    It has the number of these sites, and what the run has stored about them: the pooled mean and
-    standard deviation of a table with 'standardise' "pooled", otherwise nothing. If ``sites``, the
-    sites with known data, are all sites of the model, or if the model is a site's own, the result
-    is empty.
+    The sentence has the number of sites that are not in ``sites``, the sites with known data. It
+    also says what the run has stored about their data. That is the pooled mean and standard
+    deviation of a table if the setting 'standardise' is "pooled", and otherwise nothing. If no site
+    is missing, or if the model belongs to a single site, the result is empty.
     """
     others = [site for site in model.sites if site not in sites]
     # No other site has trained a site's own model

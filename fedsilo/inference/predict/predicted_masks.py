@@ -76,9 +76,11 @@ def is_finetuned(folder: Path) -> bool:
 
 
 def refuse_options(folder: Path, options: Mapping[str, object]) -> None:
-    """Check that none of these options of ``predict``, which do not apply to masks, is given.
+    """Check that the user gave none of the options of ``predict`` that do not apply to masks.
 
-    ``options`` maps an option's name to its value; None or False means that it is not given.
+    Args:
+        folder: the folder of the model, for the error.
+        options: name of such an option -> its value. None or False means that it is not given.
 
     Raises:
         SettingError: an option is given; the message names the first one.
@@ -96,9 +98,10 @@ def predict_masks(
 ) -> MaskPredictions:
     """Predict a mask for each image of a source, and write the masks and a table to a new folder.
 
-    The folder has a PNG file for each mask, masks.csv with a row for each image, and masks.json,
-    which describes them. It appears only when it is complete. An image that cannot be read has a
-    row with the reason, but no mask.
+    The network segments one class, the catheter. The folder has a PNG file for each mask, with 255
+    on the catheter and 0 elsewhere. It also has masks.csv with a row for each image, and
+    masks.json, which describes the masks. The folder appears only when it is complete. An image
+    that cannot be read has a row with the reason, but no mask.
 
     Args:
         folder: the folder that ``fedsilo finetune`` wrote.
@@ -146,7 +149,7 @@ def refuse_equal_masks(names: Sequence[str]) -> None:
     """Check that no two different images would have the same mask file.
 
     Raises:
-        DataError: names the first two images that would share a file.
+        DataError: two images would share a file. The message names the first such pair.
     """
     first: dict[str, str] = {}
     for name in names:
@@ -159,7 +162,8 @@ def _open_folder(folder: Path) -> tuple[Mapping[str, Any], Mapping[str, Tensor],
     """Read a segmentation network from the folder that ``fedsilo finetune`` wrote.
 
     Returns:
-        The content of finetune.json; name -> array; and the digest of the arrays.
+        The content of finetune.json, the arrays of the network by name, and the digest of the
+        arrays.
 
     Raises:
         RunDirectoryError: finetune.json is missing or damaged.
@@ -222,9 +226,10 @@ def _network(
 
 
 def mask_name(name: str) -> str:
-    """Return the relative path of an image's mask: its name, ending in .png.
+    """Return the relative path of an image's mask: the name of the image with .png added.
 
-    The path never leads out of the folder, even if the name contains ``..``.
+    A name that already ends in .png, in upper or lower case, stays as it is. Parts such as ``..``
+    are resolved, so that the path never leads out of the folder.
     """
     # An absolute path cannot go above its root, so '..' at the start is dropped
     inside = os.path.normpath(f"/{name}").lstrip("/")

@@ -93,8 +93,8 @@ def write_predictions(
     """Write the predictions as CSV to ``out`` with a JSON file next to it, and a page to ``html``.
 
     If ``out`` or ``html`` is None, its files are skipped. The content of all files is built before
-    the first one is written. Only the owner may read the files, because they hold patients' data.
-    Existing files are replaced; ``check_outputs`` has checked that there are none.
+    any file is written. Only the owner may read the files, because they hold patients' data.
+    Existing files are replaced, so the caller must call ``check_outputs`` first.
     """
     files: dict[Path, bytes | str] = {}
     if html is not None:
@@ -186,15 +186,16 @@ def _calibrate(
 ) -> tuple[Tensor, Tensor | None]:
     """Correct probabilities by a calibration's temperature, and build the prediction sets.
 
+    The sets are built from the uncorrected probabilities, as the calibration's scores were.
+
     Args:
         own: the model's own probabilities (k, classes).
         calibration: the model's calibration, or None.
         coverage: the coverage of the sets, or None.
 
     Returns:
-        The corrected probabilities, which are ``own`` itself without a calibration; and the sets,
-        bool (k, classes), which are None without a calibration or a coverage. The sets are built
-        from ``own``, as the calibration's scores were.
+        The corrected probabilities, and the sets, bool (k, classes). Without a calibration, the
+        probabilities are ``own`` itself. Without a calibration or a coverage, the sets are None.
     """
     if calibration is None:
         return own, None

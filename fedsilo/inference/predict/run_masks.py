@@ -53,8 +53,8 @@ def predict_run_masks(
         watch: takes the number of images read so far, and the number of all images.
 
     Raises:
-        FedsiloError: no images are found or none can be read; two images would have the same mask
-            file; ``out`` exists or is None; or ``html`` exists.
+        FedsiloError: no image can be read, two images would have the same mask file, ``out`` is
+            None, or ``out`` or ``html`` exists.
     """
     if out is None:
         raise SettingError("masks are written to a folder: name one by --out")
@@ -125,9 +125,10 @@ def _write_mask(path: Path, mask: Tensor) -> None:
 def _table(inputs: Inputs, shares: Mapping[str, Sequence[float]], classes: Sequence[str]) -> str:
     """Build the text of masks.csv: a row for each input, in order.
 
-    The columns are ``file``, ``mask`` (the path of the PNG file), a column per class except the
-    background with its share of the pixels, and ``fault``. For an input that could not be read,
-    only ``file`` and ``fault`` have values.
+    The columns are ``file``, ``mask`` and ``fault``, and before ``fault`` a column for each class
+    except the background. ``mask`` is the path of the PNG file. A class column has the share of the
+    pixels in the class. For an input that could not be read, only ``file`` and ``fault`` have
+    values.
     """
     rows: list[dict[str, Any]] = []
     for place, name in enumerate(inputs.names):
@@ -142,9 +143,9 @@ def _table(inputs: Inputs, shares: Mapping[str, Sequence[float]], classes: Seque
 def _about(model: TrainedModel, inputs: Inputs) -> dict[str, Any]:
     """Build the content of masks.json, which describes the masks.
 
-    It names the run with its method, data set and site, the model with the digest of its weights,
-    and the source of the images. It also lists the classes, the meaning of the columns of
-    masks.csv, and the versions of the software.
+    It has the run, its method, data set and site, and the model with the digest of its weights. It
+    also has the source of the images, the classes, the meaning of the columns of masks.csv, and the
+    versions of the software.
     """
     shares = {}
     for name in model.classes[1:]:

@@ -77,9 +77,9 @@ class NumberAnswers(CaseAnswers):
     def _interval(self, index: int) -> tuple[float, float] | None:
         """Return the ends of the range that holds about 19 of 20 outcomes.
 
-        The ends are the predicted number minus and plus two root mean square errors of test
-        predictions. This suits errors that are about normal. If these errors are unknown, the
-        result is None.
+        The ends are the predicted number minus and plus twice the root mean square error on test
+        samples. The range is right if errors are about normally distributed. If the error is
+        unknown, the result is None.
         """
         error = self._values[0].get("rmse")
         if error is None:
@@ -94,7 +94,7 @@ class NumberAnswers(CaseAnswers):
     def cells(self, index: int) -> list[str]:
         """Format the predicted number and its range as two cells of the overview table.
 
-        About 19 of 20 outcomes are in the range. If the errors on test samples are unknown, the
+        The range holds about 19 of 20 outcomes. If the errors on test samples are unknown, the
         second cell is "-".
         """
         interval = self._interval(index)
@@ -131,9 +131,9 @@ class NumberAnswers(CaseAnswers):
     def notes(self, index: int) -> list[str]:
         """Describe the outcomes of the test samples with similar predictions, in a sentence.
 
-        The run stores test samples in groups of similar predictions. The group whose mean
-        prediction is nearest to the case's is described. If even this mean is farther away than the
-        root mean square error on test samples, the list is empty.
+        The run stores test samples in groups of similar predictions. The sentence is about the
+        group whose mean prediction is nearest to that of the case. If even this group is farther
+        away than the root mean square error on test samples, the list is empty.
         """
         number = float(self.predictions.probabilities[index, 0])
         nearest, distance = None, self._values[0].get("rmse", 0.0)
@@ -149,10 +149,10 @@ class NumberAnswers(CaseAnswers):
         ]
 
     def limits(self) -> list[str]:
-        """List sentences on how far test predictions were off, and what a number's range means.
+        """List sentences on how far test predictions were off, and how to read a number's range.
 
-        One also names the ends of the common scale. If the run has no errors that may be shown, a
-        sentence says that numbers have no range.
+        One sentence names the ends of the scale that all cases share. If the run has no errors that
+        may be shown, a sentence says that numbers have no range.
         """
         values, where = self._values
         low, high = (format_measure(end) for end in self._ends)
@@ -187,8 +187,8 @@ class FindingAnswers(CaseAnswers):
         """Format an answer of several findings as two cells of the overview table.
 
         The first cell lists the findings with a probability of at least 0.5, or says "no finding".
-        The second one has the finding with the probability nearest to 0.5, which is the least
-        certain, with that probability.
+        The second cell has the least certain finding, whose probability is nearest to 0.5, and this
+        probability.
         """
         shares = self.predictions.probabilities[index].tolist()
         # Near 0.5 a small change would make another answer, so this finding needs a look first
@@ -260,7 +260,7 @@ class _Baseline:
     hazard: Floats
 
     def survival(self, risk: float) -> Floats:
-        """Return the probability of no event up to each of ``times``, (k,), at a patient's risk.
+        """Return the probability of no event up to each of ``times``, (k,), for a patient.
 
         ``risk`` is the patient's log hazard.
         """
@@ -274,7 +274,8 @@ def _estimate_baseline(model: TrainedModel, floor: int) -> _Baseline:
 
     It is Breslow's estimate of the cumulative hazard of the median training patient. Times after
     which fewer than ``floor`` patients are still followed are left out, because a step of the curve
-    would reveal single patients. If there are fewer than ``floor`` events, all times are left out.
+    would reveal single patients. If fewer than ``floor`` patients had the event, all times are left
+    out.
 
     Raises:
         DataError: the training patients have changed since the run.
@@ -317,10 +318,10 @@ class RiskAnswers(CaseAnswers):
         return f"how soon to expect the event '{self.predictions.classes[0]}' for"
 
     def cells(self, index: int) -> list[str]:
-        """Format the risk of a case as two cells: its hazard ratio, and its median time to event.
+        """Format the risk of a case as two cells: hazard ratio and median time to the event.
 
         The hazard ratio compares the case with the median training patient of the site. A cell is
-        "-" if the training patients do not determine it.
+        "-" if it cannot be computed from the training patients.
         """
         baseline = self._baseline
         if isinstance(baseline, str):
@@ -351,12 +352,11 @@ class RiskAnswers(CaseAnswers):
         return -self._risk(index)
 
     def bars(self, index: int) -> list[Bar]:
-        """Build the bars of a case's survival, each at one of at most four points in time.
+        """Build bars that show a case's survival at up to four points in time.
 
-        A bar shows the share of patients with the case's risk who have no event up to that time.
-        The times are round numbers. The shares come from the baseline hazard of the site's training
-        patients and the case's risk. If the training patients do not determine the survival, the
-        list is empty.
+        A bar shows the share of patients with the case's risk who have no event up to its time. The
+        times are round numbers. The shares come from the baseline hazard of the site's training
+        patients and the case's risk. If the baseline hazard is unknown, the list is empty.
         """
         baseline = self._baseline
         if isinstance(baseline, str) or not len(baseline.times):
@@ -388,10 +388,10 @@ class RiskAnswers(CaseAnswers):
         return said
 
     def limits(self) -> list[str]:
-        """List sentences on the patients that the survival rests on, and how good the risks are.
+        """List sentences on how the survival is estimated, and how good the predicted risks are.
 
-        If no survival can be shown, the first sentence has the reason. The last one has the C-index
-        on test samples, and is left out if the C-index may not be shown.
+        If no survival can be shown, the first sentence has the reason. The last sentence has the
+        C-index on test samples. It is left out if the C-index may not be shown.
         """
         values, where = site_values(self.run, self.model)
         baseline, said = self._baseline, []

@@ -49,8 +49,8 @@ class Conditions:
         """Describe each condition of a paper's numbers that a run does not meet, in a phrase.
 
         If the run meets all conditions, the list is empty. Missing and additional sites share one
-        phrase. A setting that the run does not have is not compared. The keys in ``files`` are an
-        exception: the run must have them.
+        phrase. A setting that the run does not have is not compared. The settings that must name a
+        file (``files``) are an exception: the run must have their keys.
 
         Args:
             values: the settings of the run by key.
@@ -107,7 +107,7 @@ class Row:
     digits: int | None  # decimals of such a mean
 
     def numbers_by_part(self) -> Numbers:
-        """Arrange the numbers of a paper's row by part: part -> metric -> number.
+        """Arrange the numbers of a row in a paper's table: part -> metric -> number.
 
         A part is a site, a distribution, or "all". A number that the paper does not print is left
         out, so a part may have no numbers.
@@ -119,11 +119,12 @@ class Row:
         return printed
 
     def with_means(self, printed: Numbers) -> Numbers:
-        """Add to a row's numbers the means over parts that the paper does not print.
+        """Add the means over parts (sites or distributions) that the paper does not print.
 
-        ``means`` lists the parts to average for each mean. A number that the paper prints itself is
-        preferred to the computed mean. The printed parts except "all" are in alphabetical order.
-        Then come the means in the order of ``means``, and last "all", if it is only printed.
+        ``means`` lists the parts to average for each mean. A printed number takes precedence over a
+        computed mean. The order of the result is that of a table's rows: printed parts in
+        alphabetical order, then further means in the order of ``means``. The part "all" is always
+        last unless ``means`` names it.
 
         Args:
             printed: the numbers that the paper prints: part -> metric -> number.
@@ -138,11 +139,11 @@ class Row:
         return numbers
 
     def _mean(self, members: Sequence[Mapping[str, float]]) -> dict[str, float]:
-        """Average each metric that all ``members`` have, over the members: metric -> mean.
+        """Average each metric that all ``members`` have: metric -> mean.
 
         ``members`` are sites or distributions, each with its numbers. A mean is rounded to
-        ``digits`` decimals unless that is None. Standard deviations are left out, because they
-        cannot be averaged.
+        ``digits`` decimals unless that is None. Standard deviations (metrics that end with "-sd")
+        are left out, because they cannot be averaged.
         """
         means = {}
         for metric in members[0]:
@@ -170,10 +171,10 @@ class Paper:
         return [row for row in self.rows if (row.name, row.dataset) == wanted]
 
     def _name_of(self, settings: Mapping[str, Value]) -> str:
-        """Return the paper's name for a run's method; empty if the paper has no such method.
+        """Return the paper's name for a run's method, or "" if the paper has no such method.
 
-        Each name has one or more groups of settings. The first name is returned that has a group
-        whose settings all have the run's values.
+        ``names`` maps each name to one or more groups of settings. A name fits if the run has all
+        settings of one of its groups, with the same values. The first name that fits is returned.
         """
         for name, runs in self.names.items():
             for run in runs:
@@ -183,15 +184,19 @@ class Paper:
 
 
 def published_numbers(settings: Mapping[str, Value], sites: Iterable[str]) -> Published:
-    """Find the numbers that a paper has for a run.
+    """Find the numbers that a paper printed for a run with the same settings, data and sites.
+
+    A row of a paper's table counts for a run with its method and data set that meets all its
+    conditions. If several rows count, the first one is used. Others add further metrics if their
+    accuracies are the same.
 
     Args:
         settings: all settings of the run by key.
         sites: the run's sites.
 
     Returns:
-        The numbers of the rows whose conditions the run meets. If it meets none, ``numbers`` is
-        empty and ``unlike`` lists the differences from the row with the fewest differences.
+        The numbers by part (site, distribution or "all"). If no row counts, ``numbers`` is empty
+        and ``unlike`` describes up to four differences from the row with the fewest differences.
         ``unlike`` is empty too if no paper has the run's method on its data.
     """
     sites = list(sites)
@@ -211,7 +216,7 @@ def published_numbers(settings: Mapping[str, Value], sites: Iterable[str]) -> Pu
 
 
 def in_words(differing: Sequence[str]) -> str:
-    """Join the first four differences with semicolons, and count the rest as "N more"."""
+    """Join the first four differences with semicolons, and count the others as "N more"."""
     phrases = [*differing[:_MOST_PHRASES]]
     more = len(differing) - _MOST_PHRASES
     if more > 0:
@@ -221,9 +226,9 @@ def in_words(differing: Sequence[str]) -> str:
 
 @cache
 def paper(name: str) -> Paper:
-    """Read a paper's names of methods and the rows of its tables from ``<name>.yaml``.
+    """Read a paper's tables, and the names of its methods, from ``<name>.yaml``.
 
-    ``name`` is one of ``PAPERS``. The result is cached.
+    ``name`` is one of ``PAPERS``. The file is read only once.
     """
     content: dict[str, Any] = read_own_yaml(_FOLDER / f"{name}.yaml")
     rows = []
@@ -234,15 +239,15 @@ def paper(name: str) -> Paper:
 
 
 def _build_row(content: Mapping[str, Any], table: Mapping[str, Any], own: Mapping[str, Any]) -> Row:
-    """Build a row of a paper's table from its entry in the paper's file.
+    """Build a row of a paper's table from its entry in the paper's YAML file.
 
-    If the table or the row says ``percent``, all its numbers are divided by 100. The ``settings``
-    of the table and the row are merged.
+    A key of the row overrides the same key of its table. Only their ``settings`` are merged, key by
+    key. If ``percent`` is true, all numbers are divided by 100.
 
     Args:
-        content: the content of the paper's file, with the conditions.
-        table: the keys of the table, which apply to each of its rows.
-        own: the keys of the row, which override the table's.
+        content: the whole content of the file. It has the conditions that a run must meet.
+        table: the entry of the table, with the keys that its rows share.
+        own: the entry of the row.
     """
     # The last mapping wins: a row's own keys, then those of its table
     row = {"means": {}, **table, **own}
@@ -282,9 +287,10 @@ def _conditions(
 ) -> Conditions:
     """Merge the conditions of all blocks in a paper's file that apply to a row.
 
-    A later block overrides an earlier one, and the row's own ``settings`` override all blocks.
-    Settings that a block names under ``defaults`` must have their default values. The blocks' lists
-    of files and sites are joined.
+    A block lists what a run must have for the row to be shown. It can name allowed settings,
+    settings that must have their ``defaults``, least values (``at-least``), and files and sites. A
+    later block overrides the settings and least values of an earlier one. Files and sites of all
+    blocks are joined. The row's own ``settings`` override the settings of all blocks.
     """
     usual = defaults(CommonSettings)
     allowed: dict[str, Any] = {}
@@ -324,10 +330,9 @@ def _applies(block: Mapping[str, Any], row: Mapping[str, Any]) -> bool:
 def _merge_rows(rows: Sequence[Row]) -> Numbers:
     """Join the numbers that a paper prints in several tables about the same runs.
 
-    The result has the parts of the first row. Each gets the numbers of the first row, and further
-    metrics from later rows. A later row counts only if its accuracy equals the first row's in each
-    part that the later row has, because it is then about the same runs. If several rows have a
-    number, the earliest one is used.
+    The result has the parts (sites, distributions or "all") of the first row, with the numbers of
+    this row. Later rows add metrics that are still missing. A later row adds nothing if its
+    accuracy in any of its parts differs from that of the first row. It is then about other runs.
     """
     first, *others = [row.numbers_by_part() for row in rows]
     joined = first

@@ -14,13 +14,13 @@ from fedsilo.server_app.run.terminal import print_table, printer
 def print_published(
     summary: Mapping[str, Any], published: Published, headline: Sequence[str], console: Console
 ) -> None:
-    """Print a table of a run's and a paper's numbers, or why the paper has no numbers for the run.
+    """Print a run's numbers next to those of a paper, or the reason why the paper has none for it.
 
     Nothing is printed if no paper has the run's method on its data.
 
     Args:
         summary: the content of ``summary.json``.
-        published: the paper's numbers for the run.
+        published: the paper's numbers for the run, or the differences that exclude them.
         headline: the metrics of the run's data set to show, in this order.
         console: where to print.
     """

@@ -76,9 +76,9 @@ class WatchServer:
 
 
 def _open_socket(host: str, port: int) -> socket.socket:
-    """Open the socket at which the server of the pages listens for requests.
+    """Open the socket on which the page server listens for requests.
 
-    Port 0 stands for any free port. A port is free again as soon as an earlier server on it has
+    Port 0 stands for any free port. A port can be used again as soon as an earlier server on it has
     ended.
 
     Raises:
@@ -103,10 +103,10 @@ def _open_socket(host: str, port: int) -> socket.socket:
 
 
 def _describe_fault(host: str, port: int, error: OSError | UnicodeError) -> str:
-    """Describe in one line why an address or a port cannot be used, and the remedy.
+    """Explain in one line why a server could not listen at an address, and suggest a remedy.
 
-    If the port is in use or the user may not open it, the text suggests another port. For any other
-    error, the text says that the machine does not have this address.
+    If the port is in use, or the user has no permission to open it, the text suggests another port.
+    Any other error counts as a wrong address: the text says that this machine does not have it.
     """
     code = getattr(error, "errno", None)
     if code == errno.EADDRINUSE:
@@ -120,16 +120,16 @@ def _describe_fault(host: str, port: int, error: OSError | UnicodeError) -> str:
 
 
 def _known_names(host: str, bound: str) -> Collection[str] | None:
-    """Choose the host names under which the pages may be requested.
+    """Choose the host names that a request may have in its Host header.
 
-    Requests under other names are refused, because another web page could have sent them. If the
-    user gave an IP address that other machines can reach, the result is None, which allows any
-    address of this machine. Otherwise the names are those of the loopback, the bound address, and
-    the name that the user gave.
+    The server refuses other names, because another web page could have sent such a request. If
+    ``host`` is an IP address that other machines can reach, the result is None: then any IP address
+    and the loopback names are allowed. Otherwise the result has the names of the loopback (such as
+    "localhost"), ``bound``, and ``host`` in lower case.
 
     Args:
         host: the address or name that the user gave.
-        bound: the address to which it leads.
+        bound: the IP address on which the socket listens.
     """
     if is_address(host) and not ipaddress.ip_address(bound).is_loopback:
         return None
