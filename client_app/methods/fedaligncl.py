@@ -108,8 +108,9 @@ class FedAlignCLSite(SiteMethod):
         """Draw the order (n,) in which the epoch uses its samples, forgotten ones early (eq. 4).
 
         A sample is forgotten if the local model predicted it correctly at the end of the last
-        epoch, but the network, as it is now, does not. The share of forgotten samples is also
-        reported as a metric.
+        epoch, but ``network``, as it is now, does not. Samples are drawn one by one, and a
+        forgotten sample is 'fedaligncl.forgotten-weight' times as likely as another. The share of
+        forgotten samples is also reported as a metric.
 
         The comparison needs the site's predictions at the end of the last epoch. They are not
         stored if this epoch has no curriculum, or if the site missed the last epoch's final round.

@@ -123,14 +123,15 @@ class FedEvPromptSite(SiteMethod):
         return loss
 
     def _moments(self, lab: Lab, vit: PromptedViT) -> BufferMoments | None:
-        """Compute the moments of the received attention maps by class, for the distillation loss.
+        """Compute the number, mean and spread of the received attention maps of each class.
 
-        Each received array has the maps that one other site made for one class. All maps of a class
-        are scaled by 'fedevprompt.map-scale' and put together.
+        The distillation loss compares the maps of a batch with these moments. Each received array
+        has the maps that one other site made for one class. They are scaled by
+        'fedevprompt.map-scale', and all sites' maps of a class are put together.
 
         Returns:
-            The number, mean and spread of the scaled maps of each class, on the compute device;
-            None if no maps were received.
+            The moments of each class on the compute device, 0 for a class without maps; None if no
+            maps were received.
 
         Raises:
             SiteError: a received array was made by this site, belongs to an unknown class, has

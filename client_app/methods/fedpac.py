@@ -65,10 +65,10 @@ class FedPACSite(FedRepSite):
         return prototype_loss(lab, classifier, prototypes, self.settings.alignment_weight)
 
     def _class_means(self, lab: Lab, network: TokenClassifier) -> dict[str, Tensor]:
-        """Return each class's mean embedding (d,), followed by the mean of their squared lengths.
+        """Return each class's mean embedding (d,), followed by the class's mean squared length.
 
-        Classes with fewer training samples than 'class-min-count' or 'privacy.sums-min-count' are
-        left out.
+        The mean squared length is the mean of the embeddings' squared lengths, one number. Classes
+        with fewer training samples than 'class-min-count' or 'privacy.sums-min-count' are left out.
 
         Returns:
             The class's number as text -> (d + 1,) float32.

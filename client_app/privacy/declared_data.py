@@ -127,11 +127,11 @@ def round_down(count: int) -> int:
 def declared_data(folder: Path, settings: CommonSettings, load: Callable[[], Silo]) -> DeclaredData:
     """Return the stored declaration of a data set; if there is none, read the data and store one.
 
-    There is one declaration for each data set and way to read it. If the same samples, with the
-    same number of classes, are read in another way, such as at another image size, the new
-    declaration gets the counts of the earlier one. Otherwise a server could invent such settings
-    whenever it wants the samples counted again. For the same reason no declaration is dropped to
-    make room for another.
+    A declaration has rounded sample counts, which the server gets instead of the exact ones. There
+    is one for each data set and each way to read it. If the same samples, with the same number of
+    classes, are read in another way, such as at another image size, the new declaration gets the
+    counts of the earlier one. Otherwise a server could have the samples counted again whenever it
+    likes. For the same reason no declaration is ever dropped.
 
     Args:
         folder: the folder that the hospital keeps over all runs.

@@ -39,9 +39,10 @@ def prove_sum(
 ) -> ProvenSum:
     """Check the server's proof of a secret sum, and add up the sum itself from the proof.
 
-    The proof has the masked parts of all sites, and the seed of each site's own mask (the mask that
-    it shares with no other site). A seal is the hash of a part and of its own mask's seed. All
-    sites have signed all seals. The proof is right if each part fits its seal.
+    The proof has each site's masked part, and the seed of the mask that the site shares with no
+    other site (its own mask). In the round of the sum, all sites have signed the seals, which are
+    hashes of a part and its seed. The proof is right if it has a part for each stored seal, and
+    each part fits its seal.
 
     Args:
         record: the message's record of secure aggregation, with the proof.
@@ -51,7 +52,7 @@ def prove_sum(
 
     Raises:
         SiteError: the record has no proof, or a malformed one.
-        RefusedError: this site has stored no seals, or a part does not fit its seal.
+        RefusedError: this site has stored no seals, or the parts do not fit the seals.
     """
     if not seals:
         raise RefusedError(
@@ -118,10 +119,12 @@ def refuse_missing(sites: Iterable[str], expected: Iterable[str]) -> None:
 
 
 def refuse_other_seal(seals: Mapping[str, str], site: str, own: str) -> None:
-    """Check that the server lists this site's part as the site has sent it.
+    """Check that the server's list has the seal of the masked part that this site has sent.
+
+    A seal is a hash of a site's masked part. The sites sign the list before the sum is unmasked.
 
     Args:
-        seals: the seal (a hash) of each site's masked part, by site, from the server.
+        seals: the seal of each site's part, by site, from the server.
         site: this site.
         own: the seal of the part that this site has sent.
 

@@ -133,8 +133,9 @@ class SecureSite:
     ) -> dict[str, Words]:
         """Quantise, weight and mask this site's updates and metrics; return uint32 arrays by name.
 
-        The checks of ``prepare_masking`` are made again. A digest of the masked numbers is stored
-        before anything leaves, so that even after a restart no key masks twice.
+        The checks of ``prepare_masking`` are made again. A digest of the numbers is stored before
+        anything leaves, so that no key masks twice, even after a restart. A site that could not
+        answer masks zeros.
 
         Args:
             updates: the trained minus the received arrays, clipped, by name.
@@ -187,10 +188,10 @@ class SecureSite:
 
         Raises:
             SiteError: the site has no keys for this round, or the list of sites is malformed.
-            RefusedError: the settings changed after the keys were signed; the keys were used
-                before; too few sites take part, or one is missing although the method proves its
-                sums; the same sum was unmasked before with other sites, settings or requests; or a
-                metric belongs to a split that not all sites measure.
+            RefusedError: the settings changed after the keys were signed, or the keys were used
+                before. Too few sites take part, or one is missing although the method proves its
+                sums. An earlier sum of the same round or arrays had other sites, settings or
+                requests. Or a metric belongs to a split that not all sites measure.
             CheckpointError: the site's secrets or its records of sums are damaged.
         """
         secrets = read_secrets(self.folder, self.round)
@@ -251,11 +252,12 @@ class SecureSite:
     def _request_digest(self, received: Mapping[str, Any], secrets: RoundSecrets) -> str:
         """Return a digest of the values in a request that decide what this site masks.
 
-        Once a round's sum is unmasked, requests of this round with another digest are refused
+        Once a round's sum is unmasked, the site refuses requests of this round with another digest
         (``UnmaskedSums.refuse_other_question``). The digest covers the instruction without the
         run's folder, the names of the arrays and metrics to sum, the received arrays, and the
-        number of sites that have keys, which decides the quantisation. Only a hospital that
-        declares its data needs the digest. At any other site it is an empty string.
+        number of sites that have keys, which decides the quantisation. It is an empty string at a
+        site that does not declare its data, because only a hospital that declares its data makes
+        this check.
         """
         if self.instruction is None:
             return ""
