@@ -166,8 +166,8 @@ def _summary(answering: Answering) -> RecordDict:
     """Answer a survey (a question about the data before a run) with counts that describe the data.
 
     The server's version is checked first. A hospital answers with only those counts that its site
-    file allows, and refuses if it has no site file. A simulated site answers with all counts. The
-    site's name precedes the text of any FedsiloError.
+    file allows, or refuses. A simulated site answers with all counts. The site's name precedes the
+    text of any FedsiloError.
     """
     from fedsilo.client_app.summary.survey_answer import answer_survey
 

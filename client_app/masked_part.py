@@ -50,7 +50,7 @@ class MaskedPart:
     ) -> ArrayRecord:
         """Build this site's part of a secret sum: its update, sample counts and metrics, masked.
 
-        The masks hide the part from the server, and cancel only in the sum over all sites.
+        The masks hide the part from the server, which can remove them only from the sum over sites.
 
         Args:
             leaving: the arrays that leave, by name. They must be those that the server asks to sum.
@@ -239,6 +239,9 @@ class MaskedPart:
     def answer_phase(self) -> ConfigRecord:
         """Answer a phase of secure aggregation that trains nothing, such as "secure-keys".
 
+        Such phases come before and after the phase whose weights are summed in secret. They
+        exchange keys, agree on the sites in the sum, and unmask it.
+
         Returns:
             The record for the reply (``SecureSite.answer``).
 
@@ -347,9 +350,10 @@ class MaskedPart:
 
     @contextmanager
     def prefix_round(self) -> Iterator[None]:
-        """Put the site and the round before the text of a FedsiloError that the block raises.
+        """Put site, round and "secure aggregation" before the text of a FedsiloError of the block.
 
-        The error keeps its type; other exceptions pass unchanged.
+        The text becomes "site <name>, round <number>: secure aggregation: <text>". The error keeps
+        its type, and other exceptions pass unchanged.
         """
         try:
             yield

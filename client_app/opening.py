@@ -196,8 +196,8 @@ def _run_settings(context: Context) -> CommonSettings:
     Raises:
         RefusedError: the run's folds or sampling choose among a real site's samples without
             'allow-folds'. Or the hospital has a cap on epsilon, but the run adds no noise, so its
-            epsilon would be infinite. Or a real site is to read a file that the run names, or lacks
-            a plugin.
+            epsilon would be infinite. Or a real site would have to read a file that the run names,
+            or lacks a plugin of the run.
         SettingError: a value of the run or of the node config is invalid.
     """
     settings, node = site_settings(context), context.node_config

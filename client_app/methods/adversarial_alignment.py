@@ -155,7 +155,7 @@ class Aligner:
 def open_aligner(
     lab: Lab, network: TokenClassifier, settings: FedAlignCLSettings
 ) -> Aligner | None:
-    """Build the aligner of one message; it makes this site's embeddings like the other sites'.
+    """Build the aligner of one message, which makes this site's embeddings like the other sites'.
 
     It uses the other sites' received embeddings and this site's discriminator, a small network that
     tells this site's embeddings from others. With 'fedaligncl.align-target' "others", the other

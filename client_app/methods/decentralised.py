@@ -44,10 +44,11 @@ class DecentralisedSite(SiteMethod):
         return lab.classifier(lab.arrays(MODEL) or own_model(lab))
 
     def train(self, lab: Lab) -> Outgoing:
-        """Measure the received mean model, then train from the mixture with the neighbours' models.
+        """Train from a mixture of the silo's own model and its neighbours' models; send the result.
 
-        If the server sent no mean model, the silo's own model is measured instead. The trained
-        model is sent, and it is also stored as the silo's own model for the next round.
+        If the server asks for metrics, the received mean of all silos' models is measured first or,
+        if the server sent none, the silo's own model. The trained model is also stored as the
+        silo's own model for the next round.
 
         Raises:
             SiteError: there is no own model to start from, a mixing weight is missing, or the

@@ -31,9 +31,9 @@ class DisTransSite(SiteMethod):
         """Build the two-channel network, on the compute device, with the received weights.
 
         The network sees each image in two channels: once moved towards an offset, and once away
-        from it. The offset is an array of the image's size, which this site has trained. If offsets
-        stay at the sites, it is the stored one or, in the first round, one drawn from the site's
-        own seed. Otherwise it is the received one.
+        from it. The offset is an array of the image's size, which is trained with the network. If
+        offsets stay at the sites, it is the stored one or, in the first round, one drawn from the
+        site's own seed. Otherwise it is the received one.
 
         Raises:
             SettingError: the network's head cannot be doubled, or the arrays do not fit the

@@ -89,7 +89,7 @@ class FedAlignCLSite(SiteMethod):
         return Outgoing(network, keep=keep, send=self._arrays_to_send(lab, network, aligner))
 
     def _pretrain(self, lab: Lab, network: TokenClassifier) -> None:
-        """Train the network on this site's data, before round 1, for 'pretraining-epochs' epochs.
+        """Train the network on this site's data for 'pretraining-epochs' epochs, as round 1 begins.
 
         An epoch has 'train.epoch-steps' steps, in a random order of the samples that depends on the
         epoch and the site. The training has its own optimiser, and its loss is not reported.
@@ -200,11 +200,11 @@ class FedAlignCLSite(SiteMethod):
         return max(0, min(number, self.settings.shared_embeddings))
 
     def _embeddings(self, lab: Lab, network: TokenClassifier, count: int) -> Tensor:
-        """Compute embeddings (n, c) of random training samples on the CPU; they may leave the site.
+        """Compute embeddings (n, c) of random training samples, which may leave the site.
 
         n is ``count``, or the number of training samples if that is smaller. With
         'fedaligncl.embedding-draw' "round", each round draws other samples. Otherwise every round
-        takes the same ones.
+        takes the same samples. The result is on the CPU.
 
         The network is in training mode, in which batch norm scales embeddings like those that they
         are compared with. In eval mode a discriminator would learn to tell the modes apart instead

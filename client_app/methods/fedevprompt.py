@@ -78,11 +78,12 @@ class FedEvPromptSite(SiteMethod):
         return lab.compute.place(network)
 
     def train(self, lab: Lab) -> Outgoing:
-        """Measure the received network, train it, and send the shared arrays and this site's maps.
+        """Train prompts and head, and send the shared arrays and this site's attention maps.
 
-        Training uses the evidential loss, plus the distillation loss if other sites' maps were
-        received. 'fedevprompt.shared-prompts' decides which arrays are shared; the other arrays are
-        stored at the site. If 'fedevprompt.distillation-weight' is 0, no maps are made or sent.
+        The received network is measured first, if the server asks for metrics. Training uses the
+        evidential loss, plus the distillation loss if other sites' maps were received.
+        'fedevprompt.shared-prompts' decides which arrays are shared. The other arrays are stored at
+        the site. If 'fedevprompt.distillation-weight' is 0, no maps are made or sent.
 
         Raises:
             SiteError: a received map is invalid, or the training diverged.
@@ -191,7 +192,8 @@ def _entry_fault(lab: Lab, site: str, label: str, maps: Tensor, cells: int) -> s
         lab: the lab of the message.
         site: the site that made the maps; it must not be this site.
         label: the class, as text; it must be the number of one of the task's classes.
-        maps: the maps, which must have shape (any, cells) and pass ``map_fault``.
+        maps: the maps, which must have shape (any, cells). Their values must be finite and not
+            negative, and the values of each map must sum to 1 (``map_fault``).
         cells: the number of cells of a map.
     """
     if site == lab.site:

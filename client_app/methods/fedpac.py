@@ -35,9 +35,12 @@ class FedPACSite(FedRepSite):
     def train(self, lab: Lab) -> Outgoing:
         """Train the network; send it with each class's mean embedding before and after training.
 
-        - ``received/<class>`` (d + 1,) is from the received network: the mean embedding of the
-          class, followed by the mean of the embeddings' squared lengths.
-        - ``prototype/<class>`` (d,) is from the trained network: the mean embedding of the class.
+        The received network is measured first, if the server asks for metrics. The message to the
+        server has, beside the network:
+
+        - ``received/<class>`` (d + 1,) from the received network: the mean embedding of the class,
+          followed by the mean of the embeddings' squared lengths.
+        - ``prototype/<class>`` (d,) from the trained network: the mean embedding of the class.
 
         Classes with too few training samples have neither (``_class_means``). The site stores no
         arrays.

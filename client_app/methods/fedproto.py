@@ -30,8 +30,9 @@ class FedProtoSite(LocalSite):
 
         A site's prototype of a class is the mean of the network's flattened tokens (the encoder's
         outputs) over the class's training samples. The received global prototypes attract the
-        tokens during the training (``prototype_loss``). A class with too few training samples is
-        not sent. The network itself is not sent, but stored at the site.
+        tokens during the training (``prototype_loss``). A class with fewer training samples than
+        'fedproto.class-min-count' or 'privacy.sums-min-count' is not sent. The network itself is
+        not sent, but stored at the site.
         """
         network = cast(TokenClassifier, lab.open())
         lab.measure(network)

@@ -97,9 +97,9 @@ class GLMSite(SiteMethod):
 
         - If the message asks for moments, the sums are the number, the sum and the sum of squares
           of the values in the outcome and in each column. The reported loss is 0.
-        - Otherwise the sums are mainly the gradient and the Hessian at the coefficients that the
-          server sent. The reported loss is minus the log-likelihood (``GLMSums.objective``) per
-          patient.
+        - Otherwise the sums are the log-likelihood, the gradient and the Hessian at the
+          coefficients that the server sent, and two counts (``GLMSums``). The reported loss is
+          minus the log-likelihood per patient.
 
         The server multiplies a reply by the site's number of training samples (in a secret sum, at
         most 'secure-samples'). So the sums are first divided by this number, and also by the
@@ -142,9 +142,9 @@ class GLMSite(SiteMethod):
     def own_fit(self, lab: Lab) -> Outgoing:
         """Fit the model to this site's patients alone, and send coefficients and variances.
 
-        A third array, ``USABLE``, is 1. All three arrays are zeros if these patients determine no
-        coefficients, or if the fit would rest on too few of them. Then the reason goes to the
-        site's log.
+        A third array, ``USABLE``, tells the server whether there is a fit: [1] or [0]. All three
+        arrays are zeros if these patients determine no coefficients, or if the fit would rest on
+        too few of them. Then the reason goes to the site's log.
 
         Raises:
             SettingError: the settings name a column that the table lacks, or name one twice.

@@ -50,7 +50,7 @@ class UEFLSite(SiteMethod):
         self.settings.refuse_exact_centroids(session.settings)
 
     def open(self, lab: Lab) -> UEFLNetwork:
-        """Build the network with the received weights and codebooks.
+        """Build the network with the received weights and codebooks (sets of learned vectors).
 
         Raises:
             SettingError: the arrays do not fit the network.
@@ -124,10 +124,11 @@ class UEFLSite(SiteMethod):
         return Outgoing(send={"centroids": centres, "counts": counts})
 
     def measured(self, lab: Lab, network: SiteNetwork) -> Iterable[Measured]:
-        """Return the networks to measure; the first also reports its use of codewords (eq. 11).
+        """Return the networks to measure, the first of which reports its codeword use (eq. 11).
 
-        The networks and their other metrics are those of ``SiteMethod.measured``, such as the
-        vacuity of an evidential network.
+        A codeword is a learned vector that stands for similar parts of the tokens. The networks and
+        their other metrics are those of ``SiteMethod.measured``, such as the vacuity of an
+        evidential network.
         """
         uefl = cast(UEFLNetwork, network)
         plain, *others = super().measured(lab, network)

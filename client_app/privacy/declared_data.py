@@ -66,9 +66,9 @@ class DeclaredData:
     def of(cls, silo: Silo) -> "DeclaredData":
         """Build the declaration for a silo, with its label counts rounded down.
 
-        Counts keep three binary digits and become multiples of 4: 199 becomes 192, and 3 becomes 0.
-        The samples themselves are not stored. The field ``samples``, a digest of settings, is left
-        empty.
+        A declaration has the facts about the data that the server may learn at trust 'sums', but no
+        samples. Counts keep three binary digits and become multiples of 4: 199 becomes 192, and 3
+        becomes 0. The field ``samples``, a digest of settings, is left empty.
         """
         at_least = {}
         for split, counts in silo.label_counts().items():

@@ -40,8 +40,8 @@ def prove_sum(
     """Check the server's proof of a secret sum, and add up the sum itself from the proof.
 
     The proof has each site's masked part, and the seed of the mask that the site shares with no
-    other site (its own mask). In the round of the sum, all sites have signed the seals, which are
-    hashes of a part and its seed. The proof is right if it has a part for each stored seal, and
+    other site (its own mask). A seal is the hash of a part and its seed. All sites signed all seals
+    when the sum was made. The proof is right if it has exactly the sites of the stored seals, and
     each part fits its seal.
 
     Args:
@@ -73,9 +73,10 @@ def prove_sum(
 def _add_up(proof: SumProof, common: CommonSettings, samples: int) -> ProvenSum:
     """Add up the masked parts of all sites in a proof, and remove their own masks from the sum.
 
-    The masks that pairs of sites share cancel, because no site is missing. The arithmetic is that
-    of the server (``SecureSum.mean``), so that both get the same bits. If the sum counts no
-    training sample, for example because all sites have failed, the result has no totals.
+    An own mask is shared with no other site, and the proof has its seed. The masks that pairs of
+    sites share cancel, because no site is missing. The arithmetic is that of the server
+    (``SecureSum.mean``), so that both get the same bits. If the sum counts no training sample, for
+    example because all sites have failed, the result has no totals.
 
     Args:
         proof: the proof, which is already checked.

@@ -134,8 +134,7 @@ class SecureSite:
         """Quantise, weight and mask this site's updates and metrics; return uint32 arrays by name.
 
         The checks of ``prepare_masking`` are made again. A digest of the numbers is stored before
-        anything leaves, so that no key masks twice, even after a restart. A site that could not
-        answer masks zeros.
+        anything leaves, so that no key masks twice after a restart. A failed site masks zeros.
 
         Args:
             updates: the trained minus the received arrays, clipped, by name.
@@ -146,9 +145,9 @@ class SecureSite:
         Raises:
             SiteError: the site has no keys for this round, the list of sites is malformed, or the
                 site has masked 0 for the same received arrays before.
-            RefusedError: ``prepare_masking`` refuses; this round's sum was already unmasked with a
-                different contribution from this site; or the site cannot answer, but has answered
-                for the same received arrays before.
+            RefusedError: ``prepare_masking`` refuses. Or this round's sum was already unmasked with
+                other numbers of this site. Or the site failed, but has answered for these received
+                arrays before.
             SettingError: the samples of all sites together do not fit into 32 bits.
             CheckpointError: the site's secrets or records are damaged, or cannot be written.
         """
@@ -255,9 +254,8 @@ class SecureSite:
         Once a round's sum is unmasked, the site refuses requests of this round with another digest
         (``UnmaskedSums.refuse_other_question``). The digest covers the instruction without the
         run's folder, the names of the arrays and metrics to sum, the received arrays, and the
-        number of sites that have keys, which decides the quantisation. It is an empty string at a
-        site that does not declare its data, because only a hospital that declares its data makes
-        this check.
+        number of sites that have keys, which decides the quantisation. Only a hospital that
+        declares its data makes this check. At any other site the digest is an empty string.
         """
         if self.instruction is None:
             return ""
@@ -302,7 +300,8 @@ class SecureSite:
     def _share_secrets(self) -> ConfigRecord:
         """Check all sites' keys; return sealed shares of this site's secrets for the other sites.
 
-        The record also has a hash of the seed of this site's own mask. By this hash the server can
+        Enough shares reconstruct a secret, and only the site that a share is sealed for can open
+        it. The record also has a hash of the seed of this site's own mask, by which the server can
         later verify the seed that it reconstructs.
 
         Raises:
