@@ -50,9 +50,10 @@ _OF_NO_PATIENT = (STEPS, "inverse-steps", "new-codewords")
 def answer(lab: Lab) -> RecordDict:
     """Run the phase that the server asks for, and return the packed reply.
 
-    The phase belongs to the run's method or to secure aggregation. A reply to a phase of secure
-    aggregation also has the record that the phase made. If a training phase ends in a secret sum,
-    everything that could make the sum fail is checked before the training.
+    A phase is a named step of a round, such as "train", of the method or of secure aggregation. If
+    a training phase ends in a secret sum (the server sees only the total over sites), everything
+    that could make the sum fail is checked before the training. The reply to a phase of secure
+    aggregation, such as the exchange of keys, also has the record that the phase made.
 
     Raises:
         SiteError: the method does not have the phase, or the phase does not return ``Outgoing``; an
@@ -86,17 +87,17 @@ def open_declared(
 ) -> SiteSession:
     """Load the real data of a hospital that so far has only declared its data.
 
-    At trust 'sums' a hospital declares rounded counts, and zero samples take the place of its data
-    until they are needed. The phase and the secret sum are checked before the data are read, so
-    that a refusal cannot depend on the data. This function always loads the data: the caller
-    decides whether they are needed.
+    At trust 'sums' (the server learns only sums over sites) a hospital declares rounded counts.
+    Zero samples take the place of its data until the data are needed. This function checks the
+    phase and the secret sum before it reads the data, so that a refusal cannot depend on the data.
+    It always loads the data: the caller decides whether they are needed.
 
     Args:
         session: the run at this site, with zero samples in place of the data.
         instruction: the server's request.
         content: the message's records.
-        final: True for the final evaluation, which is not a phase of the method and is not looked
-            up.
+        final: True for the final evaluation. It is not a phase of the method, so no phase is
+            checked.
 
     Returns:
         A copy of the session with the real data.
@@ -119,12 +120,14 @@ def failed_answer(
 ) -> RecordDict:
     """Build a hospital's reply after a failure, in the form of a successful reply.
 
-    If the server expects arrays or this is the final evaluation, the reply has masked zeros in
-    place of the arrays.
+    From this form the server cannot tell that this hospital failed. If the server expects arrays or
+    this is the final evaluation, the reply has zeros in their place. They are masked, like the
+    numbers that a successful site adds to a secret sum.
 
-    Except in the final evaluation, the site's previous state is stored again under this message's
-    round and step, or an empty state if there is none. The reply says that a state was stored, even
-    if the previous state could not be read or the new one could not be written.
+    Except in the final evaluation, the site's newest stored arrays (its state) are stored again
+    under this message's round and step. If there are none, an empty state is stored. The reply says
+    that a state was stored, even if the old state could not be read or the new one could not be
+    written.
 
     Args:
         session: the run at this site, with zero samples in place of the data.
@@ -151,9 +154,10 @@ def failed_answer(
 def evaluate(lab: Lab) -> RecordDict:
     """Measure the received model on validation and test data, and return the packed reply.
 
-    This is the answer to the final evaluation. Empty splits have no metrics. At trust 'sums' the
-    metrics are summed in secret too. At any other trust the last secret sum is over, so the site's
-    secrets of secure aggregation are deleted first.
+    This is the answer to the final evaluation. A split without samples adds no metrics. At trust
+    'sums' the metrics leave masked, as this site's part of a last secret sum. At any other trust no
+    secret sum follows, so the site first deletes its secrets of secure aggregation, if the run has
+    it.
 
     Raises:
         FedsiloError: the model cannot be opened or measured, or the reply cannot be packed.
@@ -170,11 +174,13 @@ def pack(lab: Lab, outgoing: Outgoing) -> RecordDict:
     """Store the arrays that stay at the site, and build the reply from the arrays that leave.
 
     - If the server asks for metrics, and ``outgoing.network`` is the network that ``fit`` trained,
-      this network is measured on validation data first.
-    - Arrays leave only if the server expects arrays. They are those in ``outgoing.send`` or, if it
-      is None, the network's exchanged arrays.
-    - In a run with secure aggregation, the arrays leave masked. At trust 'sums' a masked part with
-      counts and metrics also leaves if the method sends no arrays, and in the final evaluation.
+      this network is first measured on validation data.
+    - Arrays leave only if the server expects arrays. They are ``outgoing.send`` or, if it is None,
+      the arrays of ``outgoing.network`` that sites exchange.
+    - In a run with secure aggregation, the arrays leave masked, so that the server can read only
+      their sum over sites. The masked record also has sample counts and, at trust 'sums', metrics.
+      At trust 'sums' it leaves in the final evaluation too, and even if the method sends no arrays
+      although the server expects some.
 
     Args:
         lab: the message's lab, with the metrics that were measured so far.
@@ -218,10 +224,11 @@ def pack(lab: Lab, outgoing: Outgoing) -> RecordDict:
 
 
 def _plain_record(lab: Lab, leaving: Arrays) -> ArrayRecord:
-    """Pack unmasked arrays as float32, with compressed updates if the run compresses them.
+    """Pack unmasked arrays as float32 or, in a compressed run, as compressed updates.
 
-    An update is a weight minus the received array of the same name. In a compressed run updates
-    leave in place of the weights, and all other arrays leave unchanged.
+    An update is a weight minus the received array of the same name, in the precision
+    'server.wire-precision'. In a compressed run updates leave in place of the weights. Arrays that
+    are no weights, such as batch norm's statistics, leave uncompressed.
 
     Raises:
         SiteError: a compressed update is not finite. The error names site, round and array.
@@ -242,10 +249,10 @@ def _plain_record(lab: Lab, leaving: Arrays) -> ArrayRecord:
 def _adds_to_a_sum(lab: Lab) -> bool:
     """Tell whether the reply must have a masked part even if the method sends no arrays.
 
-    At trust 'sums' it must, if the server expects arrays or this is the final evaluation. A site
-    that fails sends masked zeros in these cases. Without a part from each successful site, the
-    server could tell who failed. The phases of secure aggregation itself, such as the exchange of
-    keys, need no part.
+    A masked part is what this site adds to a secret sum. The result is True at trust 'sums' if the
+    server expects arrays or this is the final evaluation. A failed site sends masked zeros in these
+    cases. If a successful site sent nothing, the server could tell who failed. The phases of secure
+    aggregation itself, such as the exchange of keys, need no part.
     """
     phase = lab.instruction.phase
     if lab.common.trust != SUMS or phase in SECURING:
@@ -259,14 +266,14 @@ def _leaving_metrics(lab: Lab) -> dict[str, float]:
     The measured metrics come first:
 
     - At trust 'sums' none of them leave here, because they are part of the secret sum.
-    - At any other trust, if the hospital has its own cap on epsilon, only those exact metrics leave
-      that depend on no patient (``_OF_NO_PATIENT``).
+    - At any other trust, if the hospital has its own cap on epsilon, exact metrics leave only if
+      they depend on no patient, such as the number of optimiser steps (``_OF_NO_PATIENT``).
     - At any other trust, without such a cap, metrics leave if they belong to no split, or to a
       split with at least 'minimum-measured' reported samples. At trust 'server' the numbers of
       optimiser steps and of used samples leave too, unless the run is private.
 
-    Under the hospital's own cap, ``lab.sample_parts`` may have each sample's part in some metrics.
-    Then these metrics are added with noise, and the privacy ledger is charged here.
+    Under the hospital's own cap, ``lab.sample_parts`` may have each sample's contribution to some
+    metrics. The noisy sums of these contributions are added, and the privacy ledger is charged.
 
     Last, some figures are added that do not measure the model:
 
@@ -307,13 +314,16 @@ def _leaving_metrics(lab: Lab) -> dict[str, float]:
 def _store(lab: Lab, keep: Arrays) -> bool:
     """Write the site's private state after this phase; return True if a state was written.
 
-    A state has the arrays in ``keep`` and ``lab.counted``, and those from which the training
-    continues, such as the optimiser's moments. If this phase trained nothing, the latter stay as
-    they were stored before.
+    A state has three groups of arrays:
 
-    Nothing is written if ``keep`` is empty and the training left nothing to continue from. A
-    hospital that declares its data is the exception: it then writes a state with ``lab.counted``
-    after each phase of the method. A failed site writes a state too, and the replies must look
+    - ``keep``, the arrays that the method stores.
+    - ``lab.counted``, the arrays of the last reply that the server used.
+    - The arrays from which the training continues, such as the optimiser's moments. If this phase
+      trained nothing, they stay as they were stored before.
+
+    Nothing is written if ``keep`` is empty and the training left nothing to continue from. The
+    exception is a hospital that declares its data. After each phase of the method it writes at
+    least ``lab.counted``, because a failed site writes a state too, and the replies must look
     alike.
 
     Raises:

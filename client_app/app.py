@@ -123,11 +123,11 @@ def evaluate(message: Message, context: Context) -> Message:
 
 
 def _phase(answering: Answering, final: bool = False) -> RecordDict:
-    """Answer a phase of the method or of secure aggregation, or the final evaluation (``final``).
+    """Answer a phase of a round, such as "train", or the final evaluation if ``final`` is True.
 
-    A hospital that has only declared its data so far opens the real data here. For a phase of
-    secure aggregation, such as the exchange of keys, the data stay closed. At any other site the
-    session already has the data.
+    A phase belongs to the method or to secure aggregation. A hospital that has only declared its
+    data so far opens the real data here. In a phase of secure aggregation, such as the exchange of
+    keys, its data stay closed. The session of any other site has its data already.
     """
     # Imported here and below, because only the first message needs PyTorch, not importing the app
     from fedsilo.client_app.answer import answer, evaluate, open_declared
@@ -146,11 +146,12 @@ def _phase(answering: Answering, final: bool = False) -> RecordDict:
 
 
 def _hello(answering: Answering) -> RecordDict:
-    """Answer a hello (the server's question before round 1) with the site's facts.
+    """Answer a hello (the server's question before round 1) with facts about this site.
 
-    The facts are the site's name, its task, the label counts that may leave, and its software. The
-    session is always opened anew. The server's version is checked first. The site's name precedes
-    the text of any FedsiloError.
+    The facts (``site_facts``) include the site's name, its task, the label counts that may leave,
+    and its software. The server's version is checked first. Then the site is always opened anew,
+    because its data may have changed since an earlier run. The site's name precedes the text of any
+    FedsiloError.
     """
     from fedsilo.client_app.hello import site_facts
     from fedsilo.client_app.session import session_of
@@ -164,8 +165,9 @@ def _hello(answering: Answering) -> RecordDict:
 def _summary(answering: Answering) -> RecordDict:
     """Answer a survey (a question about the data before a run) with counts that describe the data.
 
-    At a hospital the site file decides which counts may leave. The server's version is checked
-    first. The site's name precedes the text of any FedsiloError.
+    The server's version is checked first. A hospital answers with only those counts that its site
+    file allows, or refuses. A simulated site answers with all counts. The site's name precedes the
+    text of any FedsiloError.
     """
     from fedsilo.client_app.summary.survey_answer import answer_survey
 
@@ -192,14 +194,15 @@ def _prefix_site(context: Context) -> Iterator[None]:
 
 
 def _reply(message: Message, context: Context, answer: Answer) -> Message:
-    """Answer a message. An exception while it is read, checked or answered becomes an error reply.
+    """Answer a message, and turn any exception on the way into an error reply.
 
-    Guards are context managers around ``answer``: each checks the message first, and then what
-    leaves, in reverse order. From the outside to the inside they are:
+    ``answer`` runs inside guards. Each guard is a context manager that checks the message before
+    ``answer`` runs, and may act again afterwards. From the outermost to the innermost they are:
 
-    - At a site with a site file: the file's rules, and a check that the privacy ledger is the
-      newest.
-    - At a real site: the secret sum, which hides failures, and the hospital's limits and quotas.
+    - At a site with a site file (the hospital's own rules): the file's rules, and a check that the
+      privacy ledger is the newest.
+    - At a real site: the guard that hides a failure in a secret sum, and the hospital's limits and
+      quotas.
 
     Then a site with a site file writes a line to its audit log. Last, a real site bundles the reply
     (joins the arrays of each record into one).
@@ -263,13 +266,13 @@ def hide_failure_in_sum(answering: Answering) -> Iterator[None]:
 
     Otherwise the server would learn that this site failed, and a malicious server could make the
     failure depend on a single patient. The real reason goes to the site's log and into
-    ``opened.why`` (``answering.opened``).
+    ``answering.opened.why``.
 
     The exception passes unchanged if the run's trust is not 'sums', if the message is a hello or a
     survey, or if the data were not opened yet.
 
-    In any case ``opened.hidden`` is set first: it is True if the server may not see this site's
-    single answers.
+    In any case ``answering.opened.hidden`` is set first. It is True if the server must not see any
+    answer of this site alone, not even an error.
     """
     message, context, opened = answering.message, answering.context, answering.opened
     opened.hidden = not tells_single_answers(context.node_config, context.run_config)
@@ -296,9 +299,10 @@ def hide_failure_in_sum(answering: Answering) -> Iterator[None]:
 def refuse(message: Message, context: Context, error: RefusedError) -> Message:
     """Build the error reply to a message that is refused without being read.
 
-    At a site with a site file, the audit log gets a line about the refusal. If the line cannot be
-    written, the error reply also says so. The site file names the log. If the file cannot be read,
-    the log in 'state-dir' is used.
+    The site's name precedes the text of ``error``. A site with a site file (the hospital's own
+    rules) also writes a line to the audit log that the file names. If the file cannot be read, the
+    log in 'state-dir' is used. If the line cannot be written, the reason is appended to the reply's
+    text.
     """
     error = RefusedError(f"site {_own_name(context)}: {error}")
     reply = _failure(message, context, error, Opened())
@@ -317,8 +321,9 @@ def _failure(message: Message, context: Context, error: Exception, opened: Opene
     """Build the error reply to a message: an error code and a one-line reason.
 
     A real site writes the full reason to its own log. The reply hides the reason if patients' data
-    were opened and the server may not see this site's single answers. Then its code and text are
-    constant, except those of an EpsilonSpentError, and ``opened.why`` gets the real reason.
+    were opened and ``opened.hidden`` is True (the server must not see any answer of this site
+    alone). Then the reply has a constant code and text, with the site and the round, and
+    ``opened.why`` gets the real reason. Only an EpsilonSpentError keeps its code and text.
     """
     reason = _reason(error, context)
     if "site" in context.node_config:  # in a simulation the server's own log line is enough
@@ -358,13 +363,14 @@ def _log(
     The line says whether the message was answered, refused (``error`` is a RefusedError) or failed.
     Once it is written, ``reply`` is returned.
 
-    If the line cannot be written, an error reply leaves instead, because nothing may leave
-    unlogged. It has the code and the text of the log's own error. If ``reply`` is an error reply
-    itself, it keeps its code and text, and the text of the log's error is appended, unless both
-    texts are equal.
+    If the line cannot be written, only an error reply may leave, because nothing may leave
+    unlogged. If ``reply`` is an answer, a new error reply takes its place, with the code and the
+    text of the log's error. If ``reply`` is an error reply, it keeps its code, and the text of the
+    log's error is appended to its text, unless both texts are equal.
 
     Args:
-        answering: the message. Its ``opened.why`` is logged even if the reply gives no reason.
+        answering: the message. If its ``opened.why`` is set, it is logged as the reason of a
+            failure, even if the reply gives no reason.
         context: Flower's own context, without the limits of the site file.
         reply: the reply that is about to leave.
         error: the exception that caused an error reply; None if there was none.
@@ -396,11 +402,11 @@ def _log(
 
 
 def _ledger_mark(context: Context) -> "LedgerMark | None":
-    """Return the number of releases in the hospital's privacy ledger, and the digest of its file.
+    """Return the state of the hospital's privacy ledger for the audit log; None if it has none.
 
-    A release is one noisy result that the ledger counts. Returns None if the ledger is missing or
-    damaged. Damage raises no error here: a damaged ledger already stops every release that needs
-    it, and the line about that refusal must still be logged.
+    The state is a mapping: "releases" -> the number of noisy results that the ledger counts, and
+    "sha256" -> the digest of its file. A damaged ledger gives None too and raises no error. It
+    already stops every noisy result, and the line about that refusal must still be logged.
     """
     from fedsilo.client_app.privacy.ledger import ledger_mark
 

@@ -139,9 +139,10 @@ class Lab:
         """Return this site's stored arrays whose names begin with ``prefix``, without the prefix.
 
         They are the arrays that the site stored in its last phase before this message. Without a
-        prefix, the result also has arrays that ``counted_state`` stored again, as
-        ``counted/<name>``. The optimiser's moments are left out, because ``fit`` handles them
-        itself. The result is empty if nothing was stored, or if no name matches.
+        prefix, the result also has ``counted/<name>``: the arrays of the last reply that the server
+        used, if ``counted_state`` stored them again. The optimiser's moments are left out, because
+        ``fit`` handles them itself. The result is empty if nothing was stored, or if no name
+        matches.
         """
         kept = {}
         for name, array in self.stored_state.items():
@@ -152,10 +153,12 @@ class Lab:
     def counted_state(self) -> dict[str, Tensor]:
         """Return the arrays that were stored with this site's last reply that the server used.
 
-        The server's sums do not contain a reply that was lost, refused or late, so the arrays
-        stored with such a reply must not count. The returned arrays also go into ``counted``. They
-        are stored once more with this reply, beside the new arrays, in case this reply is lost. The
-        result is empty if the server has used no reply of this site yet.
+        The server's sums do not contain a reply that was lost, refused or late, so a method whose
+        arrays must agree with these sums calls this function. The result maps names to arrays. It
+        is empty if the server has used no reply of this site yet.
+
+        The returned arrays are also put into ``self.counted``. ``pack`` then stores them once more,
+        beside the new arrays, in case the reply to this message is lost.
         """
         if self.state_files.is_counted(self.instruction):
             newest = self.state()
@@ -201,9 +204,9 @@ class Lab:
         are ``incoming.val.<metric>`` and ``incoming.test.<metric>``. A split without samples adds
         no metrics.
 
-        If the hospital has its own cap on epsilon, nothing is added to ``metrics``. Instead,
-        ``measure_splits`` records each sample's contribution to the metrics, and ``pack`` later
-        adds noise to the sums of the contributions.
+        If the hospital has its own cap on epsilon, nothing is added to ``metrics``. Instead, each
+        sample's contribution to the metrics goes into ``sample_parts``. ``pack`` later adds noise
+        to the sums of the contributions.
 
         Args:
             network: the network of the received model, on the compute device.
@@ -230,8 +233,9 @@ class Lab:
         """Train ``network`` in place, and add its training loss to the metrics.
 
         If the method then returns the network in its ``Outgoing``, ``pack`` measures it again. If
-        epochs or the optimiser span rounds, training continues from the stored state of the last
-        round. In a private run the moments of a model that stays never span rounds.
+        epochs or the optimiser span rounds ('train.epoch-steps', 'train.optimiser-state'), training
+        continues from the stored state of the last round. In a private run the optimiser of a model
+        that stays at the site always begins anew.
 
         Args:
             network: on the compute device.
@@ -240,16 +244,16 @@ class Lab:
             penalty: returns a term that is added to each batch's loss, or None.
             after_step: called after each step with the batch's inputs and the optimiser, or None.
             beside: a second optimiser that steps with the same gradients, or None.
-            plan: the passes, each a list of batches of sample indices; None for the passes that the
-                settings ask for.
-            order: returns the order (n,) of the samples in a given epoch; used only if epochs span
+            plan: the passes over the data, each a list of batches of sample indices; None for the
+                passes that the settings ask for.
+            order: maps an epoch's number to the order (n,) of its samples; used only if epochs span
                 rounds. None for a random order.
             settings: the length and the optimiser of the training; None for the run's.
             split: the samples; None for the site's training samples.
             steps: the number of optimiser steps; 0 for the number in ``settings``.
-            aside: a key that names a further training in the same phase, such as ("head",). Its
-                loss is not reported, its optimiser is not stored, and ``pack`` does not measure its
-                network. Empty for the main training.
+            aside: empty for the main training. A further training in the same phase has a key here,
+                such as ("head",). Then its loss is not reported, its optimiser is not stored, and
+                ``pack`` does not measure its network.
             stays: whether the model, and everything made from it, stays at the site. Then a private
                 run trains it without noise.
 
@@ -295,10 +299,11 @@ class Lab:
     ) -> None:
         """Give a training the hospital's minimums, class weights and, in a private run, DP-SGD.
 
-        DP-SGD is charged to the privacy ledger. A model that stays at the site gets no noise and
-        costs nothing, because nothing that is made from it leaves. Under the hospital's own cap on
-        epsilon it also needs no minimum number of steps. ``aside`` is the key of ``fit``, which is
-        empty for the main training.
+        The minimums are those for the samples in a batch and for the optimiser steps in a reply.
+        DP-SGD is charged to the privacy ledger. A model that stays at the site (``stays``) gets no
+        noise and costs nothing, because nothing that is made from it leaves. Under the hospital's
+        own cap on epsilon it also needs no minimum number of steps. ``aside`` names a further
+        training in the same phase, and is empty for the main training.
 
         Raises:
             RefusedError: the private batches are too small, or a cap on epsilon is reached
@@ -332,13 +337,15 @@ class Lab:
     ) -> dict[str, float]:
         """Measure a model on splits of the site's data, and return its metrics.
 
-        The method's ``measured`` may put other networks in place of ``network``, or add further
-        ones. A split without samples is left out. If a network is measured on only some labels, a
-        split with fewer than 'privacy.sums-min-count' samples of these labels is left out too.
+        The method's function ``measured`` chooses the networks to measure: usually ``network``, but
+        a method may replace it or add others. A split without samples is left out. If a network is
+        measured on only some labels, a split with fewer than 'privacy.sums-min-count' samples of
+        these labels is left out too.
 
         If the hospital has its own cap on epsilon, the result is always empty. Instead, each
-        sample's part in the metrics is recorded, and ``pack`` adds noise to the sums of the parts.
-        Only the received model is measured then: for "trained" nothing is recorded.
+        sample's contribution to the metrics is recorded, and ``pack`` adds noise to the sums of
+        these contributions. Only the received model is measured then: for "trained" nothing is
+        recorded.
 
         Args:
             network: the network that the method's ``measured`` gets.
@@ -366,12 +373,17 @@ class Lab:
     def _measure_split(self, measured: Measured, model: str, split: str) -> dict[str, float]:
         """Return a network's metrics on one split, by their names in the reply.
 
-        The result is empty if the split has no samples. If ``measured.within`` limits the labels,
-        it is also empty if fewer than 'privacy.sums-min-count' samples have these labels.
+        ``measured`` has the network and the options of its measurement:
 
-        With ``measured.names``, only the metrics named there are returned, under the given names.
-        Without it, the final evaluation's test split also gets outcome counts. ``model`` is
-        "incoming" or "trained", and only seeds the dropout draws.
+        - With ``within``, only samples with these labels are measured. The result is empty if there
+          are fewer than 'privacy.sums-min-count' such samples. Without ``within``, it is empty if
+          the split has no samples.
+        - With ``names``, only the metrics named there are returned, under the given names. Without
+          ``names``, the test split gets further counts of the task in the final evaluation, such as
+          the correct predictions of each class.
+        - ``probe`` makes an object that sees the network's tokens and adds metrics.
+
+        ``model`` is "incoming" or "trained", and only seeds the dropout draws.
         """
         samples: Split = getattr(self.silo, split)
         fewest = 1
@@ -416,10 +428,11 @@ class Lab:
     ) -> None:
         """Record each sample's part in a split's metrics; ``pack`` later adds noise to their sums.
 
-        A part is a sample's contribution to a metric, scaled to 0 to 1. It goes into
+        This replaces exact metrics at a hospital with its own cap on epsilon. A part is a sample's
+        contribution to a metric, scaled to 0 to 1. The parts (n,) of each metric go into
         ``sample_parts``. Nothing is recorded if the metrics of the split may not leave, or if this
-        site's reported count for the split is 0. The reported count decides, because the true count
-        must stay hidden, even if it is 0.
+        site's reported count for the split is 0. The true count does not decide, because even an
+        empty split must stay hidden.
 
         Args:
             network: the received network.

@@ -50,6 +50,8 @@ class MaskedPart:
     ) -> ArrayRecord:
         """Build this site's part of a secret sum: its update, sample counts and metrics, masked.
 
+        The masks hide the part from the server, which can remove them only from the sum over sites.
+
         Args:
             leaving: the arrays that leave, by name. They must be those that the server asks to sum.
             received: the arrays that the site received, by name. The update that is summed is
@@ -72,11 +74,12 @@ class MaskedPart:
     def refuse_before_data(self) -> None:
         """Check everything that can make the secret sum fail, before the training.
 
-        At a hospital that declares its data, the check comes before the data are opened. Afterwards
-        nothing may be refused, because a refusal could depend on a patient. Checked are the
-        message's record, the bounds of the metrics, the requested arrays, and the rules of
-        ``SecureSite.prepare_masking``. If the server must prove the sums of the method, the message
-        must also ask what the method itself computes from the last sum.
+        A hospital that declares its data makes the check before it opens them. Afterwards nothing
+        may be refused, because a refusal could depend on a patient. The check covers the message's
+        record, the bounds of the metrics, the requested arrays, and the rules of
+        ``SecureSite.prepare_masking``, such as enough sites and unused keys. In a method whose sums
+        the server must prove, the message must also ask for exactly what the method itself computes
+        from the last sum.
 
         Raises:
             FedsiloError: the sum is impossible or reveals too much. The error names site and round.
@@ -95,13 +98,16 @@ class MaskedPart:
     def _follow(self, secure: SecureSite, partners: list[str]) -> None:
         """Check that the message asks the question that follows from the sum of the round before.
 
-        This is for methods whose sums the server proves. A question is what the server asks a sum
-        for, such as the coefficients of a fit. The site checks the proof of the last sum, and the
-        method computes the next question from that sum. In round 1 there is no sum before.
+        A question is the values at which the server asks for a sum, such as the coefficients of a
+        fit. This check is for methods whose sums the server proves to each site. The site checks
+        the proof of the last sum, and that this sum was over the same sites. Then the method
+        computes the next question from the last sum, and compares it with the message. In round 1
+        there is no sum before.
 
         Args:
             secure: the site's side of secure aggregation.
-            partners: the sites in the sum that the message asks for.
+            partners: the names of all sites, including this one, in the sum that the message asks
+                for.
 
         Raises:
             SiteError: the proof is missing or malformed.
@@ -152,11 +158,11 @@ class MaskedPart:
             return to_record(self._mask(None, {}))
 
     def _mask(self, update: Arrays | None, metrics: Mapping[str, float]) -> dict[str, NDArray]:
-        """Clip this site's update, quantise it together with its metrics, and add the masks.
+        """Clip this site's update, turn it and the metrics into integers, and add the masks.
 
         The result has the names and shapes that the server expects, whether or not the site could
-        answer. At a site that declares its data, non-finite values of the update are replaced by
-        finite ones first.
+        answer. At a hospital that declares its data, non-finite values of the update are first
+        replaced by finite ones, because an error could depend on a single patient.
 
         Args:
             update: the arrays minus the received arrays, by name; None if the site could not
@@ -217,10 +223,13 @@ class MaskedPart:
         return zeros
 
     def _bounds_of(self, name: str) -> tuple[float, float]:
-        """Return the smallest and the largest value of a metric that the server asks to sum.
+        """Return the bounds, lowest first, to which a metric is clipped before it is summed.
+
+        The run's task and the metric's name decide them. ``name`` is a metric that the server asks
+        for.
 
         Raises:
-            RefusedError: the metric has no bounds, or the run's trust is not 'sums'.
+            RefusedError: the metric is not one that is summed, or the run's trust is not 'sums'.
         """
         ends = bounds(name, self.session.task.limits(self.session.silo.shape.outputs))
         if ends is None or self.session.settings.trust != SUMS:
@@ -229,6 +238,9 @@ class MaskedPart:
 
     def answer_phase(self) -> ConfigRecord:
         """Answer a phase of secure aggregation that trains nothing, such as "secure-keys".
+
+        Such phases come before and after the phase whose weights are summed in secret. They
+        exchange keys, agree on the sites in the sum, and unmask it.
 
         Returns:
             The record for the reply (``SecureSite.answer``).
@@ -246,6 +258,10 @@ class MaskedPart:
 
     def secure_site(self, failed: bool = False) -> SecureSite:
         """Build the site's side of secure aggregation for this message.
+
+        The returned object makes keys, masks this site's numbers and signs lists of sites. It
+        weighs the site by its exact sample counts or, under the hospital's own cap on epsilon, by
+        the noisy counts that the site reports.
 
         Args:
             failed: True if the site could not answer. Then it adds zeros, and 1 to the count of
@@ -307,10 +323,11 @@ class MaskedPart:
         the same received arrays. The difference between the two sums would reveal its own part. No
         file is read here.
 
-        The first digest is over everything that scales a part: the run's settings,
-        'secure.clip-norm' and ``samples``. The second is over the data set and the method's
-        settings, for methods whose sums the server proves. They may ask different questions with
-        the same arrays. For any other method it is an empty text.
+        - The first digest is over all settings that decide the size of a part: the run's settings,
+          'secure.clip-norm' and ``samples``.
+        - The second digest is over the data set and the method's settings. It is for methods whose
+          sums the server proves, because they may ask different questions with the same arrays. For
+          any other method it is an empty text.
 
         Args:
             samples: 'secure-samples', the number of samples by which each site's part is scaled.
@@ -333,9 +350,10 @@ class MaskedPart:
 
     @contextmanager
     def prefix_round(self) -> Iterator[None]:
-        """Put the site and the round before the text of a FedsiloError that the block raises.
+        """Put site, round and "secure aggregation" before the text of a FedsiloError of the block.
 
-        The error keeps its type; other exceptions pass unchanged.
+        The text becomes "site <name>, round <number>: secure aggregation: <text>". The error keeps
+        its type, and other exceptions pass unchanged.
         """
         try:
             yield

@@ -112,7 +112,7 @@ class OpenedSite:
 
 
 def _refuse_other_task(silo: Silo, settings: CommonSettings) -> None:
-    """Check that the labels are those of the run's task.
+    """Check that the labels of this site's data are those of the run's task, such as regression.
 
     Raises:
         SettingError: the site's labels are for another task.
@@ -139,16 +139,16 @@ def open_site(context: Context, with_data: bool = True) -> OpenedSite:
             same.
 
     Raises:
-        RefusedError: the run's folds or sampling choose among a real hospital's samples, which
-            could reveal one sample by comparison. Also raised if a required 'state-dir' is missing,
-            if the hospital has a cap on epsilon but the run is not private, if consent to send
-            folder names is missing, if too many declarations are stored, or if a hospital that
-            declares its data has fewer samples than its own minimum.
+        RefusedError: the hospital's rules forbid the run's settings (``_run_settings``), or a
+            required 'state-dir' or the consent to send folder names is missing. A hospital that
+            declares its data also refuses if it has stored too many declarations, or has fewer
+            samples than its own minimum.
         SettingError: a setting is invalid, settings of privacy contradict each other, or the labels
             are for another task than the run.
         SiteError: the node config names no site, or the data no longer match their declaration.
         DataError: the data cannot be read.
         CheckpointError: the stored declaration of the data is damaged, or cannot be written.
+        OSError: a simulated site's files cannot be opened.
     """
     simulated, run, node = is_simulated(context), context.run_config, context.node_config
     settings = _run_settings(context)
@@ -188,15 +188,16 @@ def open_site(context: Context, with_data: bool = True) -> OpenedSite:
 
 
 def _run_settings(context: Context) -> CommonSettings:
-    """Return the run's settings, overridden by the site's own values.
+    """Return the run's settings, overridden by the site's own folders, device and limits.
 
-    If the server may not see this site's single answers, broken images are always skipped, because
-    an error would depend on a patient.
+    If the server must not see any answer of this site alone, broken images are always skipped,
+    because an error would depend on a patient.
 
     Raises:
-        RefusedError: the run chooses among a real site's samples without 'allow-folds'; or the
-            hospital has a cap on epsilon, but the run adds no noise, so its epsilon would be
-            infinite.
+        RefusedError: the run's folds or sampling choose among a real site's samples without
+            'allow-folds'. Or the hospital has a cap on epsilon, but the run adds no noise, so its
+            epsilon would be infinite. Or a real site would have to read a file that the run names,
+            or lacks a plugin of the run.
         SettingError: a value of the run or of the node config is invalid.
     """
     settings, node = site_settings(context), context.node_config
@@ -252,8 +253,9 @@ def _refuse_without_epsilon(settings: CommonSettings) -> None:
 def _log_what_is_left_out(silo: Silo, settings: CommonSettings) -> None:
     """Log the number of samples, and the files, that a run leaves out at this site.
 
-    A number above 0 is logged in each call. Each sentence about files is logged once per process.
-    The function does not check that the site is a real hospital; the caller does.
+    The number counts samples that cannot be used, and is logged in each call unless it is 0. Each
+    sentence about files that are not read is logged once per process. The caller makes sure that
+    the site is a real hospital.
     """
     if silo.dropped:
         logging.getLogger("flwr").warning(
@@ -270,9 +272,9 @@ def _load(name: str, settings: CommonSettings, context: Context) -> Silo:
     If 'data-dir' is empty or unreadable, the error says so too.
 
     Raises:
-        DataError: the files are unusable. If its text names files that were found, it is a
-            FileNamesError, which a real site never sends, because file names may identify a
-            patient.
+        DataError: the files are unusable, or a real site's files cannot be opened. A text that
+            quotes names of found files is a FileNamesError. A real site never sends that text,
+            because file names may identify a patient.
         OSError: a simulated site's files cannot be opened.
     """
     note_opening()

@@ -27,10 +27,11 @@ class PatientPrivacy:
     ledger: Ledger  # counts the epsilon that the site spends in this run
 
     def training(self, settings: CommonSettings, aside: tuple[str, ...] = ()) -> PrivateTraining:
-        """Charge the ledger for a DP-SGD training, and return the training's mechanism.
+        """Charge the ledger for a DP-SGD training, and return the mechanism of the training.
 
-        The ledger counts the epsilon that the site has spent. The number of steps and the sampling
-        rate follow from the reported sample count.
+        The mechanism draws the batches, clips the gradients and adds noise. The ledger counts the
+        epsilon that the site has spent. The number of steps and the sampling rate follow from the
+        sample count that the site reports, which may be noisy.
 
         Args:
             settings: the settings of the training.
@@ -58,11 +59,11 @@ class PatientPrivacy:
         return PrivateTraining(settings, reported, release, sampling)
 
     def steps(self, settings: CommonSettings) -> int:
-        """Return the number of optimiser steps in a round.
+        """Return the number of optimiser steps in a round; nothing is charged to the ledger.
 
-        In a private run it follows from the reported sample count, so it reveals nothing more. In
-        any other run it follows from the true count and the hospital's 'minimum-batch'. Nothing is
-        charged.
+        In a private run the number follows from the sample count that the site reports, so it
+        reveals nothing more. In any other run it follows from the true count and the hospital's
+        'minimum-batch'.
         """
         if settings.is_private():
             return private_steps(settings, sum(self.session.reported["train"]))
@@ -70,11 +71,12 @@ class PatientPrivacy:
         return steps_of(samples, settings, floor)
 
     def means(self) -> PrivateMeans | None:
-        """Charge the ledger for one set of class means, and return the object that adds noise.
+        """Charge the ledger for noisy means of rows, and return the object that computes them.
 
-        The rows that are averaged are clipped to 'privacy.statistics-clip-norm', and
-        'privacy.statistics-noise' decides the noise. If the run is not private, nothing is charged,
-        the result is None, and exact means may leave.
+        The object can be used once, for the means of all classes or for one mean over all samples.
+        It clips each row to 'privacy.statistics-clip-norm'. The noise multiplier is
+        'privacy.statistics-noise' or, if that is 0, 'privacy.noise-multiplier'. If the run is not
+        private, nothing is charged, the result is None, and exact means may leave.
 
         Raises:
             EpsilonSpentError: the means would exceed a cap on epsilon. Nothing is charged then.
@@ -91,8 +93,8 @@ class PatientPrivacy:
     def measurements(self, bound: float) -> Release:
         """Charge the ledger for the metrics of one reply, and return the release that adds noise.
 
-        The release can be used once. The noise comes from the operating system, even in a
-        simulation.
+        The release is an object that can be used once. The noise multiplier is that of ``means``,
+        and the noise comes from the operating system, even in a simulation.
 
         Args:
             bound: the largest L2 norm of one patient's part in the metrics.

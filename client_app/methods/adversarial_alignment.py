@@ -107,9 +107,10 @@ class Aligner:
             return mean_embeddings(self.network, float_inputs(inputs))
 
     def _train_discriminator(self, own: Tensor) -> None:
-        """Take one step of the discriminator against each other site, sorted by name (eq. 2).
+        """Train the discriminator by one step against each other site, sorted by name (eq. 2).
 
-        For each step, as many embeddings of the other site as ``own`` has are drawn at random
+        In each step the discriminator learns to tell this site's embeddings from those of one other
+        site. The step uses as many of the other site's embeddings as ``own`` has, drawn at random
         without replacement, or all of them if there are fewer.
 
         Args:
@@ -130,9 +131,10 @@ class Aligner:
         """Add the gradients of the weighted alignment loss to the network's gradients (eq. 3).
 
         The loss is -E log D plus the mean of -E log D' over the other sites. D is this site's
-        discriminator, and D' is that of another site. So the network learns embeddings that every
-        discriminator takes for its own site's. If no D' was received, 1 - D takes its place. A
-        received D' sees the embeddings with the noise that they have when they leave.
+        discriminator, and D' is that of another site. So the network learns embeddings that each
+        discriminator takes for those of its own site. If no D' was received, 1 - D takes its place.
+        A received D' gets the embeddings with noise, as they are when they leave. D gets them
+        without noise.
 
         Args:
             own: the embeddings (n, c) of this part of the batch.
@@ -153,12 +155,12 @@ class Aligner:
 def open_aligner(
     lab: Lab, network: TokenClassifier, settings: FedAlignCLSettings
 ) -> Aligner | None:
-    """Build the aligner, which makes this site's embeddings like the other sites', for one message.
+    """Build the aligner of one message, which makes this site's embeddings like the other sites'.
 
-    It uses the other sites' received embeddings and this site's stored discriminator, a small
-    network that tells this site's embeddings from others. With 'fedaligncl.align-target' "others",
-    the other sites' received discriminators are loaded too. Returns None if this epoch does not
-    align, or if no other site's embeddings were received.
+    It uses the other sites' received embeddings and this site's discriminator, a small network that
+    tells this site's embeddings from others. With 'fedaligncl.align-target' "others", the other
+    sites' received discriminators are loaded too. Returns None if the settings align nothing in
+    this epoch, or if no other site's embeddings were received.
 
     Raises:
         SiteError: received embeddings have another width or are not finite, this site's own
@@ -215,8 +217,9 @@ def open_discriminator(lab: Lab, width: int) -> Discriminator:
 def kept_discriminator(lab: Lab) -> dict[str, Tensor]:
     """Return the stored arrays of the site's discriminator, and of its optimiser.
 
-    A round without alignment does not change them, and stores them again. The result is empty if
-    none are stored.
+    The discriminator tells this site's embeddings from other sites'. A round without alignment does
+    not train it, and uses this function to store the same arrays again. The names have the prefix
+    under which the arrays are stored. The result is empty if none are stored.
     """
     kept = (DISCRIMINATOR, _MOMENTS)
     return {name: array for name, array in lab.state().items() if name.startswith(kept)}

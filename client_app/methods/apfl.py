@@ -52,11 +52,11 @@ class APFLSite(SiteMethod):
         """Compute the global model w's loss plus the loss of a mixture of w and the own model v.
 
         The mixture is alpha v + (1 - alpha) w, where alpha is 'apfl.mixing-alpha'. w is a constant
-        in it. So w is trained only by its own loss, and v only by the loss of the mixture. Both
-        losses use w's criterion.
+        in it. So w is trained only by its own loss, and v only by the loss of the mixture. The
+        mixture's loss is computed from its logits with w's criterion.
 
         Args:
-            batch: the inputs and labels, and the losses to use.
+            batch: the inputs and labels, with w's own loss and its criterion (the loss of logits).
             w: the global model.
             v: the site's own model, with the same arrays.
 

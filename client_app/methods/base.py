@@ -86,12 +86,13 @@ class SiteMethod(ABC):
         """Train at this site, and return the arrays that leave and those that stay."""
 
     def follow(self, part: MaskedPart, sites: int, before: ProvenSum | None) -> None:
-        """Check that the server's message asks for what must follow from the sum before it.
+        """Check that the server asks for exactly the sum that must follow from the sum before it.
 
-        The site computes this itself from the sum of the round before. So the server cannot choose
-        freely at which values it asks for sums. The check is made at trust 'sums' before the
-        training, if the method's settings have ``proves_sums`` (the server proves each sum to the
-        sites). Such a method overrides this function.
+        This is for methods whose sums the server proves to each site (``proves_sums`` in the
+        settings), and each of them overrides this function. From the proven sum of the round
+        before, the site computes at which values the server must ask for the next sum. So the
+        server cannot choose these values freely. The check is made at trust 'sums', before the
+        training.
 
         Args:
             part: the message, with its instruction and the received arrays.
@@ -108,10 +109,12 @@ class SiteMethod(ABC):
 
         By default the only network is ``network`` itself. There are two additions:
 
-        - An evidential network also gets its vacuity (``evidence_of``) and, in the final evaluation
-          with enough test samples, its accuracy by confidence and by vacuity.
-        - If 'split.partition' is "unseen", the final evaluation also measures a model that stays at
-          the site on only the labels that the site was trained on (``on_own_labels``).
+        - An evidential network (whose outputs tell how much evidence it has) also gets its vacuity.
+          In the final evaluation with enough test samples, it also gets its accuracy by confidence
+          and by vacuity (``evidence_of``).
+        - If 'split.partition' is "unseen", a model that stays at the site is measured once more in
+          the final evaluation, on only the labels that occur in its training data
+          (``on_own_labels``).
 
         The caller measures each network before it requests the next one.
         """
@@ -124,12 +127,12 @@ class SiteMethod(ABC):
 
 
 def on_own_labels(lab: Lab, network: SiteNetwork) -> Iterator[Measured]:
-    """Yield ``network`` for a measurement on only the labels that the site has training samples of.
+    """Yield ``network`` to be measured on only those labels that occur in the site's training data.
 
-    It is yielded once, in the final evaluation, if some test samples have labels that no training
-    sample of the site has. In any other case nothing is yielded, because the metrics would equal
-    the usual ones or are not needed yet. The metrics are the task's headline metric and the loss,
-    named ``own-labels-<metric>``, such as ``own-labels-accuracy``.
+    It is yielded once, in the final evaluation, if some test samples have other labels. In any
+    other case nothing is yielded, because the metrics would equal the usual ones or are not needed
+    yet. Only two metrics are reported, the task's headline metric and the loss. They are named
+    ``own-labels-<metric>``, such as ``own-labels-accuracy``.
     """
     known = torch.unique(lab.task.strata(lab.silo.train.labels))
     ends = lab.instruction.phase == EVALUATE
@@ -139,12 +142,12 @@ def on_own_labels(lab: Lab, network: SiteNetwork) -> Iterator[Measured]:
 
 
 def evidence_of(lab: Lab, network: SiteNetwork) -> Any:
-    """Return a function that maps a split's name to a new evidence probe of ``network``.
+    """Return a function that makes a new evidence probe of ``network`` for a split, by its name.
 
-    A probe sees a measurement's tokens, and adds metrics. This probe adds the mean vacuity, which
-    is high if the evidential network has little evidence. In the final evaluation, if the test
-    split has at least 'privacy.sums-min-count' samples, its probe also counts right predictions in
-    bins of confidence and of vacuity.
+    A probe sees the network's tokens during a measurement, and adds metrics. This probe adds the
+    mean vacuity, which is high if the evidential network has little evidence. For the test split of
+    the final evaluation, if it has at least 'privacy.sums-min-count' samples, the probe also counts
+    right predictions in bins of confidence and of vacuity.
     """
 
     def probe(split: str) -> EvidenceProbe:

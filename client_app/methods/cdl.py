@@ -31,14 +31,18 @@ class CDLSite(DecentralisedSite):
     def train(self, lab: Lab) -> Outgoing:
         """Train the main model and the support model together; send the main model and store both.
 
-        The support model is a second model that never leaves the silo. If the server asks for
-        metrics, the received mean of all silos' models is measured first or, if the server sent
-        none, the silo's own model. The main model starts from the silo's own model mixed with its
-        neighbours' models. Both models are trained on the same batches with the loss of
-        ``_divergence_loss``, by two optimisers with the same settings.
+        The support model is a second model that never leaves the silo.
 
-        In the silo's first round there is no stored support model. Then only the main model is
-        trained, with the usual loss, and a copy of it is stored as the support model.
+        - If the server asks for metrics, the received mean of all silos' models is measured first
+          or, if the server sent none, the silo's own model.
+        - The main model starts from the silo's own model mixed with its neighbours' models. The
+          support model starts from its stored weights.
+        - Both are trained on the same batches, by two optimisers with the same settings. The loss
+          is the main model's task loss plus the divergence between both models
+          (``_divergence_loss``).
+
+        In the silo's first round no support model is stored. Then only the main model is trained,
+        with the usual loss, and a copy of it is stored as the support model.
         """
         network = cast(TokenClassifier, lab.open())
         lab.measure(network)
@@ -64,7 +68,7 @@ class CDLSite(DecentralisedSite):
         trains only the support model. The support model has no other loss.
 
         Args:
-            batch: the inputs and labels, the task's loss, and the mean over samples.
+            batch: the inputs and labels, with the functions for the task's loss and for means.
             main: the main model.
             support: the support model, which stays at the silo.
 

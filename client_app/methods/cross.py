@@ -24,13 +24,13 @@ class CrossSite(EnsembleSite):
         """Yield the site's own model and, in the final evaluation, then each received model.
 
         The own model is measured with all its metrics. A received model is measured only with the
-        metrics of ``crossed_metrics``, under the names ``<metric>-from-<site>``. All models are
-        measured on the same samples with the same dropout draws. An evidential model always has
-        this site's prior.
+        metrics of ``crossed_metrics``, such as accuracy, under the names ``<metric>-from-<site>``.
+        All models are measured on the same samples with the same dropout draws. An evidential model
+        always has this site's prior.
 
-        The received models come in the order of their sites' names, and this site's own model is
-        among them. Its metrics differ from those of the first yield only if noise was added before
-        the model left. ``network`` is loaded with one model after another, so measure each before
+        The received models come in the order of their sites' names. This site's own model is
+        received too, and is then measured a second time. The results differ only if the model left
+        with noise. ``network`` is loaded with one model after another, so measure each before
         requesting the next.
 
         Raises:

@@ -44,10 +44,11 @@ class DecentralisedSite(SiteMethod):
         return lab.classifier(lab.arrays(MODEL) or own_model(lab))
 
     def train(self, lab: Lab) -> Outgoing:
-        """Measure the received mean model, then train from the mixture with the neighbours' models.
+        """Train from a mixture of the silo's own model and its neighbours' models; send the result.
 
-        If the server sent no mean model, the silo's own model is measured instead. The trained
-        model is sent, and it is also stored as the silo's own model for the next round.
+        If the server asks for metrics, the received mean of all silos' models is measured first or,
+        if the server sent none, the silo's own model. The trained model is also stored as the
+        silo's own model for the next round.
 
         Raises:
             SiteError: there is no own model to start from, a mixing weight is missing, or the
@@ -81,15 +82,15 @@ class DecentralisedSite(SiteMethod):
     def measured(self, lab: Lab, network: SiteNetwork) -> Iterator[Measured]:
         """Yield the network once for each model to measure: the mean model, then the silo's own.
 
-        First ``network`` is yielded as it is, with the mean of the silos' models. More is yielded
-        only in the final evaluation, if the silo has stored its own model:
+        First ``network`` is yielded as it is, with the mean of the silos' models. Only in the final
+        evaluation, and only if the silo has stored its own model, more is yielded:
 
         - ``network`` is loaded with the own model and yielded again. Its accuracy, balanced
-          accuracy, AUC and loss, as far as the task has them, are reported as ``own-<metric>``.
+          accuracy, AUC and loss are reported as ``own-<metric>``, if the task has them.
         - If some test samples have labels that the silo never trained on, the own model is yielded
           once more, to be measured only on the labels that it was trained on.
 
-        Measure each model before requesting the next.
+        Measure each model before requesting the next, because all of them are the same object.
         """
         yield from super().measured(lab, network)
         if lab.instruction.phase == EVALUATE and (own := lab.state(OWN)):

@@ -30,10 +30,10 @@ class DisTransSite(SiteMethod):
     def open(self, lab: Lab) -> SiteNetwork:
         """Build the two-channel network, on the compute device, with the received weights.
 
-        The network sees each image twice: once moved towards an offset and once away from it. The
-        offset, an array of the image's size, is this site's own. If offsets stay at the sites, it
-        is the stored one or, in the first round, one drawn from the site's own seed. Otherwise it
-        is the received one.
+        The network sees each image in two channels: once moved towards an offset, and once away
+        from it. The offset is an array of the image's size, which is trained with the network. If
+        offsets stay at the sites, it is the stored one or, in the first round, one drawn from the
+        site's own seed. Otherwise it is the received one.
 
         Raises:
             SettingError: the network's head cannot be doubled, or the arrays do not fit the
@@ -73,10 +73,10 @@ class DisTransSite(SiteMethod):
     def _weights(self, lab: Lab, network: DoubleChannelClassifier) -> dict[str, Tensor]:
         """Return the received arrays with this site's offset, and without the other sites' offsets.
 
-        An offset shifts a site's input images. If offsets stay at the sites, this site's stored
-        offset is used or, in the first round, the network's initial one. Otherwise the received
-        offset is used. The model of a finished run has one offset per site, and the one under this
-        site's name is taken.
+        An offset is an array that shifts a site's input images. If offsets stay at the sites, this
+        site's stored offset is used or, in the first round, the network's initial one. Otherwise
+        the received offset is used. After the last round, the received model has an offset for each
+        site, and this site's is taken.
         """
         arrays = lab.arrays()
         if self._stays():

@@ -21,8 +21,9 @@ class DittoSite(SiteMethod):
 
         A penalty ('ditto.personal-lambda') pulls the own model towards the received weights, not
         towards the global model after its training. Both trainings have the length that the run's
-        settings ask for. The own model is trained without noise even in a private run. It is
-        measured and stored. Only the global model is sent.
+        settings ask for. The own model is trained without noise even in a private run, because it
+        stays at the site, where it is stored. If the server asks for metrics, only the own model is
+        measured, before and after its training. Only the global model is sent.
         """
         own, shared = lab.open(), lab.classifier(lab.arrays())
         lab.measure(own)

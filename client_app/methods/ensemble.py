@@ -12,9 +12,10 @@ class EnsembleSite(LocalSite):
     measures_what_stays = False  # the stored model is also sent, so it was trained with noise
 
     def open(self, lab: Lab) -> SiteNetwork:
-        """Build a network that averages the predictions of the received models.
+        """Build a network that averages the predictions of all sites' received models.
 
-        If no models were received, build the site's own model.
+        If no models were received, as in a training round, build the site's own model from its
+        stored weights or, if none are stored, from the initial ones.
 
         Raises:
             SettingError: the arrays of a model do not fit the network.

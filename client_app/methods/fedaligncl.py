@@ -89,7 +89,7 @@ class FedAlignCLSite(SiteMethod):
         return Outgoing(network, keep=keep, send=self._arrays_to_send(lab, network, aligner))
 
     def _pretrain(self, lab: Lab, network: TokenClassifier) -> None:
-        """Train the network on this site's data, before round 1, for 'pretraining-epochs' epochs.
+        """Train the network on this site's data for 'pretraining-epochs' epochs, as round 1 begins.
 
         An epoch has 'train.epoch-steps' steps, in a random order of the samples that depends on the
         epoch and the site. The training has its own optimiser, and its loss is not reported.
@@ -108,8 +108,9 @@ class FedAlignCLSite(SiteMethod):
         """Draw the order (n,) in which the epoch uses its samples, forgotten ones early (eq. 4).
 
         A sample is forgotten if the local model predicted it correctly at the end of the last
-        epoch, but the network, as it is now, does not. The share of forgotten samples is also
-        reported as a metric.
+        epoch, but ``network``, as it is now, does not. Samples are drawn one by one, and a
+        forgotten sample is 'fedaligncl.forgotten-weight' times as likely as another. The share of
+        forgotten samples is also reported as a metric.
 
         The comparison needs the site's predictions at the end of the last epoch. They are not
         stored if this epoch has no curriculum, or if the site missed the last epoch's final round.
@@ -199,11 +200,11 @@ class FedAlignCLSite(SiteMethod):
         return max(0, min(number, self.settings.shared_embeddings))
 
     def _embeddings(self, lab: Lab, network: TokenClassifier, count: int) -> Tensor:
-        """Compute embeddings (n, c) of random training samples on the CPU; they may leave the site.
+        """Compute embeddings (n, c) of random training samples, which may leave the site.
 
         n is ``count``, or the number of training samples if that is smaller. With
         'fedaligncl.embedding-draw' "round", each round draws other samples. Otherwise every round
-        takes the same ones.
+        takes the same samples. The result is on the CPU.
 
         The network is in training mode, in which batch norm scales embeddings like those that they
         are compared with. In eval mode a discriminator would learn to tell the modes apart instead

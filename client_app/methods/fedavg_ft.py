@@ -37,17 +37,17 @@ class FedAvgFTSite(SiteMethod):
         What the server expects decides:
 
         - If it expects arrays, the received global model is trained and sent (``train_shared``).
-        - If it expects none, the network from ``open`` is trained with
-          'fedavg-ft.finetune-learning-rate', without noise, because it stays at the site. It begins
-          as the received global model or, if none was sent, as the stored own model. The result is
-          stored as the own model, and no arrays are sent.
+        - If it expects none, the site fine-tunes with 'fedavg-ft.finetune-learning-rate', and
+          without noise, because the model stays at the site. It starts from the received global
+          model or, if none was sent, from its stored own model. The result is stored as the own
+          model.
 
-        In both cases the network is first measured if the server asks for metrics.
+        In both cases the starting model is measured first, if the server asks for metrics.
 
         Raises:
-            SiteError: the server expects arrays but sent none, so the own model would leave; the
-                server neither expects arrays nor sent any, and no own model is stored; or the
-                training diverged.
+            SiteError: the server expects arrays but sent none, so the own model would leave. Or it
+                neither expects nor sent arrays, and no own model is stored. Or the training
+                diverged.
             RefusedError: the hospital's limits forbid the training.
         """
         if lab.instruction.returns and not lab.arrays():

@@ -46,11 +46,14 @@ class FedDBESite(SiteMethod):
     def train(self, lab: Lab) -> Outgoing:
         """Train the network together with the site's bias, near the mean feature of all sites.
 
-        The bias is a learned array that this site adds to its tokens.
+        The bias is a learned array that this site adds to its tokens (the encoder's outputs). The
+        mean feature is the mean of the tokens without bias. The received model is measured first,
+        if the server asks for metrics.
 
         - Until the server knows the mean feature, the message has zeros in its place. Only the
           network is trained, and the site sends the mean feature of its own samples.
-        - Later both are trained, and the site sends the received mean feature back unchanged.
+        - Later both are trained, with a penalty that pulls this site's mean feature towards the
+          received one (``MeanPull``). The site sends the received mean feature back unchanged.
 
         In both cases the network is sent, and the bias is stored at the site.
         """
@@ -70,9 +73,9 @@ class FedDBESite(SiteMethod):
 def mean_feature(lab: Lab, network: BiasedNetwork) -> Tensor:
     """Compute the mean of the network's tokens over all training samples, (l, c), on the CPU.
 
-    The tokens are taken before the site's bias is added. The network is put into eval mode and
-    stays in it. The mean is exact, because no noise is added. There must be at least one training
-    sample, which is not checked here.
+    A sample's tokens (l, c) are the outputs of the encoder, here without the site's bias. The
+    network is put into eval mode and stays in it. The mean is exact, because no noise is added.
+    There must be at least one training sample, which is not checked here.
     """
 
     def rows(inputs: Tensor) -> Tensor:

@@ -26,11 +26,12 @@ class FedDistillSite(LocalSite):
     def train(self, lab: Lab) -> Outgoing:
         """Train near the other sites' mean logits, then send this site's mean logits per class.
 
-        The loss has a penalty on the distance from the received mean logits (``_logit_loss``). In
-        round 1 no mean logits are received, and the loss has no penalty. After the training, the
-        network computes the mean logits (classes,) of each class over this site's training samples.
-        A class with too few training samples is not sent. Only the means leave. The network itself
-        is stored at the site for the next round.
+        The received model is measured first, if the server asks for metrics. The loss has a penalty
+        on the distance from the received mean logits (``_logit_loss``), except in round 1, when
+        none are received. After the training, the network computes the mean logits (classes,) of
+        each class over this site's training samples. A class with fewer samples than
+        'feddistill.class-min-count' or 'privacy.sums-min-count' is not sent. Only the means leave.
+        The network itself is stored at the site for the next round.
         """
         network = cast(TokenClassifier, lab.open())
         lab.measure(network)

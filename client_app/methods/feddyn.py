@@ -26,8 +26,9 @@ class FedDynSite(SiteMethod):
     def admit(self, session: SiteSession) -> None:
         """Reject an alpha so large that each training step undoes the steps before it.
 
-        ``refuse_forgetful`` tries as many steps as the hospital's 'minimum-steps-per-reply', at
-        most 5. A site whose minimum is 0 or 1 passes.
+        A reply after such steps would reveal the gradient of a single step. ``refuse_forgetful``
+        tries out the first steps on a single weight: as many as the hospital's
+        'minimum-steps-per-reply', but at most 5. A site whose minimum is 0 or 1 passes.
 
         Raises:
             RefusedError: some of these steps have too little effect on the result.

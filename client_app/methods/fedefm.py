@@ -35,8 +35,8 @@ class FedEFMSite(DecentralisedSite):
     def overseas(self, lab: Lab) -> Outgoing:
         """Train each visiting model on this silo's data (eq. 1), and send it to the server.
 
-        A visiting model is another silo's model, which the server sent here to be trained. The
-        trained model has the name of the silo that it came from.
+        A visiting model is another silo's model, which the server sent here to be trained. Each
+        trained model is sent under the name of the silo that it came from. Nothing is stored here.
         """
         returned: dict[str, Tensor] = {}
         for owner, trained in self._train_models(lab, VISITOR).items():
@@ -46,8 +46,9 @@ class FedEFMSite(DecentralisedSite):
     def _train_models(self, lab: Lab, prefix: str) -> dict[str, dict[str, Tensor]]:
         """Train each model received under ``prefix`` here; return owner -> array name -> array.
 
-        The owner is the site that the model came from. Each training takes 'fedefm.overseas-steps'
-        steps and reports no loss. The mapping is empty if no models were received.
+        The owner is the silo that the model came from. The received names are
+        ``<prefix><owner>/<array>``. Each training takes 'fedefm.overseas-steps' steps, and its loss
+        is not reported. The mapping is empty if no models were received.
         """
         trained = {}
         for owner, arrays in by_site(lab.arrays(prefix)).items():
@@ -59,9 +60,11 @@ class FedEFMSite(DecentralisedSite):
     def distil(self, lab: Lab) -> Outgoing:
         """Train the silo's own model by distillation from copies of it that neighbours trained.
 
-        The received mean of the silos' models is measured first, if the server asks for metrics.
-        The own model then starts from the weights of ``_start``. Without received copies, as in
-        round 1, the network's usual loss is used. The trained model is sent and stored.
+        If the server asks for metrics, the received mean of the silos' models is measured first or,
+        if the server sent none, the silo's own model. The training then starts from the weights of
+        ``_start``: the silo's own model or the received mean, perhaps mixed with neighbours'
+        models. Without received copies, as in round 1, the network's usual loss is used. The
+        trained model is sent and stored.
         """
         network = cast(TokenClassifier, lab.open())
         lab.measure(network)

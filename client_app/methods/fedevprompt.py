@@ -78,11 +78,12 @@ class FedEvPromptSite(SiteMethod):
         return lab.compute.place(network)
 
     def train(self, lab: Lab) -> Outgoing:
-        """Measure the received network, train it, and send the shared arrays and this site's maps.
+        """Train prompts and head, and send the shared arrays and this site's attention maps.
 
-        Training uses the evidential loss, plus the distillation loss if other sites' maps were
-        received. 'fedevprompt.shared-prompts' decides which arrays are shared; the other arrays are
-        stored at the site. If 'fedevprompt.distillation-weight' is 0, no maps are made or sent.
+        The received network is measured first, if the server asks for metrics. Training uses the
+        evidential loss, plus the distillation loss if other sites' maps were received.
+        'fedevprompt.shared-prompts' decides which arrays are shared. The other arrays are stored at
+        the site. If 'fedevprompt.distillation-weight' is 0, no maps are made or sent.
 
         Raises:
             SiteError: a received map is invalid, or the training diverged.
@@ -123,14 +124,15 @@ class FedEvPromptSite(SiteMethod):
         return loss
 
     def _moments(self, lab: Lab, vit: PromptedViT) -> BufferMoments | None:
-        """Compute the moments of the received attention maps by class, for the distillation loss.
+        """Compute the number, mean and spread of the received attention maps of each class.
 
-        Each received array has the maps that one other site made for one class. All maps of a class
-        are scaled by 'fedevprompt.map-scale' and put together.
+        The distillation loss compares the maps of a batch with these moments. Each received array
+        has the maps that one other site made for one class. They are scaled by
+        'fedevprompt.map-scale', and all sites' maps of a class are put together.
 
         Returns:
-            The number, mean and spread of the scaled maps of each class, on the compute device;
-            None if no maps were received.
+            The moments of each class on the compute device, 0 for a class without maps; None if no
+            maps were received.
 
         Raises:
             SiteError: a received array was made by this site, belongs to an unknown class, has
@@ -190,7 +192,8 @@ def _entry_fault(lab: Lab, site: str, label: str, maps: Tensor, cells: int) -> s
         lab: the lab of the message.
         site: the site that made the maps; it must not be this site.
         label: the class, as text; it must be the number of one of the task's classes.
-        maps: the maps, which must have shape (any, cells) and pass ``map_fault``.
+        maps: the maps, which must have shape (any, cells). Their values must be finite and not
+            negative, and the values of each map must sum to 1 (``map_fault``).
         cells: the number of cells of a map.
     """
     if site == lab.site:

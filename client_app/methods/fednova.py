@@ -14,9 +14,10 @@ class FedNovaSite(SiteMethod):
     def train(self, lab: Lab) -> Outgoing:
         """Train the global model; send the received weights plus the mean update per step.
 
-        The site sends received + (trained - received) / steps for each weight, and the number of
-        optimiser steps as the metric ``STEPS``. Batch-norm statistics are sent as trained. The
-        method stores no arrays at the site.
+        The received model is measured first, if the server asks for metrics. The site sends
+        received + (trained - received) / steps for each weight, and the number of optimiser steps
+        as the metric ``STEPS``. Batch-norm statistics are sent as trained. The method stores no
+        arrays at the site.
         """
         network, received = lab.open(), lab.arrays()
         lab.measure(network)

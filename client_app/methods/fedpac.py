@@ -35,9 +35,12 @@ class FedPACSite(FedRepSite):
     def train(self, lab: Lab) -> Outgoing:
         """Train the network; send it with each class's mean embedding before and after training.
 
-        - ``received/<class>`` (d + 1,) is from the received network: the mean embedding of the
-          class, followed by the mean of the embeddings' squared lengths.
-        - ``prototype/<class>`` (d,) is from the trained network: the mean embedding of the class.
+        The received network is measured first, if the server asks for metrics. The message to the
+        server has, beside the network:
+
+        - ``received/<class>`` (d + 1,) from the received network: the mean embedding of the class,
+          followed by the mean of the embeddings' squared lengths.
+        - ``prototype/<class>`` (d,) from the trained network: the mean embedding of the class.
 
         Classes with too few training samples have neither (``_class_means``). The site stores no
         arrays.
@@ -65,10 +68,10 @@ class FedPACSite(FedRepSite):
         return prototype_loss(lab, classifier, prototypes, self.settings.alignment_weight)
 
     def _class_means(self, lab: Lab, network: TokenClassifier) -> dict[str, Tensor]:
-        """Return each class's mean embedding (d,), followed by the mean of their squared lengths.
+        """Return each class's mean embedding (d,), followed by the class's mean squared length.
 
-        Classes with fewer training samples than 'class-min-count' or 'privacy.sums-min-count' are
-        left out.
+        The mean squared length is the mean of the embeddings' squared lengths, one number. Classes
+        with fewer training samples than 'class-min-count' or 'privacy.sums-min-count' are left out.
 
         Returns:
             The class's number as text -> (d + 1,) float32.

@@ -28,10 +28,11 @@ class FedProtoSite(LocalSite):
     def train(self, lab: Lab) -> Outgoing:
         """Train near the global prototypes, then send this site's prototype (l * c,) of each class.
 
-        A site's prototype of a class is the mean of the network's flattened tokens over the class's
-        training samples. The received global prototypes attract the tokens during the training
-        (``prototype_loss``). A class with too few training samples is not sent. The network itself
-        is not sent, but stored at the site.
+        A site's prototype of a class is the mean of the network's flattened tokens (the encoder's
+        outputs) over the class's training samples. The received global prototypes attract the
+        tokens during the training (``prototype_loss``). A class with fewer training samples than
+        'fedproto.class-min-count' or 'privacy.sums-min-count' is not sent. The network itself is
+        not sent, but stored at the site.
         """
         network = cast(TokenClassifier, lab.open())
         lab.measure(network)
@@ -62,8 +63,9 @@ def prototype_loss(
 ) -> StackableLoss | None:
     """Build the loss: the network's own loss plus a distance to the label's prototype (eq. 7).
 
-    The distance is the mean squared error between a sample's flattened tokens and the prototype of
-    its label. A label without a prototype adds nothing.
+    A prototype is the mean of a class's tokens (the encoder's outputs) over all sites. The distance
+    is the mean squared error between a sample's flattened tokens and the prototype of its label. A
+    label without a prototype adds nothing.
 
     Args:
         lab: the lab of the message.
@@ -72,11 +74,11 @@ def prototype_loss(
         weight: the factor of the distance.
 
     Returns:
-        The loss. None if ``arrays`` has no prototypes, as in round 1, and the network's own loss is
-        then used.
+        The loss. None if ``arrays`` is empty, as in round 1, and the network's own loss is then
+        used.
 
     Raises:
-        SiteError: a received prototype has an unknown class or another shape, or is not finite.
+        SiteError: an array is not named after a known class, has another shape, or is not finite.
     """
     prototypes = _prototypes(lab, network, arrays)
     if prototypes is None:
@@ -94,12 +96,13 @@ def prototype_loss(
 def _prototypes(
     lab: Lab, network: TokenClassifier, arrays: dict[str, Tensor]
 ) -> ClassTargets | None:
-    """Return the received global prototypes on the device; None if there are none.
+    """Return the received global prototypes on the compute device; None if ``arrays`` is empty.
 
-    ``class_targets`` checks their classes and shapes (tokens * channels,).
+    A prototype is a class's mean of the flattened tokens (the encoder's outputs). Its shape must be
+    (tokens * channels,). A class may have none.
 
     Raises:
-        SiteError: a received prototype has an unknown class or another shape, or is not finite.
+        SiteError: an array is not named after a known class, has another shape, or is not finite.
     """
     size, classes = network.tokens * network.channels, lab.silo.shape.outputs
     prototypes = class_targets(arrays, PROTOTYPE, classes, size)

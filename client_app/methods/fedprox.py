@@ -21,8 +21,9 @@ class FedProxSite(SiteMethod):
     def admit(self, session: SiteSession) -> None:
         """Reject a mu so large that each training step undoes the steps before it.
 
-        ``refuse_forgetful`` tries as many steps as the hospital's 'minimum-steps-per-reply', at
-        most 5. A site whose minimum is 0 or 1 passes.
+        A reply after such steps would reveal the gradient of a single step. ``refuse_forgetful``
+        tries out the first steps on a single weight: as many as the hospital's
+        'minimum-steps-per-reply', but at most 5. A site whose minimum is 0 or 1 passes.
 
         Raises:
             RefusedError: some of these steps have too little effect on the result.
@@ -45,8 +46,8 @@ class FedProxSite(SiteMethod):
 def proximal(network: SiteNetwork, mu: float, around: Mapping[str, Tensor] | None = None) -> Term:
     """Return a penalty that pulls the trainable parameters of ``network`` towards fixed weights.
 
-    The penalty takes no arguments and returns mu / 2 times the squared distance
-    (``proximal_term``).
+    The penalty is called without arguments. It returns mu / 2 times the squared distance between
+    the parameters at that time and the fixed weights (``proximal_term``).
 
     Args:
         network: the network, on the compute device.

@@ -16,9 +16,9 @@ class FedRepSite(FedPerSite):
     def fit(self, lab: Lab, network: SiteNetwork) -> None:
         """Train only the personal head, and then only the shared arrays.
 
-        Together both trainings have as many steps as a usual round. ``head_steps`` gives the head
-        its share of them ('fedrep.head-share'). Only the second training reports its loss.
-        Afterwards both parts are trainable again.
+        Together both trainings have as many steps as a usual round. The head gets the share
+        'fedrep.head-share' of them, rounded, but each training has at least one step. Only the
+        second training reports its loss. Afterwards both parts are trainable again.
 
         Raises:
             SiteError: a round has fewer than two steps, although each training needs one, or a

@@ -67,8 +67,8 @@ class GLMSite(SiteMethod):
         Raises:
             SettingError: the settings name a column that the table lacks, or name one twice.
             SiteError: an outcome or a time cannot be used.
-            RefusedError: there are too few patients or events, too few patients lack the same
-                values, or one of two categories has too few patients.
+            RefusedError: there are too few patients or events. Or a combination of missing values,
+                or one of two categories of a column, occurs in too few patients.
         """
         if session.stand_in is None:
             read_patients(session, self.settings)
@@ -95,15 +95,17 @@ class GLMSite(SiteMethod):
     def train(self, lab: Lab) -> Outgoing:
         """Send sums over this site's patients, from which the server fits one regression.
 
-        If the message asks for moments, the sums are those of each column and of its squares, and
-        the reported loss is 0. Otherwise they are the gradient and the Hessian at the coefficients
-        that the server sent, and the loss is minus the log-likelihood (``GLMSums.objective``) per
-        patient.
+        - If the message asks for moments, the sums are the number, the sum and the sum of squares
+          of the values in the outcome and in each column. The reported loss is 0.
+        - Otherwise the sums are the log-likelihood, the gradient and the Hessian at the
+          coefficients that the server sent, and two counts (``GLMSums``). The reported loss is
+          minus the log-likelihood per patient.
 
-        The sums are divided by the message's scale, and by the number of training samples (in a
-        secret sum, at most 'secure-samples'), by which the server weighs replies. Then they are
-        split into three arrays (``split_numbers``), and leave with a constant that shows whether
-        numbers were clipped.
+        The server multiplies a reply by the site's number of training samples (in a secret sum, at
+        most 'secure-samples'). So the sums are first divided by this number, and also by the
+        message's scale, so that they fit a secret sum. They leave as three arrays
+        (``split_numbers``). A constant leaves too, by which the server sees whether numbers were
+        clipped.
 
         Raises:
             RefusedError: the sums would rest on too few patients, now or earlier in this run, or
@@ -140,9 +142,9 @@ class GLMSite(SiteMethod):
     def own_fit(self, lab: Lab) -> Outgoing:
         """Fit the model to this site's patients alone, and send coefficients and variances.
 
-        A third array, ``USABLE``, is 1. All three arrays are zeros if these patients determine no
-        coefficients, or if the fit would rest on too few of them. Then the reason goes to the
-        site's log.
+        A third array, ``USABLE``, tells the server whether there is a fit: [1] or [0]. All three
+        arrays are zeros if these patients determine no coefficients, or if the fit would rest on
+        too few of them. Then the reason goes to the site's log.
 
         Raises:
             SettingError: the settings name a column that the table lacks, or name one twice.
@@ -174,8 +176,8 @@ class GLMSite(SiteMethod):
         spread over the patients.
 
         Raises:
-            SiteError: a deviation is not above 0, a centre is not finite, or the model is not
-                linear but the outcome's centre is not 0 or its deviation is not 1.
+            SiteError: a deviation is not finite and above 0, a centre is not finite, or the model
+                is not linear but the outcome's centre is not 0 or its deviation is not 1.
         """
         arrays = lab.arrays()
         centers = arrays[CENTERS].double().numpy()
@@ -207,9 +209,10 @@ class GLMSite(SiteMethod):
     def _refuse_concentrated_run(self, lab: Lab, x: Floats, y: Outcomes, beta: Floats) -> None:
         """Check that the sums do not rest on only a few patients, and never did in this run.
 
-        A failed check is noted in the run's folder, and all later messages of the run are refused.
-        At trust 'sums' the server learns how many sites failed. Without this rule it could search
-        for the coefficients at which that number changes. These coefficients depend on patients.
+        A failed check leaves a mark in the run's folder. From then on, each message of the run that
+        asks for sums at some coefficients is refused. At trust 'sums' the server learns how many
+        sites failed. Without this rule it could search for the coefficients at which that number
+        changes. These coefficients depend on patients.
 
         Raises:
             RefusedError: the sums rest on too few patients, now or earlier in this run.

@@ -112,10 +112,11 @@ def follow_path(
 
 
 def _total_of(answered: FitProgress, before: ProvenSum, common: CommonSettings) -> Floats | None:
-    """Compute the answer to the question before: the sums over all hospitals, as the server does.
+    """Compute the sums over all hospitals that answer the question before, as the server does.
 
-    Each hospital divided its numbers by the question's scale, so that they fit the range of the
-    masked sum. Here the joined sums are multiplied by this scale again.
+    A question is what the server asks sums for, such as the coefficients of a fit. Each hospital
+    divided its numbers by the question's scale, so that they fit the range of the masked sum. Here
+    the joined sums are multiplied by this scale again.
 
     Args:
         answered: the question before, of which only ``scale`` is used.
@@ -142,6 +143,8 @@ def _step_after(model: FittedModel, answered: FitProgress, vector: Floats | None
     """Compute the question that follows an answered question, as the server computes it.
 
     A question is what the server asks sums for: the columns' units, the coefficients and the scale.
+    If the answered question asked for moments, the next one has better units or the first
+    coefficients. Otherwise it has the coefficients after one more step of Newton's method.
 
     Args:
         model: the regression's family and columns.
@@ -151,6 +154,7 @@ def _step_after(model: FittedModel, answered: FitProgress, vector: Floats | None
 
     Raises:
         RefusedError: no question follows, because the fit has converged or has no solution.
+        LinAlgError: the Hessian is singular.
     """
     try:
         expected = next_progress(model, answered, vector)
@@ -167,8 +171,9 @@ def _read_question(
     """Read the question in a message, after checking the form of its arrays.
 
     A question has the columns' units, the coefficients (none if the message asks for moments) and
-    the scale. Everything else in the result is copied from ``expected``. The server must also send
-    zeros in the shape of each array that the site will return.
+    the scale. The other fields of the result, which are not in a message, are copied from
+    ``expected``. The server must also send zeros in the shape of each array that the site will
+    return.
 
     Args:
         expected: the question that this hospital has computed itself.

@@ -84,15 +84,15 @@ class Patients:
 def read_patients(session: SiteSession, settings: GLMSettings) -> Patients:
     """Read the columns and outcomes of all the site's patients, and check them.
 
-    Patients without an outcome or a time are left out. If 'glm.missing' is 'drop', patients with
-    any other missing value are left out too. If patients are left out, the site's log says how
-    many.
+    The patients are those of the training, validation and test data. Patients without an outcome or
+    a time are left out. If 'glm.missing' is 'drop', patients with any other missing value are left
+    out too. If patients are left out, the site's log says how many.
 
     Raises:
         SettingError: the settings name a column that the table lacks, or name one twice.
         SiteError: the outcomes or times do not suit the family of the regression.
-        RefusedError: too few patients remain, have an event, lack the same values, or are in one of
-            two categories.
+        RefusedError: there are too few patients or events. Or a combination of missing values, or
+            one of two categories of a column, occurs in too few patients.
     """
     silo, floor = session.silo, session.settings.sums_min_count
     chosen = find_columns(silo.features, settings)
@@ -199,21 +199,21 @@ def _outcome_fault(settings: GLMSettings, patients: Patients) -> str:
 def _refuse_few_incomplete(
     site: str, lacking: npt.NDArray[np.bool_], missing: str, floor: int
 ) -> None:
-    """Check that patients with missing values cannot be singled out.
+    """Check that each combination of missing values occurs in no patient or in enough patients.
 
-    Two regressions that differ in one column differ in the patients who lack only that column. If a
-    missing value becomes the mean instead, a server that moves the mean moves only these patients'
-    part of the sums. So each pattern of missing values must be that of no patient, or of at least
-    ``floor`` patients. Patients who lack nothing are not counted.
+    Enough are at least ``floor``. Patients without a missing value are not counted. Otherwise
+    single patients could be found: two regressions that differ in one column differ in the patients
+    who lack only that column. If a missing value becomes the mean instead, a server that moves the
+    mean moves only these patients' part of the sums.
 
     Args:
         site: the site's name, for the error.
         lacking: whether each of a patient's values is missing, (n, values).
         missing: the setting 'glm.missing', for the error.
-        floor: 'privacy.sums-min-count', the fewest patients with one pattern.
+        floor: 'privacy.sums-min-count', the fewest patients with one combination.
 
     Raises:
-        RefusedError: a pattern has at least one patient, but fewer than ``floor``.
+        RefusedError: a combination occurs in at least one patient, but in fewer than ``floor``.
     """
     patterns = Counter(map(bytes, lacking.astype(np.uint8)))
     patterns.pop(bytes(lacking.shape[1]), None)
@@ -260,7 +260,8 @@ def _count_faults(
 def _event_faults(events: Floats, needed: int) -> Iterator[str]:
     """Yield a sentence for each reason why a hospital has too few events for Cox's model.
 
-    With enough events nothing is yielded. Without any event there are two sentences.
+    If there are fewer than ``needed`` events, one sentence says so. If there are none at all,
+    another sentence comes before it. With enough events nothing is yielded.
 
     Args:
         events: 1 for each patient with an event, otherwise 0, (n,).

@@ -39,11 +39,11 @@ class LocalSite(SiteMethod):
 def send_class_means(
     lab: Lab, network: SiteNetwork, prefix: str, rows: Callable[[Tensor], Tensor], least: int
 ) -> Outgoing:
-    """Build the reply with the mean of ``rows`` for each class; ``network`` is stored at the site.
+    """Build the reply with each class's mean of ``rows``, and store ``network`` at the site.
 
     The means are over this site's training samples. A class with too few of them is left out. In a
-    private run the means get noise, their epsilon is charged to the site's ledger, and the numbers
-    of samples that the site reports decide which classes have too few.
+    private run the means get noise, and their epsilon is charged to the site's ledger. Then the
+    sample counts that the site reports, not the true ones, decide which classes have too few.
 
     Args:
         lab: the lab of the message.

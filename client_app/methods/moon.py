@@ -31,8 +31,9 @@ class MoonSite(SiteMethod):
     def open(self, lab: Lab) -> SiteNetwork:
         """Build the network with the received weights, on the compute device.
 
-        In every phase but the final evaluation (``EVALUATE``), the network also gets the projection
-        head, with its received weights.
+        In every phase but the final evaluation, the network also gets MOON's projection head, with
+        its received weights. The head maps tokens to the representations that the contrastive loss
+        compares.
 
         Raises:
             SettingError: the arrays do not fit the network.
@@ -94,8 +95,10 @@ class MoonSite(SiteMethod):
     ) -> Tensor:
         """Compute a batch's loss (eq. 4): the task's loss plus mu times the contrastive loss.
 
+        mu is 'moon.contrast-mu'. The fixed models get no gradients.
+
         Args:
-            batch: the inputs and labels, the task's loss, and the mean over samples.
+            batch: the inputs and labels, with the functions for the task's loss and for means.
             network: the network in training.
             incoming: the fixed global model, which attracts the representations.
             previous: the site's fixed previous model, which repels them.
@@ -112,10 +115,10 @@ class MoonSite(SiteMethod):
 
 
 def copy_network(network: TokenClassifier) -> TokenClassifier:
-    """Return a deep copy of a network, in which permanently frozen parts are shared.
+    """Return a deep copy of a network that shares its permanently frozen parts, such as a backbone.
 
-    Such a part, for example a backbone, is a ``FrozenPart``. All other parts are copied, even if
-    their parameters have no gradients.
+    Only parts of the class ``FrozenPart`` are shared. All other parts are copied, even if their
+    parameters have no gradients.
     """
     # Deepcopy does not copy an object that is in its memo
     frozen: dict[int, object] = {}

@@ -64,13 +64,14 @@ class PICSRSite(SiteMethod):
     def open(self, lab: Lab) -> SiteNetwork:
         """Build the network of the stage: all experts with the router, or a single classifier.
 
-        An expert is a site's own classifier, and the router weighs the experts for each sample. In
-        the router stage experts, prototypes and router are all received.
+        The server's message names the stage. In the router stage, the network has all sites'
+        experts (their own classifiers) and the router, which weighs the experts for each sample.
+        Experts, router and the sites' prototypes are all received.
 
-        In the warm-up and expert stages the classifier takes all its weights from the first of
-        these sources that has arrays: the run's initial arrays in the message, all received arrays,
-        the stored arrays. If none of them has arrays, the weights are drawn from the seed. From any
-        source, arrays with a '/' in their names are ignored.
+        In the warm-up and expert stages it is a single classifier. It takes all its weights from
+        the first of these sources that has arrays: the run's initial arrays in the message, all
+        received arrays, the stored arrays. If none of them has arrays, the weights are drawn from
+        the seed. From any source, arrays with a '/' in their names are ignored.
 
         Raises:
             SettingError: the arrays do not fit the network.
@@ -86,10 +87,13 @@ class PICSRSite(SiteMethod):
     def train(self, lab: Lab) -> Outgoing:
         """Train the network of this round's stage, and choose which arrays leave.
 
+        The server's message names the stage. The network is measured before the training, if the
+        server asks for metrics.
+
         - "warmup": the shared network is trained and sent.
-        - "experts": this site's own classifier, its expert, is trained and stored. It is sent,
-          together with the site's prototype (the mean of its inputs), only if the server asks for
-          arrays.
+        - "experts": this site's own classifier, its expert, is trained and stored. Only if the
+          server asks for arrays, it is also sent, with the site's prototype (the mean of its
+          inputs).
         - "router": only the router, which weighs the sites' experts, is trained and sent. Its
           training has 'picsr.router-learning-rate' and no weight decay.
         """
@@ -113,12 +117,12 @@ class PICSRSite(SiteMethod):
         """Return the network to measure, as a list with one entry.
 
         In the router stage the network predicts with all sites' experts (classifiers), and a router
-        weighs them. The measurement then also has the router's weights:
+        weighs them for each sample. The measurement then also has the router's weights:
 
-        - Each single prediction gets the weight of each expert, as ``weight.<site>``.
-        - A split's metrics get a summary of these weights, if the split has at least
-          'picsr.prototype-min-count' samples, and at least 'privacy.sums-min-count' or the
-          hospital's 'sums-min-count', whichever is larger.
+        - Each sample's prediction comes with the weight of each expert, as ``weight.<site>``.
+        - A split's metrics include a summary of these weights if the split has enough samples.
+          These are at least 'picsr.prototype-min-count', and at least 'privacy.sums-min-count' or
+          the hospital's own 'sums-min-count', whichever is larger.
         """
         if _stage(lab) != ROUTING_STAGE:
             return [Measured(network)]

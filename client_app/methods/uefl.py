@@ -40,7 +40,8 @@ class UEFLSite(SiteMethod):
     def admit(self, session: SiteSession) -> None:
         """Reject a private run that would send centroids, because centroids have no noise.
 
-        A run that is not private always passes.
+        A centroid is the mean of a cluster of this site's features, found by K-means. A run that is
+        not private always passes.
 
         Raises:
             SettingError: the run is private, but 'uefl.codeword-start', 'uefl.refresh' or
@@ -49,7 +50,7 @@ class UEFLSite(SiteMethod):
         self.settings.refuse_exact_centroids(session.settings)
 
     def open(self, lab: Lab) -> UEFLNetwork:
-        """Build the network with the received weights and codebooks.
+        """Build the network with the received weights and codebooks (sets of learned vectors).
 
         Raises:
             SettingError: the arrays do not fit the network.
@@ -74,8 +75,9 @@ class UEFLSite(SiteMethod):
     def uncertainty(self, lab: Lab) -> Outgoing:
         """Report the mean entropy of the received model on validation data (eq. 8) as a metric.
 
-        If the hospital has its own cap on epsilon, the metric gets noise. Without such a cap there
-        must be validation samples. No array leaves, and no other metric is measured.
+        No array leaves, and no other metric is measured. If the hospital has its own cap on
+        epsilon, the metric gets noise. Without such a cap there must be validation samples, which
+        is not checked here.
         """
         if lab.session.cap:
             lab.measure_privately(lab.open(), "val", ("uncertainty",), ("entropy",))
@@ -88,14 +90,16 @@ class UEFLSite(SiteMethod):
     def centroids(self, lab: Lab) -> Outgoing:
         """Cluster the features of this site's training samples, and send the centroids.
 
-        K-means (section 3.2) starts from samples that the site's own seed chooses. A centroid is
-        left out if it rests on fewer features than 'uefl.centroid-min-count', or on fewer samples
-        than the hospital's 'sums-min-count'. The centroids are sent with the numbers of their
-        features, and the number of centroids is reported as a metric.
+        The server asks for centroids in order to start a new codebook (a set of learned vectors) or
+        to refresh the first one. If it starts one and 'uefl.codeword-start' is "gaussian", the
+        server draws the vectors itself. Then nothing is clustered or sent, and 'uefl.codes' is
+        reported as their number.
 
-        The server asks for centroids to start a new codebook, or to refresh the first one. If it
-        starts a new one and 'uefl.codeword-start' is "gaussian", nothing is clustered or sent,
-        because the server draws the codewords itself. Then 'uefl.codes' is reported as the number.
+        In any other case K-means (section 3.2) starts from samples that the site's own seed
+        chooses. A centroid is left out if it rests on fewer features than
+        'uefl.centroid-min-count', or on fewer samples than the hospital's 'sums-min-count'. The
+        centroids are sent with the numbers of their features, and the number of centroids is
+        reported as a metric.
 
         Raises:
             RefusedError: centroids are needed but the run is private, and centroids have no noise.
@@ -120,10 +124,11 @@ class UEFLSite(SiteMethod):
         return Outgoing(send={"centroids": centres, "counts": counts})
 
     def measured(self, lab: Lab, network: SiteNetwork) -> Iterable[Measured]:
-        """Return the networks to measure, the first with a probe of its codeword use (eq. 11).
+        """Return the networks to measure, the first of which reports its codeword use (eq. 11).
 
-        The other probes and networks are those of ``SiteMethod.measured``, such as the vacuity of
-        an evidential network.
+        A codeword is a learned vector that stands for similar parts of the tokens. The networks and
+        their other metrics are those of ``SiteMethod.measured``, such as the vacuity of an
+        evidential network.
         """
         uefl = cast(UEFLNetwork, network)
         plain, *others = super().measured(lab, network)

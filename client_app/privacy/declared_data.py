@@ -66,9 +66,9 @@ class DeclaredData:
     def of(cls, silo: Silo) -> "DeclaredData":
         """Build the declaration for a silo, with its label counts rounded down.
 
-        Counts keep three binary digits and become multiples of 4: 199 becomes 192, and 3 becomes 0.
-        The samples themselves are not stored. The field ``samples``, a digest of settings, is left
-        empty.
+        A declaration has the facts about the data that the server may learn at trust 'sums', but no
+        samples. Counts keep three binary digits and become multiples of 4: 199 becomes 192, and 3
+        becomes 0. The field ``samples``, a digest of settings, is left empty.
         """
         at_least = {}
         for split, counts in silo.label_counts().items():
@@ -127,11 +127,11 @@ def round_down(count: int) -> int:
 def declared_data(folder: Path, settings: CommonSettings, load: Callable[[], Silo]) -> DeclaredData:
     """Return the stored declaration of a data set; if there is none, read the data and store one.
 
-    There is one declaration for each data set and way to read it. If the same samples, with the
-    same number of classes, are read in another way, such as at another image size, the new
-    declaration gets the counts of the earlier one. Otherwise a server could invent such settings
-    whenever it wants the samples counted again. For the same reason no declaration is dropped to
-    make room for another.
+    A declaration has rounded sample counts, which the server gets instead of the exact ones. There
+    is one for each data set and each way to read it. If the same samples, with the same number of
+    classes, are read in another way, such as at another image size, the new declaration gets the
+    counts of the earlier one. Otherwise a server could have the samples counted again whenever it
+    likes. For the same reason no declaration is ever dropped.
 
     Args:
         folder: the folder that the hospital keeps over all runs.

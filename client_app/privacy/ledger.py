@@ -82,9 +82,11 @@ class Ledger:
         return epsilon(self.releases(), self.delta)
 
     def _enter(self, more: Releases) -> None:
-        """Add releases to the hospital's ledger, if any, and then to this ledger.
+        """Enter releases in the hospital's ledger, if there is one, and then in this ledger.
 
-        The caller holds the lock. A cap of 0 means that this ledger has no cap.
+        The caller holds the lock. A release is one noisy result. This ledger's cap on epsilon is
+        checked first, then the hospital's, and nothing is entered if one would be exceeded. A cap
+        of 0 means no cap.
 
         Args:
             more: the releases to add: (noise multiplier, sampling rate) -> number.
@@ -152,11 +154,13 @@ def ledger_mark(context: Context) -> LedgerMark | None:
 def require_newest_ledger(answering: Answering) -> Iterator[None]:
     """Run the block, which answers a message, only if the ledger is not older than the audit log.
 
-    Each line of the log has the ledger's state. The check is made once, before the block
+    Each line of the log has the state of the hospital's privacy ledger. An older ledger would let
+    the same epsilon be spent again. The check is made once, before the block
     (``refuse_older_ledger``).
 
     Raises:
-        RefusedError: the ledger is older than the audit log's last line, or differs from it.
+        RefusedError: the ledger is older than the audit log's last line, or differs from it. Or the
+            log cannot be read.
         CheckpointError: the ledger is damaged.
     """
     context = answering.context
@@ -168,8 +172,10 @@ def require_newest_ledger(answering: Answering) -> Iterator[None]:
 def refuse_older_ledger(log: Path, context: Context) -> None:
     """Check that the privacy ledger is not older than the last line of the audit log.
 
-    Each line of the log has the state of the hospital's ledger of all runs. A log whose last line
-    has none passes. A missing ledger counts as 0 releases (noisy results).
+    Each line of the log has the state of the hospital's ledger of all runs: the number of releases
+    (noisy results) and the digest of the file. A missing ledger counts as 0 releases. The check
+    passes if the log is empty, or if its last line has no such state. If there is no log, an empty
+    one is created.
 
     Args:
         log: the audit log's path.
@@ -177,7 +183,7 @@ def refuse_older_ledger(log: Path, context: Context) -> None:
 
     Raises:
         RefusedError: the ledger has fewer releases than the log's last line, or the same number but
-            another digest.
+            another digest. Or the log cannot be read.
         CheckpointError: the ledger is damaged.
     """
     # Read before the ledger, because messages that are answered at the same time spend too

@@ -100,7 +100,7 @@ def noisy_counts(
 
 
 def kept_counts(hospital: Ledger) -> dict[str, NoisyCounts]:
-    """Read all stored counts, by the digest of the data that they describe; may be empty.
+    """Read all stored noisy counts, by the digest of the data that they describe; may be empty.
 
     Raises:
         CheckpointError: the file is damaged.
@@ -159,10 +159,12 @@ def _read(file: OwnFile[_Kept]) -> dict[str, NoisyCounts]:
 def _add_noise(exact: Mapping[str, Sequence[int]], noise: float) -> Counts:
     """Return counts with Gaussian noise, rounded and at least 0, by split and class.
 
-    The counts of an empty split get noise too, because its emptiness is information. The following
-    rules use only noisy counts. A validation or test split is reported as empty if its noisy total
-    is at most 2.5 standard deviations of the total's noise. An empty training split is reported as
-    one sample of class 0.
+    The counts of an empty split get noise too, because its emptiness is information. Two further
+    rules use only noisy counts:
+
+    - All counts of a validation or test split become 0 if their total is at most 2.5 standard
+      deviations of the total's noise.
+    - If all counts of the training split are 0, the first class gets 1.
 
     Args:
         exact: the true number of samples of each class, by split.

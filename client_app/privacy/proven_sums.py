@@ -39,9 +39,10 @@ def prove_sum(
 ) -> ProvenSum:
     """Check the server's proof of a secret sum, and add up the sum itself from the proof.
 
-    The proof has the masked parts of all sites, and the seed of each site's own mask (the mask that
-    it shares with no other site). A seal is the hash of a part and of its own mask's seed. All
-    sites have signed all seals. The proof is right if each part fits its seal.
+    The proof has each site's masked part, and the seed of the mask that the site shares with no
+    other site (its own mask). A seal is the hash of a part and its seed. All sites signed all seals
+    when the sum was made. The proof is right if it has exactly the sites of the stored seals, and
+    each part fits its seal.
 
     Args:
         record: the message's record of secure aggregation, with the proof.
@@ -51,7 +52,7 @@ def prove_sum(
 
     Raises:
         SiteError: the record has no proof, or a malformed one.
-        RefusedError: this site has stored no seals, or a part does not fit its seal.
+        RefusedError: this site has stored no seals, or the parts do not fit the seals.
     """
     if not seals:
         raise RefusedError(
@@ -72,9 +73,10 @@ def prove_sum(
 def _add_up(proof: SumProof, common: CommonSettings, samples: int) -> ProvenSum:
     """Add up the masked parts of all sites in a proof, and remove their own masks from the sum.
 
-    The masks that pairs of sites share cancel, because no site is missing. The arithmetic is that
-    of the server (``SecureSum.mean``), so that both get the same bits. If the sum counts no
-    training sample, for example because all sites have failed, the result has no totals.
+    An own mask is shared with no other site, and the proof has its seed. The masks that pairs of
+    sites share cancel, because no site is missing. The arithmetic is that of the server
+    (``SecureSum.mean``), so that both get the same bits. If the sum counts no training sample, for
+    example because all sites have failed, the result has no totals.
 
     Args:
         proof: the proof, which is already checked.
@@ -118,10 +120,12 @@ def refuse_missing(sites: Iterable[str], expected: Iterable[str]) -> None:
 
 
 def refuse_other_seal(seals: Mapping[str, str], site: str, own: str) -> None:
-    """Check that the server lists this site's part as the site has sent it.
+    """Check that the server's list has the seal of the masked part that this site has sent.
+
+    A seal is a hash of a site's masked part. The sites sign the list before the sum is unmasked.
 
     Args:
-        seals: the seal (a hash) of each site's masked part, by site, from the server.
+        seals: the seal of each site's part, by site, from the server.
         site: this site.
         own: the seal of the part that this site has sent.
 

@@ -122,7 +122,8 @@ class RoundSecrets:
     def open_shares(self, site: str, received: Mapping[str, bytes]) -> dict[str, Shares]:
         """Open the shares that the other sites in the sum have sealed for ``site``.
 
-        A share that is missing or cannot be opened is left out of the result, so the server learns
+        A share is a part of a site's secret, and enough shares together reconstruct the secret. A
+        share that is missing or cannot be opened is left out of the result, so the server learns
         which site's shares are unusable.
 
         Args:
@@ -130,8 +131,8 @@ class RoundSecrets:
             received: the sealed shares, by the site that sealed them.
 
         Returns:
-            The shares by the site whose secrets they belong to, including this site's shares of its
-            own.
+            The shares, by the site whose secrets they belong to. The shares of this site's own
+            secrets are included.
         """
         sites, place = self.sites, self.sites.index(site)
         shares = {site: Shares(*self.own_shares)}
@@ -149,6 +150,9 @@ class RoundSecrets:
 
     def refuse_few(self, site: str, sites: list[str], what: str) -> None:
         """Check that a list of sites is well formed, has ``site``, and reaches the threshold.
+
+        The threshold is the fewest sites in a secret sum ('secure.threshold'). A sum over fewer
+        sites would reveal individual updates.
 
         Args:
             site: this site.

@@ -133,8 +133,8 @@ class SecureSite:
     ) -> dict[str, Words]:
         """Quantise, weight and mask this site's updates and metrics; return uint32 arrays by name.
 
-        The checks of ``prepare_masking`` are made again. A digest of the masked numbers is stored
-        before anything leaves, so that even after a restart no key masks twice.
+        The checks of ``prepare_masking`` are made again. A digest of the numbers is stored before
+        anything leaves, so that no key masks twice after a restart. A failed site masks zeros.
 
         Args:
             updates: the trained minus the received arrays, clipped, by name.
@@ -145,9 +145,9 @@ class SecureSite:
         Raises:
             SiteError: the site has no keys for this round, the list of sites is malformed, or the
                 site has masked 0 for the same received arrays before.
-            RefusedError: ``prepare_masking`` refuses; this round's sum was already unmasked with a
-                different contribution from this site; or the site cannot answer, but has answered
-                for the same received arrays before.
+            RefusedError: ``prepare_masking`` refuses. Or this round's sum was already unmasked with
+                other numbers of this site. Or the site failed, but has answered for these received
+                arrays before.
             SettingError: the samples of all sites together do not fit into 32 bits.
             CheckpointError: the site's secrets or records are damaged, or cannot be written.
         """
@@ -187,10 +187,10 @@ class SecureSite:
 
         Raises:
             SiteError: the site has no keys for this round, or the list of sites is malformed.
-            RefusedError: the settings changed after the keys were signed; the keys were used
-                before; too few sites take part, or one is missing although the method proves its
-                sums; the same sum was unmasked before with other sites, settings or requests; or a
-                metric belongs to a split that not all sites measure.
+            RefusedError: the settings changed after the keys were signed, or the keys were used
+                before. Too few sites take part, or one is missing although the method proves its
+                sums. An earlier sum of the same round or arrays had other sites, settings or
+                requests. Or a metric belongs to a split that not all sites measure.
             CheckpointError: the site's secrets or its records of sums are damaged.
         """
         secrets = read_secrets(self.folder, self.round)
@@ -251,11 +251,11 @@ class SecureSite:
     def _request_digest(self, received: Mapping[str, Any], secrets: RoundSecrets) -> str:
         """Return a digest of the values in a request that decide what this site masks.
 
-        Once a round's sum is unmasked, requests of this round with another digest are refused
+        Once a round's sum is unmasked, the site refuses requests of this round with another digest
         (``UnmaskedSums.refuse_other_question``). The digest covers the instruction without the
         run's folder, the names of the arrays and metrics to sum, the received arrays, and the
         number of sites that have keys, which decides the quantisation. Only a hospital that
-        declares its data needs the digest. At any other site it is an empty string.
+        declares its data makes this check. At any other site the digest is an empty string.
         """
         if self.instruction is None:
             return ""
@@ -300,7 +300,8 @@ class SecureSite:
     def _share_secrets(self) -> ConfigRecord:
         """Check all sites' keys; return sealed shares of this site's secrets for the other sites.
 
-        The record also has a hash of the seed of this site's own mask. By this hash the server can
+        Enough shares reconstruct a secret, and only the site that a share is sealed for can open
+        it. The record also has a hash of the seed of this site's own mask, by which the server can
         later verify the seed that it reconstructs.
 
         Raises:
