@@ -154,7 +154,6 @@ def _step_after(model: FittedModel, answered: FitProgress, vector: Floats | None
 
     Raises:
         RefusedError: no question follows, because the fit has converged or has no solution.
-        LinAlgError: the Hessian is singular.
     """
     try:
         expected = next_progress(model, answered, vector)

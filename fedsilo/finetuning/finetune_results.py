@@ -118,7 +118,7 @@ def write_results(folder: Path, study: Study, starts: Sequence[StartResult], ima
         "network": study.downstream.network,
         "weights": starts[0].label,
         "seed": best.seed,
-        "settings": used_settings(study.settings),
+        "settings": used_settings(study.settings, study.downstream.name),
     }
     arrays = {name: tensor.numpy() for name, tensor in best.arrays.items()}
     save_state(folder / "model.safetensors", arrays, facts)
@@ -208,7 +208,7 @@ def document(study: Study, starts: Sequence[StartResult]) -> dict[str, Any]:
         "epochs": study.epochs,
         "epoch chosen by": f"val {task.headline}",
         "definitions": dict(task.definitions),
-        "settings": used_settings(study.settings),
+        "settings": used_settings(study.settings, study.downstream.name),
         "lines": [_start_document(result) for result in starts],
     }
 

@@ -12,12 +12,7 @@ from fedsilo.datasets.partition.cuts import cut_keys
 from fedsilo.datasets.registry import check_data_settings, data_set
 from fedsilo.datasets.weights.initial_weights import refuse_seen_start
 from fedsilo.datasets.weights.provenance import PARTITION, refuse_other_provenance
-from fedsilo.finetuning.finetune_request import (
-    CLASSIFICATION,
-    SEGMENTATION,
-    RunModel,
-    Source,
-)
+from fedsilo.finetuning.finetune_request import SEGMENTATION, RunModel, Source
 from fedsilo.models.networks.kinds import check_network_settings
 from fedsilo.server_app.config.settings import parse_assignment
 
@@ -281,14 +276,14 @@ def _data_keys(dataset: str, partition: str, task: str) -> frozenset[str]:
     return _OF_DATA | own_keys | cut_keys(partition)
 
 
-def used_settings(settings: CommonSettings) -> dict[str, Value]:
+def used_settings(settings: CommonSettings, task: str) -> dict[str, Value]:
     """Select the settings that have an effect on fine-tuning, key -> value.
 
     These are the settings of the data, the network and the training. The settings of a federated
-    run, such as the number of rounds, are left out. The data settings are always those of
-    classification, so those of partitions are kept for segmentation too.
+    run, such as the number of rounds, are left out. Which data settings have an effect depends on
+    ``task``, "classification" or "segmentation".
     """
-    of_data = _data_keys(settings.dataset, settings.partition, CLASSIFICATION)
+    of_data = _data_keys(settings.dataset, settings.partition, task)
     return _select(as_mapping(settings), _OF_NETWORK | _OF_TRAINING | of_data)
 
 

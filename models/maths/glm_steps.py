@@ -126,9 +126,8 @@ def next_progress(model: FittedModel, progress: P, vector: Floats | None) -> P:
 
     Raises:
         FitError: the outcomes determine no regression (``one_outcome_fault``), a column is constant
-            or follows from other columns, a coefficient grows without end, or the sums are too
-            large to send.
-        LinAlgError: the Hessian of a step is singular.
+            or follows from other columns, a coefficient grows without end, the Hessian of a step is
+            singular, or the sums are too large to send.
     """
     if vector is None:
         if progress.scale > _MOST_RESCALED:
@@ -229,15 +228,20 @@ def _step(model: FittedModel, progress: P, sums: GLMSums) -> P:
     the largest one) or more, in absolute values. The result then has the final ``sums``.
 
     Raises:
-        FitError: a coefficient is beyond what data can determine.
-        LinAlgError: the Hessian is singular.
+        FitError: a coefficient is beyond what data can determine, or the Hessian is singular.
     """
     beta = np.array(progress.beta)
     # Near the optimum, rounding alone may lower the objective; no step is halved for that
     slack = _TOLERANCE * (1 + abs(sums.objective))
     if progress.objective is not None and sums.objective < progress.objective - slack:
         return replace(progress, beta=((beta + np.array(progress.before)) / 2).tolist())
-    step = np.linalg.solve(sums.hessian, sums.gradient)
+    try:
+        step = np.linalg.solve(sums.hessian, sums.gradient)
+    except np.linalg.LinAlgError:
+        raise FitError(
+            "no regression: after this step the patients determine no next one (the Hessian is "
+            "singular): leave columns out of 'glm.columns'"
+        ) from None
     after = beta + step
     _refuse(endless_fault(model.family, model.names, after))
     moved = replace(progress, beta=after.tolist(), before=progress.beta, objective=sums.objective)

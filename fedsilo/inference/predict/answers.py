@@ -40,15 +40,15 @@ COLUMNS = {
 }
 
 
-_OF_CLASSES = ("p.<class>", "entropy", "vacuity", "weight.<site>", "set")
+_OF_CLASSES = ("predicted", "p.<class>", "entropy", "vacuity", "weight.<site>", "set", "truth")
 
 
 def columns_of(task: Task) -> dict[str, str]:
     """Return title -> meaning of each column that a table of the task's predictions may have.
 
     By default these are the columns for classes. A task with columns of its own for its answers
-    (``answer_words``) lacks the columns of class probabilities, entropy, vacuity, expert weights
-    and prediction sets. Its own columns are added, and replace others with the same title.
+    (``answer_words``) has these in place of the columns for the predicted and the true class, class
+    probabilities, entropy, vacuity, expert weights and prediction sets.
     """
     if not task.answer_words:
         return dict(COLUMNS)

@@ -400,7 +400,8 @@ class RiskAnswers(CaseAnswers):
         elif not len(baseline.times):
             said.append(
                 f"No survival is shown: fewer than {self.run.floor} of {baseline.patients} "
-                f"training patients of {self.model.site} had the event."
+                f"training patients of {self.model.site} had the event, or fewer than "
+                f"{self.run.floor} are followed after each event."
             )
         else:
             said.append(

@@ -344,8 +344,8 @@ def _merge_rows(rows: Sequence[Row]) -> Numbers:
 
 
 def _has_same_accuracies(first: Numbers, other: Numbers) -> bool:
-    """Tell whether each part of ``other`` has the same accuracy as in ``first``."""
-    for part, numbers in other.items():
-        if numbers.get("accuracy") != first[part].get("accuracy"):
+    """Tell whether both rows have the same accuracy in each part that both have."""
+    for part in first.keys() & other.keys():
+        if first[part].get("accuracy") != other[part].get("accuracy"):
             return False
     return True

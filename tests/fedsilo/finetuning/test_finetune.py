@@ -245,6 +245,7 @@ def test_a_swin_network_is_trained_from_scratch(finetune: Finetune, tmp_path: Pa
     told = read(tmp_path / "out")
     assert told["network"] == "swin"
     assert told["settings"]["split.val-folds"] == 5, "where none are set, one in five is held out"
+    assert "split.partition" not in told["settings"], "masks belong to the data set's own sites"
 
 
 @pytest.mark.parametrize("network", ["unet", "swin", "swinunet"])

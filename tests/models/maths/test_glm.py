@@ -3,6 +3,7 @@ import pytest
 from scipy.special import expit
 from sklearn.linear_model import LogisticRegression, PoissonRegressor
 
+from fedsilo.core.errors import FitError
 from fedsilo.models.maths.glm import (
     GLMSums,
     UndeterminedError,
@@ -12,7 +13,7 @@ from fedsilo.models.maths.glm import (
     moments_of,
     sums_at,
 )
-from fedsilo.models.maths.glm_steps import FitProgress, differs
+from fedsilo.models.maths.glm_steps import FitProgress, FittedModel, differs, next_progress
 from fedsilo.models.maths.meta_analysis import combine_effects
 
 
@@ -122,6 +123,13 @@ def test_equal_effects_have_no_heterogeneity():
     combined = combine_effects([0.5, 0.5, 0.5], [0.1, 0.2, 0.3])
     assert (combined.tau_squared, combined.i_squared) == (0.0, 0.0)
     assert combined.random_error == combined.fixed_error
+
+
+def test_a_hessian_that_determines_no_step_ends_the_fit():
+    sums = GLMSums(-3.0, 20.0, 8.0, np.ones(2), np.ones((2, 2)))
+    asked = FitProgress(beta=[0.1, 0.1], before=[0.0, 0.0], objective=-4.0)
+    with pytest.raises(FitError, match="singular"):
+        next_progress(FittedModel("logistic", ["age"]), asked, sums.vector())
 
 
 @pytest.mark.parametrize("apart", [1.0, 1e-2, 1e-3])

@@ -11,7 +11,7 @@ from rich.console import Console
 from fedsilo.core.errors import RunDirectoryError
 from fedsilo.pictures.learning_curves import draw_documents
 from fedsilo.runs.finished_run import FinishedRun
-from fedsilo.runs.published.published_numbers import Published
+from fedsilo.runs.published.published_numbers import Published, Row, _merge_rows
 from fedsilo.runs.published.table import print_published
 from fedsilo.server_app.config.settings import RUN_FORMAT, group_settings, resolve
 from fedsilo.server_app.records.run_directory import RunDirectory
@@ -44,6 +44,18 @@ def test_a_run_in_another_setting_says_what_differs(tmp_path: Path) -> None:
 def test_a_run_on_other_data_has_neither_numbers_nor_a_reason(tmp_path: Path) -> None:
     run = _run(tmp_path, *HOSPITALS, dataset="heart-synthetic")
     assert FinishedRun(run.path).paper == Published()
+
+
+def test_a_later_table_adds_numbers_if_the_accuracies_that_both_print_are_equal() -> None:
+    def row(parts: tuple[str, ...], *lines: tuple[float, float | None]) -> Row:
+        metrics = ("accuracy", "auc")
+        return Row(1, "m", "d", {}, {}, metrics, parts, lines, {}, None)
+
+    first = row(("va",), (0.8, None))
+    more = row(("va", "all"), (0.8, 0.9), (0.7, 0.6))
+    other = row(("va",), (0.5, 0.6))
+    assert _merge_rows([first, other]) == {"va": {"accuracy": 0.8}}
+    assert _merge_rows([first, more]) == {"va": {"accuracy": 0.8, "auc": 0.9}}
 
 
 def _printed(published: Published) -> str:
