@@ -193,15 +193,16 @@ class ImageDataSet(DataSet):
         return header_measures([own.folder / file for file in own.names], self.header)
 
     def _load(self, name: str, settings: CommonSettings, places: Places) -> Silo:
-        """List, split and decode a site's images, or open the resulting silo in the cache.
+        """Open a site's silo in the cache, or create it there from the site's images.
 
-        Public images, which no silo contains, are left out. Files of equal content stay in the same
-        part (train, val or test), and the site's log notes how many copies there are. If the site's
-        list of images gives parts, these parts are used.
+        Public images, which no silo contains, are left out. If the site's list of images gives
+        parts (train, val or test), these are used. Files of equal content stay in the same part,
+        and the site's log notes how many copies there are.
 
         Raises:
-            DataError: the list of images is invalid, equal files are in two of the given parts,
-                images are broken and may not be skipped, or fewer than 2 training images are left.
+            DataError: the list of images is invalid, or equal files are in two of the given parts.
+                Or images are broken and may not be skipped, or fewer than 2 training images are
+                left.
         """
         own, _ = self._split_off_public(name, settings, places)
 
@@ -374,20 +375,21 @@ def _split_as_given(
     settings: CommonSettings,
     strata: npt.NDArray[np.int64],
 ) -> RowSplit:
-    """Split images into the parts that the user gave, and cut folds for missing parts from 'train'.
+    """Split images into the parts that the user gave, and cut missing parts out of 'train'.
 
-    If folds are set, the test fold is cut first, and the validation fold from the rest. A part that
-    the user did not give, and for which no folds are set, stays empty.
+    A missing part (val or test) is cut only if the settings have folds for it, and otherwise stays
+    empty. The test fold is cut first, and the validation fold from the rest.
 
     Args:
         index: the images, with parts.
         groups: the group of each image, in which copies of a file share a group.
         settings: the numbers of folds and the chosen folds. If 'split.use-test' is false, the test
             part is empty.
-        strata: the stratum of each image, (n,); folds keep the shares of the strata.
+        strata: the stratum (such as the class) of each image, (n,). Folds keep the shares of the
+            strata.
 
     Raises:
-        DataError: the user gave a part, but folds are set for this part too; or there are too few
+        DataError: the user gave a part, but folds are set for this part too. Or there are too few
             images for the folds.
     """
     # A test fold is cut before the validation fold, which comes from the rows that are left

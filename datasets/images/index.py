@@ -117,16 +117,17 @@ def _pick(texts: tuple[str, ...], rows: Rows) -> tuple[str, ...]:
 
 
 def join_indices(where: str, parts: Sequence[ImageIndex]) -> ImageIndex:
-    """Concatenate the indices of several sites whose images are all in one folder.
+    """Concatenate the image indices of several sites whose images are all in one folder.
 
     The joined index has no parts (train, val or test) and no masks. It is empty if ``parts`` is
     empty.
 
-    Errors show an image by its safe name. If a site's safe names are not its file names, they are
-    only unique at the site, so " of " and ``ImageIndex.where`` are added to them.
+    Errors show an image by its safe name, such as "the image of line 3", which may repeat at
+    another site. So " of " and the site's ``where`` are added to it, unless the site's safe names
+    are its file names.
 
     Args:
-        where: the name of the result in errors.
+        where: a name for the joined index in errors.
         parts: the indices, all with the same folder.
     """
     names: list[str] = []
@@ -239,7 +240,7 @@ def join_copies(index: ImageIndex, copies: Sequence[tuple[int, int]]) -> ImageIn
     """Merge the groups of images that have equal files, because a split keeps a group in one part.
 
     Otherwise a copy of a training image could be a test image, which would raise the accuracy. All
-    images of both groups get the name of one of the two groups. Without copies the index is
+    images of merged groups get the name of one of these groups. Without copies the index is
     returned unchanged.
 
     Args:

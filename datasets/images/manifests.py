@@ -91,7 +91,7 @@ class ManifestDataSet(ImageDataSet):
     def index(self, site: str, settings: CommonSettings, places: Places) -> ImageIndex:
         """Read a site's manifest (list of images), and keep 'split.sample-share' of its patients.
 
-        Each image without a known patient counts as one patient.
+        An image without a known patient counts as a patient by itself.
 
         Raises:
             DataError: the declaration or the manifest is missing or invalid, or the manifest is
@@ -297,9 +297,14 @@ class Manifest:
         return float(value)
 
     def _file(self, number: int, path: str) -> str:
-        """Return an image's file relative to the data directory, and note its line in ``lines``.
+        """Return an image's file relative to the data directory, and remember its line.
 
-        ``number`` is the line, and ``path`` the cell's text. The file need not exist.
+        The line is stored in ``lines`` (file -> line), so that a file in two lines is noticed. The
+        file need not exist.
+
+        Args:
+            number: the line in the manifest.
+            path: the text of the cell.
 
         Raises:
             DataError: the path is not a file name, leads outside the data directory, or names a

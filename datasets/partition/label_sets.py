@@ -99,10 +99,10 @@ def label_sets(classes: int, silos: int, share: float) -> list[tuple[int, ...]]:
 def _list_plans(classes: int, silos: int, share: float) -> Iterator[_Plan]:
     """Yield the divisions of labels in which each silo's share of private labels is near ``share``.
 
-    The share may differ by at most 0.05. A private label is at only one silo, and a shared label at
-    two or more. The private labels are divided among the silos as evenly as possible. A silo
-    without a private label has all shared labels, which is possible only if ``share`` is at most
-    0.05.
+    A private label is at only one silo, and a shared label at two or more. A silo's share may
+    differ from ``share`` by at most 0.05. The private labels are divided among the silos as evenly
+    as possible. A silo without a private label has all shared labels, which is possible only if
+    ``share`` is at most 0.05.
     """
     for shared in range(classes + 1):
         fewer, more = divmod(classes - shared, silos)
@@ -245,13 +245,14 @@ class LabelCut:
     def rows(self, train_size: int, test_size: int) -> list[dict[str, Rows]]:
         """Choose every silo's rows: training rows of its labels, val and test rows of all labels.
 
-        If the pool has no validation part, 'val' rows are taken from the end of its training part.
+        If the pool has a validation part, 'val' rows are taken from it, equally many per label. If
+        not, they are taken from the end of its training part.
 
         Args:
-            train_size: training samples per silo. If the pool has no validation part, a tenth of
-                them is held out for validation. 0 means as many as possible while a silo's labels
-                differ by at most one sample.
-            test_size: test samples per silo; 0 means as many as possible with equally many per
+            train_size: training samples per silo, or 0 for as many as possible while a silo's
+                labels differ by at most one sample. If the pool has no validation part, a tenth of
+                them is for 'val'.
+            test_size: test samples per silo, or 0 for as many as possible with equally many per
                 label.
 
         Returns:
@@ -339,13 +340,13 @@ class LabelCut:
     def _compute_sizes(self, size: int) -> tuple[list[int], list[list[int]]]:
         """Compute how many samples of each label a silo of ``size`` validates and trains on.
 
-        Validation samples are taken only if the pool has no validation part. They are a tenth of
+        Validation samples are needed only if the pool has no validation part. They are a tenth of
         ``size``, rounded down, divided evenly among all K labels, and the same at every silo. All
-        silos together take at most half of a label's samples for this.
+        silos together hold out at most half of a label's samples.
 
-        The other samples of a label are offered to the silos that have the label. A silo with fewer
-        labels is offered more of each. A silo divides its training samples among its labels as
-        evenly as these offers allow. If labels are rare, the numbers add up to less than ``size``.
+        The rest of a label is divided among the silos that have it, so that a silo with fewer
+        labels may take more of each. A silo takes its training samples as evenly from its labels as
+        these limits allow. If labels are rare, the numbers add up to less than ``size``.
 
         Returns:
             A silo's validation samples for each of the K labels, and for each silo the training
@@ -388,8 +389,8 @@ class LabelCut:
 
         They are too rare in two cases:
 
-        - At one silo, the training samples of two labels, or the validation samples of two labels,
-          differ by more than one.
+        - A silo has uneven labels: the training (or validation) samples of two labels differ by
+          more than one.
         - A silo gets fewer training or validation samples than its ``size`` requires.
         """
         validation, trained = self._compute_sizes(size)
@@ -415,12 +416,11 @@ class LabelCut:
         return all(sum(parts) == training for parts in trained)
 
     def _check_sizes(self, size: int, given: bool) -> tuple[list[int], list[list[int]]]:
-        """Compute the samples per label, and check that no silo lacks samples or a label.
+        """Compute each silo's samples per label, and check that no silo lacks samples or a label.
 
         Args:
             size: training samples per silo, including those held out for validation.
-            given: whether the user set ``size``. If not, it is the largest possible, and errors do
-                not advise raising it.
+            given: whether the user set ``size``. If not, errors do not advise a larger one.
 
         Returns:
             Validation samples per silo for each of the K labels, and for each silo the training
@@ -482,18 +482,18 @@ class LabelCut:
     def _cut_part(self, part: str, size: int) -> list[Rows]:
         """Choose every silo's rows of part 'val' or 'test', as balanced over labels as possible.
 
-        All silos get the same number of samples of a label; rows that remain are not used.
+        All silos get the same number of samples of a label. Samples that remain are not used.
 
         Args:
             part: 'val' or 'test'.
-            size: samples per silo; 0 means as many of every label as the rarest label allows.
+            size: samples per silo, or 0 for as many of every label as the rarest label allows.
 
         Returns:
-            Rows per silo, ascending; empty if the pool has no such part and ``size`` is 0.
+            Rows per silo, ascending. They are empty if the pool has no such part and ``size`` is 0.
 
         Raises:
-            DataError: a label has fewer samples than there are silos, or ``size`` is below K or
-                above the number that the labels allow.
+            DataError: a label has fewer samples than silos, or ``size`` is below the number of
+                labels or above what the labels allow.
         """
         silos, have = len(self.sets), self._counts(part)
         if not sum(have) and not size:

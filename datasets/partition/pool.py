@@ -75,9 +75,10 @@ def open_cut_pool(data: DataSet, settings: CommonSettings, places: Places) -> Cu
 def _pool_of_source(data: ShiftedImages, settings: CommonSettings, places: Places) -> CutPool:
     """Open the images of a public data set of the UEFL paper as one pool, without rotating them.
 
-    The parts are those of the data set. If it has no validation part, that part is empty. But if
-    its images have tracks (frames of one object), a tenth of each label's training tracks becomes
-    the validation part (``hold_out_tracks``). The sizes of silos are the source's.
+    New silos are cut from the pool. Its parts are those of the data set, so the validation part may
+    be empty. But if the images have tracks (frames of one object), a tenth of each label's training
+    tracks is held out for validation (``hold_out_tracks``). The pool also states the data set's
+    usual sizes of silos.
 
     Raises:
         DataError: files are missing or unusable.
@@ -115,10 +116,11 @@ def _pool_of_source(data: ShiftedImages, settings: CommonSettings, places: Place
 
 
 def _pool_of_silos(data: DataSet, settings: CommonSettings, places: Places) -> CutPool:
-    """Join the samples of all silos that a data set has; a sample stays in its part, as in 'test'.
+    """Join the samples of all silos of a data set in one pool, from which new silos are cut.
 
-    Within a part the samples are reordered so that silos alternate within each label. All silos are
-    loaded, which may create them in the cache. The pool states no sizes for new silos.
+    Each sample stays in its part (train, val or test). Within a part the samples are reordered so
+    that silos alternate within each label. All silos are loaded, which may create them in the
+    cache. The pool states no sizes for new silos.
 
     Raises:
         DataError: a silo cannot be loaded, or its shape or classes differ from the first silo's.
