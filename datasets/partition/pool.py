@@ -148,9 +148,9 @@ def _pool_of_silos(data: DataSet, settings: CommonSettings, places: Places) -> C
 
 
 def _shared_facts(silo: Silo) -> dict[str, Any]:
-    """Return the facts that all silos have in common, for the files of silos cut from them.
+    """Return the facts that all silos of a data set have in common, for the silos cut from them.
 
-    These facts are 'classes' (the names), 'schema' (a digest), and for a table 'features' (the
+    The facts are 'classes' (the names), 'schema' (a digest), and for a table 'features' (the
     names). If the data declare statistics, 'declared' has their 'mean' and 'std'.
     """
     facts: dict[str, Any] = {"classes": list(silo.classes), "schema": silo.schema}
@@ -181,8 +181,8 @@ class _Mixed:
     def inputs(self, rows: Rows) -> Tensor:
         """Return a copy of the inputs at ``rows``, (k, *input_shape), in the order of ``rows``.
 
-        ``rows`` are positions in the pool's mixed order, which can differ from the order of the
-        silos.
+        ``rows`` count through the pool, in which the samples of all silos are mixed. They are not
+        rows of a single silo.
         """
         import torch
 

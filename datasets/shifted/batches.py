@@ -52,13 +52,13 @@ CIFAR100 = Layout("cifar100", ("train",), "test", 2, "fine_labels", 100)
 
 
 def list_batches(layout: Layout, folder: Path) -> Facts:
-    """List the batch files of a CIFAR set in ``folder``: the binary files or the Python pickles.
+    """List the batch files of a CIFAR set in ``folder``, which are binary files or Python pickles.
 
     If there is a binary training batch, only binary files are listed, and otherwise only pickles.
 
     Returns:
         [name, size in bytes, modification time in ns] of each training batch, and then of the test
-        batch if it exists; [] if there is no training batch.
+        batch if it exists. [] if there is no training batch.
     """
     for ending in (".bin", ""):
         # The binary form goes first, because it cannot contain code as a pickle can

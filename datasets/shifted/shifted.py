@@ -78,8 +78,8 @@ def _letters(index: int) -> str:
 def silo_sizes(source: Source, pool: Pool, settings: CommonSettings) -> tuple[int, int]:
     """Compute how many training images and how many test images each silo gets.
 
-    A setting above 0 is the size. Otherwise the source states the size. If the source states none,
-    each silo gets an equal share of the pool, rounded down.
+    The settings decide each size. If a setting is 0, the source decides. If the source states 0
+    too, each silo gets an equal share of the pool, rounded down.
 
     Returns:
         The number of training images per silo, from which validation images may be held out, and
@@ -251,10 +251,13 @@ class ShiftedImages(DataSet):
         """Describe in a few words which of the data set's files are in the data directory.
 
         Returns:
-            'comes with scikit-learn' for the digits, which need no files. 'N files in FOLDER' for a
-            data set that can be read from some of its files (CIFAR, GTSRB). If it is there in two
-            forms, the folder with more files is named. 'K of N files in FOLDER' for all others. ''
-            if there are no files or no data directory.
+            One of these texts:
+
+            - 'comes with scikit-learn' for the digits, which need no files.
+            - 'N files in FOLDER' for a data set that can be read from some of its files (CIFAR,
+              GTSRB). If it has two folders, FOLDER is the one with more files.
+            - 'K of N files in FOLDER' for any other data set.
+            - '' if there are no files or no data directory.
         """
         if not self.files:
             return "comes with scikit-learn"
@@ -279,11 +282,11 @@ class ShiftedImages(DataSet):
     def image_reader(self, site: str, settings: CommonSettings, places: Places) -> ImageReader:
         """Return a function that reads a new file like an image of ``site``, for predictions.
 
-        The function resizes the image to the pool's size. It rotates the image and adds noise as
-        for the site's images, and scales the pixels. It returns (channels, height, width), and
-        raises ``BrokenImageError`` for an unusable file. If ``site`` is not one of ``silo_names``
-        (for example '', or a silo of partition 'unseen'), the image is not rotated and gets no
-        noise.
+        The function takes a path, and resizes the image to the pool's size. It rotates the image
+        and adds noise as for the site's images, and scales the pixels. It returns (channels,
+        height, width), and raises ``BrokenImageError`` for an unusable file. If ``site`` is not one
+        of ``silo_names`` (for example '', or a silo of partition 'unseen'), the image is not
+        rotated and gets no noise.
 
         Raises:
             DataError: the public files are missing or unusable.
@@ -317,13 +320,14 @@ class ShiftedImages(DataSet):
         )
 
     def _load(self, name: str, settings: CommonSettings, places: Places) -> Silo:
-        """Cut a silo from the pool and shift and scale its images, or open it in the cache.
+        """Open a silo in the cache, or cut it from the pool, shift it and scale its pixels first.
 
         The silo at index k has the k-th block of training images and of test images. If the pool
         has a validation part, it is divided equally, and the silo has the k-th block of it.
 
         Raises:
-            DataError: the pool has too few images, or its files are missing or unusable.
+            DataError: the pool has too few images, all training images of the silo belong to one
+                track, or files are missing or unusable.
         """
         import torch
 
@@ -363,15 +367,15 @@ class ShiftedImages(DataSet):
 def _training_rows(
     pool: Pool, first: int, size: int, where: str
 ) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
-    """Divide a silo's rows of the pool's training part into training and validation rows.
+    """Divide the training rows of one silo into rows to train on and rows to validate on.
 
-    These are the ``size`` rows from row ``first`` on. The last tenth, rounded down, is for
-    validation. If the images have tracks (series of frames), whole tracks are chosen instead
-    (``cut_by_track``). If the pool has a validation part, all rows are for training, and the images
-    must not have tracks.
+    The silo has the ``size`` rows of the pool's training part from row ``first`` on. Its last
+    tenth, rounded down, is for validation. If the images have tracks (series of frames), whole
+    tracks are chosen instead (``cut_by_track``). If the pool has a validation part, all rows are
+    for training, and the images must not have tracks.
 
     Raises:
-        DataError: all rows belong to one track; ``where`` names the silo.
+        DataError: all rows belong to one track. ``where`` names the silo in the error.
     """
     validation = 0
     if pool.val_images is None:

@@ -47,8 +47,8 @@ class _Sign:
 def list_signs(folder: Path) -> Facts:
     """List the CSV files and image folders of the traffic signs, so that changes are noticed.
 
-    These are the CSV file and the image folder of each training class, the possible CSV files of
-    the test images, and the folder of the test images. What is missing is left out. A folder's
+    The list has the CSV file and the image folder of each training class, the possible CSV files of
+    the test images, and the folder of the test images. Missing ones are left out. A folder's
     modification time changes if images are added or removed, but not if an image is overwritten.
 
     Returns:
@@ -97,7 +97,7 @@ def _csv_of(folder: Path) -> Path:
 def _training_signs(folder: Path) -> list[_Sign]:
     """Read the list of images in the training folder of one class; [] if the folder does not exist.
 
-    The folder's name is the number of its class.
+    The folder's name is the number of its class. The list is the CSV file in the folder.
 
     Raises:
         DataError: the folder has no CSV file, its CSV file is unusable, or a ClassId in the file
@@ -139,6 +139,9 @@ def _test_signs(folder: Path) -> list[_Sign]:
 
 def _read_signs(path: Path, folder: Path) -> list[_Sign]:
     """Read a CSV file in which each line names an image of a sign in ``folder``, and its class.
+
+    The track of a sign (a series of frames) is the name of ``folder`` and the part of the image's
+    name before '_'.
 
     Raises:
         DataError: the CSV file has no line, lacks a column or cannot be read, an image is missing
