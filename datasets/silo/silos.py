@@ -238,7 +238,9 @@ class DataSet(ABC):
         """
 
     def load(self, name: str, settings: CommonSettings, places: Places) -> Silo:
-        """Load the silo ``name`` from the cache; create it there first if it is missing.
+        """Load the silo ``name`` from the cache, or create it there first if it is missing.
+
+        A silo is the training, validation and test data of one site.
 
         Raises:
             DataError: no silo has this name, a file is missing or unusable, or there are too few
@@ -365,7 +367,7 @@ def save_silo(
     Only the folder's owner may read it, because it may contain copies of patients' rows.
 
     Args:
-        folder: the folder; its mode becomes 700.
+        folder: the folder. Its mode becomes 700.
         splits: split -> samples.
         facts: the values that ``open_silo`` needs besides the arrays, such as name, distribution
             and classes. They must be JSON values. The splits' fingerprints are added.
@@ -392,8 +394,9 @@ def save_silo(
 def _constant_outcomes(facts: Mapping[str, Any], splits: Mapping[str, Split]) -> list[str]:
     """Return a sentence for each split whose numeric outcomes are all equal, because it has no R².
 
-    An empty split gets no sentence. If the task has no numeric outcome, the result is []. ``facts``
-    has the silo's 'name' and 'task'; without 'task', the task is classification.
+    R² measures a regression. If the task has no numeric outcome, the result is []. An empty split
+    gets no sentence. ``facts`` has the silo's 'name' and 'task'. Without 'task', the task is
+    classification.
     """
     sentences = []
     if TASKS[facts.get("task", CLASSIFICATION)].numeric:
@@ -422,8 +425,8 @@ def cached_silo(
         fill: function that writes the silo into a new folder with ``save_silo``.
 
     Raises:
-        DataError: the cached files were altered and cannot be created again, or ``fill`` raises it.
-            Other errors of ``fill`` are raised too.
+        DataError: the cached files were altered and cannot be created again.
+        Exception: any error that ``fill`` raises.
     """
     # Any other fact gives another folder, so an outdated silo is never opened by mistake
     target = folder / f"{folder_name(name)}-{json_digest(facts)[:_KEY_LENGTH]}"

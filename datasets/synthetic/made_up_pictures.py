@@ -116,8 +116,8 @@ def texture(rng: np.random.Generator, size: int, waves: float) -> Field:
 def smooth_line(corners: npt.ArrayLike) -> Points:
     """Fit a cubic spline through ``corners`` (k, 2), and return 25 points on it, (25, 2).
 
-    The spline's parameter is 0, 1, 2, ... at the corners, and the points are equally spaced in this
-    parameter. The first and last points are the first and last corners.
+    The spline goes through the corners at the parameters 0, 1, 2 and so on. The points are equally
+    spaced in this parameter, from the first corner to the last.
     """
     from scipy.interpolate import CubicSpline
 

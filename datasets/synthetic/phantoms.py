@@ -96,6 +96,8 @@ class DermoscopyPhantom(PhantomDataSet):
     def read_file(self, path: Path, size: int, settings: CommonSettings) -> Pixels:
         """Decode a photograph to uint8 (3, size, size).
 
+        If 'data.colour-constancy' is set, the colour of the light is removed.
+
         Raises:
             BrokenImageError: the file is missing or damaged, or cannot be used.
         """
@@ -131,8 +133,8 @@ class MammographyPhantom(PhantomDataSet):
     ) -> npt.NDArray[np.int16]:
         """Draw a mammogram, int16 (1, size, size); the same arguments always give the same image.
 
-        If 'data.intensity-profiles' is set, the mammogram is rendered with the site's vendor
-        profile.
+        If 'data.intensity-profiles' is set, the mammogram looks as if the machine of the site's
+        vendor had rendered it, with blur, noise and tone curve.
         """
         malignant, patient, view = self.generators(site, number)
         picture = _draw_breast(patient, view, size, bool(malignant))
@@ -141,7 +143,9 @@ class MammographyPhantom(PhantomDataSet):
         return as_int16(picture)[None]
 
     def read_file(self, path: Path, size: int, settings: CommonSettings) -> npt.NDArray[np.int16]:
-        """Decode a 16-bit radiograph to int16 (1, size, size), without rendering it again.
+        """Decode a 16-bit radiograph to int16 (1, size, size), without imitating any vendor's look.
+
+        Empty edges are cropped, and the rest is fitted into the square (``fit_square``).
 
         Raises:
             BrokenImageError: the file is missing, damaged or empty, or has another depth.
@@ -233,7 +237,8 @@ class AngiogramPhantom(PhantomDataSet, MaskedDataSet):
     def classes(self, settings: CommonSettings, places: Places) -> Classes:
         """Return the twelve classes, one for each pair of a source and an anatomy.
 
-        A class is named 'source-anatomy', which is also its only label. Both arguments are ignored.
+        A class is named 'source-anatomy', such as 'human-arch', and this name is its only label.
+        Both arguments are ignored.
         """
         classes = {}
         for source, anatomy in product(FRAME_COUNTS, ANATOMIES):

@@ -90,11 +90,11 @@ class TableSchema(FileModel):
         return [*names, *self.label.columns()]
 
     def features(self) -> tuple[str, ...]:
-        """Return the names of the columns' features, in the order of ``RowReader.features``.
+        """Return the names of all features, in the order of ``RowReader.features``.
 
-        First come the numeric columns. Then comes ``column=level`` for each level of a categorical
-        column except its first, and then ``column=unmeasured`` for each column with an indicator.
-        Ignored columns have no feature.
+        First come the names of the numeric columns. Then comes ``column=level`` for each level of a
+        categorical column except its first, and then ``column=unmeasured`` for each column with an
+        indicator. Ignored columns have no feature.
         """
         names = [column.name for column in self.numeric_columns()]
         for column in self.columns:
@@ -193,13 +193,13 @@ class TableSchema(FileModel):
     def declared_statistics(self) -> FeatureStatistics | None:
         """Return mean and standard deviation of every feature, (features,) each, from the schema.
 
-        They are used to standardise the features. A one-hot feature has mean 1 / levels, which also
-        replaces a missing value, and standard deviation 1. An indicator has 0.5 and 0.5, which
-        turns 0 and 1 into -1 and 1.
+        They are used to standardise the features. A numeric column has its declared values. A
+        one-hot feature has mean 1 / levels, which also replaces a missing value, and standard
+        deviation 1. An indicator has 0.5 and 0.5, which turns 0 and 1 into -1 and 1.
 
         Returns:
-            The statistics, with those of a numeric label at the end. None if a numeric column or a
-            numeric label declares no mean and std.
+            The statistics in the order of ``features``, then those of a numeric label. None if a
+            numeric column or a numeric label declares no mean and std.
         """
         means: list[float] = []
         stds: list[float] = []

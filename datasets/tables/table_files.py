@@ -73,8 +73,8 @@ def read_table(path: Path, delimiter: str = ",", guess_delimiter: bool = False) 
     Args:
         path: the file.
         delimiter: the character between the values of a CSV file.
-        guess_delimiter: whether to use the most frequent character in the first line of a CSV file:
-            ``delimiter``, ',', ';' or tab. On a tie the first of these is used.
+        guess_delimiter: whether to use, of ``delimiter``, ',', ';' and tab, the character that is
+            most frequent in the first line of a CSV file. On a tie the first of these is used.
 
     Returns:
         (line number, cells) for each line. In Parquet, the column names come first, with the number
@@ -138,7 +138,7 @@ def _kind_of(path: Path) -> str:
 
 
 def _read_packed(path: Path, kind: str, read: Callable[[Path], _Read]) -> _Read:
-    """Read an Excel or Parquet file by ``read``, and turn unexpected errors into one-line errors.
+    """Read an Excel or Parquet file with ``read``, and turn unexpected errors into one-line errors.
 
     Args:
         path: the file.
@@ -263,7 +263,7 @@ def _objects(column: Series) -> npt.NDArray[Any]:
 
 
 def _read_workbook(path: Path) -> list[list[Any]]:
-    """Read the rows of a workbook's first sheet, padded with None to the widest row.
+    """Read the rows of a workbook's first sheet, padded with None to the length of the longest row.
 
     Some programs write a formula without its value, which Excel computes when a person opens the
     file. Such a cell becomes ``OPEN_FORMULA``, so that it does not pass for a missing value.
@@ -327,9 +327,9 @@ def check_parquet(path: Path) -> list[str]:
 
     The memory is computed from the file's footer, which states the number of cells and the unpacked
     bytes of each column. A string that is stored once may appear in every row. So the caller should
-    read the listed columns as codes into a dictionary of their distinct values.
+    read the listed columns as a dictionary of distinct values and a code for each row.
 
-    Nested columns, such as lists, are not listed, because they cannot be read as codes. Each of
+    Nested columns, such as lists, are not listed, because they cannot be read in this way. Each of
     their strings is assumed to be as large as all stored strings together.
 
     Returns:
@@ -439,8 +439,8 @@ class _WorkbookPart:
     def _begin(self, name: str, attributes: dict[str, str]) -> None:
         """Handle the start of an XML element: count a row or a cell, or start watching a formula.
 
-        ``name`` is the element with its namespace. ``attributes`` has the cell's or row's place
-        ('r') and the cell's type ('t').
+        The XML parser calls it. ``name`` is the element with its namespace. ``attributes`` has the
+        cell's or row's place ('r') and the cell's type ('t').
 
         Raises:
             DataError: the cells so far, including empty ones, need too much memory.
@@ -479,8 +479,8 @@ class _WorkbookPart:
     def _end(self, name: str) -> None:
         """Handle the end of an XML element within a cell that has a formula.
 
-        After the formula, text counts as its value. If the cell ends without a value, its place is
-        added to ``open_formulas``. The watch ends with the cell.
+        The XML parser calls it. After the end of the formula, text counts as its value. If the cell
+        ends without a value, its place is added to ``open_formulas``. The watch ends with the cell.
         """
         element = name.rpartition(" ")[2]
         if element == "f":

@@ -41,8 +41,8 @@ def load_initial_weights(network: nn.Module, settings: CommonSettings) -> None:
 
     - 'timm:MODEL' loads timm's published weights.
     - 'encoder:FILE' loads only the encoder from the file of a run's model.
-    - 'FILE' loads a run's whole model if the file and the network have any array name in common.
-      Otherwise the file must have published weights of VGG16, a ViT or a plugin's network.
+    - 'FILE' loads a run's whole model if at least one array name is in both the file and the
+      network. Otherwise the file must have published weights of VGG16, a ViT or a plugin's network.
 
     Raises:
         SettingError: the weights do not exist, cannot be read or do not fit the network. Or a run
@@ -123,10 +123,10 @@ def _file_named(settings: CommonSettings) -> str:
 
 
 def _only_encoder(network: nn.Module, state: Mapping[str, Any], path: Path) -> dict[str, Any]:
-    """Return the network's exchanged arrays, but with the encoder's arrays replaced from ``state``.
+    """Return the network's exchanged arrays, with those of the encoder taken from ``state``.
 
     Exchanged arrays are those that sites send to the server. Shapes are not checked here, and other
-    arrays of ``state`` are ignored.
+    arrays of ``state`` are ignored. ``path`` is the file of ``state``, for the error.
 
     Raises:
         SettingError: ``state`` lacks an array of the encoder, or the network has no encoder.
