@@ -94,7 +94,7 @@ def opened_image(path: Path, formats: tuple[str, ...]) -> Iterator[Image]:
     """Open an image file for a ``with`` block, and turn reading errors into ``BrokenImageError``.
 
     The number of pixels in the header is checked before the block runs. Pillow decodes the pixels
-    only inside the block, so errors that the block raises are turned into it too.
+    only inside the block, so any error that the block raises becomes a ``BrokenImageError`` too.
 
     Args:
         path: the file.
@@ -102,8 +102,8 @@ def opened_image(path: Path, formats: tuple[str, ...]) -> Iterator[Image]:
 
     Raises:
         BrokenImageError: the file is missing, unreadable, damaged, above 1 GiB or in none of the
-            formats. Or the image has no pixels, or the image or a tile of it has more than 89
-            million.
+            formats. Or the image has no pixels, or has more than 89 million in total or in one
+            tile.
         MemoryError: the image does not fit into memory.
     """
     from PIL import Image, UnidentifiedImageError
@@ -146,7 +146,7 @@ def read_fault(error: Exception) -> str:
 
 
 def check_file(path: Path) -> None:
-    """Check that a path is no pipe, device or too large file, before the path is opened.
+    """Check before opening a path that it is not a pipe, a device or a file of more than 1 GiB.
 
     Opening a pipe would wait forever. A folder passes, and so does a missing file, because the
     attempt to read it raises a clearer error. The content of a file is not checked.
@@ -210,8 +210,8 @@ def refuse_wide(image: Image) -> None:
 def _central_square(image: Image, size: int) -> Pixels:
     """Turn an opened image upright, crop its central square, and resize it to RGB (3, size, size).
 
-    The result is uint8. The image itself is turned in place by its EXIF data. To save time, a large
-    JPEG is first decoded at a lower resolution, at least twice ``size`` if it has as much.
+    The result is uint8. The image itself is turned in place by its EXIF data. A large JPEG is
+    decoded at a lower resolution to save time, but at no less than twice ``size``.
 
     Raises:
         BrokenImageError: the image has more than 8 bits per channel.

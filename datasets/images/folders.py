@@ -305,8 +305,8 @@ class FolderImages(ImageDataSet):
 def _folder_of(site: str, sites: Mapping[str, Sequence[Image]], data: Path) -> Path:
     """Return a site's folder, which is found from the path of the site's first image.
 
-    The folder's name alone would not do, because it may be an encoded form of the site's name. If
-    the folders do not name sites, the result is ``data``.
+    The site's name is not enough to find the folder, because the folder may have an encoded form of
+    the name. If the folders do not name sites, the result is ``data``.
 
     Args:
         site: the site's name.

@@ -338,8 +338,8 @@ class ImageDataSet(DataSet):
         """Decode the images of each part.
 
         Returns:
-            Part -> split; and the number of broken images that were left out, in all parts
-            together.
+            A dictionary, part -> decoded images with their labels. And the number of broken images
+            that were left out, in all parts together.
 
         Raises:
             DataError: images are broken, and 'data.broken-images' is not 'skip'.

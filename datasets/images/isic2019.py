@@ -100,8 +100,8 @@ class Isic2019(ImageDataSet):
         lesion id is a group by itself. ``site`` is one of ``CENTRES``.
 
         Raises:
-            DataError: a file is missing or invalid; or no table of lesions has any image of this
-                centre. Images of one lesion could then be in both training and test data.
+            DataError: a file is missing or invalid. Or no table of lesions has any image of this
+                centre, so images of one lesion could be in both training and test data.
         """
         folder = _folder(places)
         centre = CENTRES.index(site)

@@ -128,7 +128,7 @@ def is_cut(settings: CommonSettings) -> bool:
 
 
 def cut_keys(partition: str) -> frozenset[str]:
-    """Return the keys of the settings that every data set's cut by this partition depends on.
+    """Return the keys of the settings that decide a cut by this partition, for every data set.
 
     A cut makes silos from all samples of a data set. It depends on the number and the sizes of the
     silos, and on 'split.fold-seed' unless the partition is 'unseen', which is not random. The set
@@ -226,8 +226,8 @@ def cut_names(settings: CommonSettings) -> list[str]:
 def load_cut(data: DataSet, name: str, settings: CommonSettings, places: Places) -> Silo:
     """Load a silo that the run's partition cuts from all samples of a data set.
 
-    All silos are cut in memory, but only this one is loaded. It is opened in the cache, and written
-    there first if it is missing.
+    The samples of all silos are chosen, but only this silo is loaded. It is opened in the cache, or
+    written there first if it is missing.
 
     Raises:
         SettingError: the partition is impossible with this data set, its plugin is missing or

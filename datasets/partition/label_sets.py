@@ -68,10 +68,9 @@ class _Plan:
 def label_sets(classes: int, silos: int, share: float) -> list[tuple[int, ...]]:
     """Choose each silo's labels so that about ``share`` of them are private to the silo.
 
-    A private label is at no other silo. Among the possible divisions, that with the smallest
-    difference from ``share`` at its worst silo is chosen. A tie goes to a division with equally
-    many private labels at all silos, then to the fewest shared labels. At share 0 all silos hold
-    all labels.
+    A private label is at no other silo. The chosen division has the smallest difference from
+    ``share`` at its worst silo. A tie goes to a division with equally many private labels at all
+    silos, then to the fewest shared labels. At share 0 all silos hold all labels.
 
     Args:
         classes: K; labels are 0 to K - 1.
@@ -82,8 +81,8 @@ def label_sets(classes: int, silos: int, share: float) -> list[tuple[int, ...]]:
         A tuple of labels per silo, ascending.
 
     Raises:
-        SettingError: there is one silo; or in every division the share of some silo differs from
-            ``share`` by more than 0.05.
+        SettingError: there are fewer than 2 silos, or every division has a silo whose share differs
+            from ``share`` by more than 0.05.
     """
     if silos < 2:
         raise SettingError(

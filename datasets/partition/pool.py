@@ -63,6 +63,9 @@ class CutPool:
 def open_cut_pool(data: DataSet, settings: CommonSettings, places: Places) -> CutPool:
     """Open the pool of all samples of a data set, from which a partition cuts silos.
 
+    The pool of ``ShiftedImages`` is their public source, not rotated. For any other data set, it
+    joins the samples of the data set's silos.
+
     Raises:
         DataError: files are missing or unusable, or the data set's silos differ in shape or
             classes.

@@ -170,7 +170,7 @@ def _read_number(row: Mapping[str, str], column: str, where: str, zero: bool) ->
         zero: whether 0 is allowed too.
 
     Raises:
-        DataError: the value is not a finite number above 0, or is 0 and ``zero`` is false.
+        DataError: the value is not a finite number, is below 0, or is 0 although ``zero`` is false.
     """
     text = row.get(column)
     if not text:

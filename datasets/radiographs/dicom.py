@@ -112,8 +112,8 @@ def radiograph_header(path: Path) -> ImageHeader:
     The bits of a DICOM are those that a pixel takes in the file (8 or 16), not those in use.
 
     Raises:
-        BrokenImageError: the file is missing, damaged, or neither a DICOM nor an image, or its
-            header lacks one of these values.
+        BrokenImageError: the file is missing or damaged, is neither a DICOM nor an image, or lacks
+            one of these values in its header.
     """
     if not is_dicom(path):
         return picture_header(path)
@@ -161,7 +161,8 @@ def _read_header(path: Path, pixels: bool = True) -> FileDataset:
         pixels: whether to read the encoded pixel data too.
 
     Raises:
-        BrokenImageError: the file is missing, damaged, not a DICOM, or deflated.
+        BrokenImageError: the file is missing, damaged, not a DICOM, or deflated (compressed as a
+            whole).
     """
     from pydicom import dcmread
     from pydicom.errors import InvalidDicomError

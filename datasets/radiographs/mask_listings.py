@@ -132,7 +132,7 @@ def _by_stem(folder: Path) -> dict[str, Path]:
 def _check_partners(
     folder: Path, files: Mapping[str, Path], partners: Mapping[str, Path], what: str, where: str
 ) -> None:
-    """Check that each file has a partner of the same name without ending.
+    """Check that each file has a partner, whose name is the same except for the ending.
 
     The names of files without a partner are logged on this machine only.
 

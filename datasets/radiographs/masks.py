@@ -148,8 +148,8 @@ class MaskImages(DeepManifests, MaskedDataSet):
     def gives_validation(self, settings: CommonSettings, places: Places) -> bool:
         """Tell whether any site on this machine has images in the part 'val'.
 
-        Parts are given by the site's manifest, or by folders named train, val and test. Only the
-        images that 'split.sample-share' keeps count.
+        The site's manifest, or its folders named train, val and test, give the parts. Images that
+        'split.sample-share' leaves out do not count.
 
         Raises:
             DataError: the declaration or the listing of a site is invalid.

@@ -98,10 +98,10 @@ class MiniMias(RadiographDataSet):
     def image_reader(self, site: str, settings: CommonSettings, places: Places) -> ImageReader:
         """Return a function that decodes a new 8-bit file or DICOM like the images of ``site``.
 
-        The function takes a path and returns int16 (1, size, size). If 'data.intensity-profiles' is
-        set and ``site`` is the name of a breast tissue, the function imitates the machine of the
-        vendor with this tissue. For any other ``site``, such as '', it does not. The file's name
-        without its ending seeds the noise.
+        A site is a kind of breast tissue. The function takes a path and returns int16 (1, size,
+        size). If 'data.intensity-profiles' is set, it imitates the vendor's machine that belongs to
+        the site, with noise that the file's name without its ending seeds. If ``site`` is not one
+        of the tissues, such as '', no machine is imitated.
         """
         size = settings.image_size or self.own_size(places)
         profile = None

@@ -79,8 +79,7 @@ class PneumoniaMnist(DataSet):
         """Open a site's silo in the cache, or create it there from the published file.
 
         To create it, the site's images are selected and resized to int16 (1, size, size). If
-        'data.intensity-profiles' is set, they are also rendered as by the machine of the site's
-        vendor.
+        'data.intensity-profiles' is set, they also imitate the machine of the site's vendor.
 
         Raises:
             DataError: the file is missing or unusable.

@@ -43,8 +43,9 @@ _MAKER = 3  # raise it when the same settings make other arrays, so that no old 
 def distributions(silos: int) -> list[str]:
     """Return the distribution of each silo: "D1" (unchanged), "D2" or "D3" (both rotated).
 
-    As in the paper, nine silos have three times D1, three times D2 and three times D3, and five
-    silos have three times D1, then D2 and D3. Any other number of silos takes D1, D2, D3 in turn.
+    The UEFL paper decides the order for two numbers of silos. Nine silos have three times D1, three
+    times D2 and three times D3. Five silos have three times D1, then D2 and D3. Any other number of
+    silos takes D1, D2, D3 in turn.
     """
     if silos == 9:
         return ["D1"] * 3 + ["D2"] * 3 + ["D3"] * 3
@@ -54,9 +55,9 @@ def distributions(silos: int) -> list[str]:
 
 
 def silo_names(silos: int) -> list[str]:
-    """Return the silos' names as in the paper's table 5: s1a, s1b, ... for D1, s2a, ... for D2.
+    """Return the silos' names as in the UEFL paper: s1a, s1b, ... for D1, s2a, ... for D2.
 
-    The names are in the order of ``distributions``; 0 silos give [].
+    The names are in the order of ``distributions``. 0 silos give [].
     """
     seen: dict[str, int] = {}
     names = []
@@ -87,7 +88,7 @@ def silo_sizes(source: Source, pool: Pool, settings: CommonSettings) -> tuple[in
 
     Raises:
         DataError: the pool has too few images for these sizes, or a silo would have fewer than 10
-            training images or no test image. The error suggests sizes that fit.
+            training images or no test image. The error advises other settings.
     """
     silos, given = settings.silos, settings.silo_train_size
     have = {"train": len(pool.train_labels), "test": len(pool.test_labels)}
@@ -112,9 +113,10 @@ def silo_sizes(source: Source, pool: Pool, settings: CommonSettings) -> tuple[in
 
 
 def _too_few(name: str, silos: int, need: Mapping[str, int], have: Mapping[str, int]) -> str:
-    """Explain what the silos need, what the pool has, and which settings would fit instead.
+    """Build the error text for a pool with too few images, with settings that would fit instead.
 
-    If neither smaller sizes nor fewer silos would fit, the advice is general.
+    The text says what the silos need and what the pool has. If neither smaller sizes nor fewer
+    silos would fit, the advice is general.
 
     Args:
         name: the data set's name.

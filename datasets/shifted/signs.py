@@ -69,9 +69,10 @@ def list_signs(folder: Path) -> Facts:
 
 
 def decode_signs(folder: Path) -> Pool:
-    """Decode all images into a pool, with training tracks, each part in a fixed random order.
+    """Decode all images of traffic signs into a pool, each part in a fixed random order.
 
-    The order depends only on the number of images. Classes whose folder is missing are skipped.
+    The order depends only on the number of images. The pool has the track (series of frames of one
+    sign) of each training image. Classes whose folder is missing are skipped.
 
     Raises:
         DataError: a CSV or an image is missing or unusable, or a class is out of range.

@@ -208,8 +208,7 @@ def draw_test_rows(labels: Indices, share: float, seed: int, where: str) -> tupl
 
     Raises:
         DataError: ``share`` is above 0, and there are fewer than 3 rows or scikit-learn cannot
-            split them. It cannot if a part would have fewer rows than there are classes, for
-            example.
+            split them. One reason is a part with fewer rows than there are classes.
     """
     rows = np.arange(len(labels))
     if share == 0:

@@ -208,10 +208,13 @@ class DataSet(ABC):
         """Describe in a few words which files or silos of this data set are in the data directory.
 
         Returns:
-            'made when first used' for a made-up data set, and 'K of N files in FOLDER' for a public
-            one. For the user's own data set, the names of the silos, with commas between. If there
-            is no data directory, no file is present, or the user's files are unusable, the result
-            is ''. A made-up data set needs no data directory.
+            One of these texts:
+
+            - 'made when first used' for a made-up data set, which needs no data directory.
+            - 'K of N files in FOLDER' for a public data set that fedsilo can download.
+            - The names of the silos, with commas between, for any other data set, such as the
+              user's own.
+            - '' if there is no data directory, no file is present, or the files are unusable.
         """
         if self.origin == "made-up":
             return "made when first used"

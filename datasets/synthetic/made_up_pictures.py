@@ -127,13 +127,14 @@ def smooth_line(corners: npt.ArrayLike) -> Points:
 
 
 def distance(size: int, line: Points) -> Field:
-    """Compute the distance of each pixel's centre from a polyline, (size, size), float32.
+    """Compute the distance of each pixel's centre from a line, (size, size), float32.
 
-    Coordinates and distances are in units of half a side: the picture goes from -1 to 1.
+    The line consists of straight segments. Coordinates and distances are in units of half a side:
+    the picture goes from -1 to 1.
 
     Args:
         size: pixels per side.
-        line: corners (k, 2) as (x, y), at least two.
+        line: the ends of the segments as (x, y), (k, 2), at least two.
     """
     x, y = grid(size)
     nearest = np.full((size, size), np.inf, dtype=np.float32)

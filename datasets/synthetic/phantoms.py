@@ -272,8 +272,8 @@ def phantom_frame(site: str, number: int, size: int) -> tuple[Pixels, Pixels]:
     """Draw a frame of an angiogram and its mask, which marks the catheter.
 
     Frames of one sequence show the same vessels. A catheter is drawn with probability 0.88, in the
-    anatomy's first vessel; without it the mask is empty. If the source has a round field of view,
-    the frame is black outside the field, and the mask is 0 there.
+    anatomy's first vessel. Without a catheter the mask is empty. If the source has a round field of
+    view, the frame is black outside the field, and the mask is 0 there.
 
     Args:
         site: the source of the angiogram.

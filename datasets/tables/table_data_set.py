@@ -58,7 +58,7 @@ class TableDataSet(DataSet):
         return list(self.schema(places).sites)
 
     def column_words(self, settings: CommonSettings) -> Mapping[str, ColumnWords]:
-        """Return each column's title, unit and names of levels, in words for people, by column.
+        """Return the titles, units and level names that people see, for each column: column -> words.
 
         The mapping is empty if the schema is not on this machine or cannot be read.
         """

@@ -500,9 +500,8 @@ class _WorkbookPart:
 def _row_number(text: str, usual: int) -> int:
     """Parse the number of a row in a workbook in the same way as openpyxl.
 
-    The text may be a float, such as '3e7'; a fraction is cut off. If the text is not a finite
-    number, for example because it is empty, the result is ``usual``, the previous row's number plus
-    1.
+    The text may be a float, such as '3e7'. A fraction is cut off. If the text is not a finite
+    number (it may be empty), the result is ``usual``, the previous row's number plus 1.
     """
     try:
         return int(float(text))
