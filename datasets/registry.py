@@ -181,7 +181,7 @@ def plugin_modules(values: Mapping[str, Value]) -> list[str]:
     - All other names, such as those of fedsilo's own parts, are skipped.
 
     Args:
-        values: setting key -> value, with today's keys; a plugin under an old key is not found.
+        values: setting key -> value, with today's keys. A plugin under an old key is not found.
     """
     files = set(map(module_of, plugin_entries(str(values.get("plugin", "")))))
     modules = []
@@ -262,7 +262,7 @@ def shown_of(summary: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def silo_names(settings: CommonSettings) -> list[str]:
-    """Return the names of all silos of a run; [] if only the sites know the names.
+    """Return the names of all silos of a run, or [] if only the sites know the names.
 
     They are the data set's silos, or those that the run's partition cuts from its samples.
 
@@ -278,7 +278,7 @@ def silo_names(settings: CommonSettings) -> list[str]:
 
 
 def silo_count(settings: CommonSettings) -> int | None:
-    """Return the number of silos of a run; None if this machine cannot know it.
+    """Return the number of silos of a run, or None if this machine cannot know it.
 
     It is None in three cases:
 
@@ -317,7 +317,7 @@ def data_fingerprint(settings: CommonSettings) -> str:
 
 
 def load_silo(name: str, settings: CommonSettings, places: Places | None = None) -> Silo:
-    """Load the silo ``name`` from the cache; create it there first if it is missing.
+    """Load the silo ``name`` from the cache, or create it there first if it is missing.
 
     If ``settings.partition`` is not 'own', the silo is cut from all samples of the data set
     together (``load_cut``).
@@ -325,7 +325,7 @@ def load_silo(name: str, settings: CommonSettings, places: Places | None = None)
     Args:
         name: the silo's name.
         settings: the run's settings.
-        places: data and cache directory; None finds them from the settings.
+        places: data and cache directory. None finds them from the settings.
 
     Raises:
         DataError: no silo has this name, a file is missing or unusable, or there are too few
@@ -380,7 +380,7 @@ def overview(data_dir: str) -> list[dict[str, str]]:
     """Describe each of fedsilo's data sets for the command that lists them.
 
     Args:
-        data_dir: the directory to search for files; '' means $FEDSILO_DATA.
+        data_dir: the directory to search for files. '' means $FEDSILO_DATA.
 
     Returns:
         For each data set, a dictionary of strings, which are '' if unknown or not applicable. Its

@@ -99,7 +99,7 @@ class PublicFiles:
         return folder
 
     def bytes(self) -> int:
-        """Return the number of bytes to download for this data set; 0 if it is unknown.
+        """Return the number of bytes to download for this data set, or 0 if it is unknown.
 
         The attribute ``size`` is returned if it is above 0. Otherwise the result is the sum of the
         sizes of all files, or 0 if the size of any file is unknown.
@@ -110,10 +110,10 @@ class PublicFiles:
         return sum(sizes)
 
     def size_text(self) -> str:
-        """Format the size of a download with a unit, such as '12.3 MB'; 'not stated' for 0 bytes.
+        """Format the size of a download with a unit, such as '12.3 MB', or return 'not stated'.
 
         The number is in GB, MB or kB (powers of 1000) with three significant digits, or in bytes if
-        it is below 1000.
+        it is below 1000. For 0 bytes the result is 'not stated'.
         """
         size = self.bytes()
         for unit, name in _UNITS:

@@ -162,7 +162,7 @@ def _find_files(folder: Path) -> dict[str, Path]:
 
 
 def _number_contents(x: npt.NDArray[Any]) -> list[int]:
-    """Number the distinct samples of ``x`` (n, ...) from 0; equal samples get equal numbers.
+    """Number the distinct samples of ``x`` (n, ...) from 0, with equal numbers for equal samples.
 
     The numbers follow the order of first appearance. Samples are compared byte by byte.
     """
@@ -215,7 +215,7 @@ def _read_sample(path: Path, shape: tuple[int, ...], dtype: np.dtype[Any]) -> np
 
 
 def _as_float32(array: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
-    """Convert an array to float32; numbers beyond its range become infinite.
+    """Convert an array to float32, in which numbers beyond the range become infinite.
 
     Later checks refuse infinite numbers.
     """
@@ -241,8 +241,8 @@ def _check_arrays(
         classes: the names of the classes, findings or outcome.
 
     Returns:
-        The samples as (n, channels, height, width), float32 or uint8; the labels in the task's
-        type; and the names in the Unicode form NFC.
+        The samples as (n, channels, height, width), float32 or uint8, the labels in the task's
+        type, and the names in the Unicode form NFC.
 
     Raises:
         DataError: the type or shape of an array is wrong, a sample has NaN or infinity, a name
@@ -263,7 +263,7 @@ def _check_arrays(
 
 
 def _sample_fault(x: npt.NDArray[Any]) -> str:
-    """Explain why ``x`` is not an array of samples; '' if it is valid.
+    """Explain why ``x`` is not a valid array of samples, or return '' if it is one.
 
     The array must be float32 or uint8, with 3 or 4 dimensions, and finite. An empty array is valid.
     """
@@ -277,7 +277,7 @@ def _sample_fault(x: npt.NDArray[Any]) -> str:
 
 
 def _class_fault(classes: npt.NDArray[Any], fewest: int) -> str:
-    """Explain why an array is not a list of distinct class names; '' if it is one.
+    """Explain why an array is not a list of distinct class names, or return '' if it is one.
 
     It must be a one-dimensional array of strings with at least ``fewest`` entries. The names must
     differ even after conversion to the Unicode form NFC, and must not contain invisible characters.

@@ -118,7 +118,9 @@ def _looks_like_part(name: str, names: Sequence[str]) -> bool:
 
 
 def check_class_names(place: Path, names: Sequence[str]) -> None:
-    """Check that the names of folders can be class names; there must be at least one name.
+    """Check that the names of folders can be class names.
+
+    There must be at least one name. ``place`` is the folder that contains them, for errors.
 
     Raises:
         DataError: every name is a year from 1900 to 2099. Or one name is that of an image folder

@@ -142,7 +142,7 @@ class FolderImages(ImageDataSet):
     silos_by_files = True
 
     def classes(self, settings: CommonSettings, places: Places) -> Classes:
-        """Return the names of the class folders, in alphabetical order; each is its own label.
+        """Return the names of the class folders, in alphabetical order, each as its own label.
 
         Raises:
             DataError: the folders match no layout, or the sites' classes differ.

@@ -157,7 +157,7 @@ class ImageDataSet(DataSet):
         """Return a function that decodes any file, by path, in the same way as the silos' images.
 
         The function returns (channels, size, size), and raises ``BrokenImageError`` for a broken
-        file. All sites have the same function; ``site`` is ignored.
+        file. All sites have the same function, so ``site`` is ignored.
         """
         size = settings.image_size or self.own_size(places)
         folder = self.files_folder(places)
@@ -172,11 +172,11 @@ class ImageDataSet(DataSet):
         return read
 
     def content_notes(self, index: ImageIndex, parts: Mapping[str, Split]) -> list[str]:
-        """Return sentences for the site's log about its decoded images; by default none."""
+        """Return sentences for the site's log about its decoded images, by default none."""
         return []
 
     def files_folder(self, places: Places) -> Path:
-        """Return the folder of the image files; ``Path()`` if the data set has none."""
+        """Return the folder of the image files, or ``Path()`` if the data set has none."""
         return Path()
 
     def header(self, path: Path) -> ImageHeader:
@@ -271,14 +271,14 @@ class ImageDataSet(DataSet):
         settings: CommonSettings,
         places: Places,
     ) -> Silo:
-        """Open a silo in the cache; if it is missing, decode its images and write it first.
+        """Open a silo in the cache, or decode its images and write it there first if it is missing.
 
         Args:
             kind: 'silo' for a site's images, or 'public' for the public images. The cache stores
                 the public images only once for all settings of the split.
             name: the silo's name.
             index: the images.
-            rows: a function that splits the images; it is called only if the silo must be written.
+            rows: a function that splits the images, called only if the silo must be written.
             settings: the run's settings.
             places: the cache.
 
@@ -358,7 +358,7 @@ class ImageDataSet(DataSet):
 
 
 def file_stamp(path: Path) -> tuple[int, int] | None:
-    """Return a file's size in bytes and modification time in ns; None if there is no file.
+    """Return a file's size in bytes and modification time in ns, or None if there is no file.
 
     None is also returned for a file whose folder cannot be read.
     """

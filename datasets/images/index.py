@@ -110,7 +110,7 @@ def index_images(
 
 
 def _pick(texts: tuple[str, ...], rows: Rows) -> tuple[str, ...]:
-    """Return the strings at the row indices ``rows``; an empty tuple stays empty."""
+    """Return the strings at the row indices ``rows``, or () if there are no strings."""
     if not texts:
         return texts
     return tuple(texts[row] for row in rows)
@@ -202,7 +202,7 @@ def find_copies(index: ImageIndex) -> list[tuple[int, int]]:
     Only files of equal size are read. Unreadable files are skipped, because decoding reports them.
 
     Returns:
-        Pairs of rows (first file with this content, its copy), ordered by the copy; [] if all files
+        Pairs of rows (first file with this content, its copy), ordered by the copy. [] if all files
         differ.
     """
     first: dict[str, int] = {}
@@ -222,9 +222,9 @@ def find_copies(index: ImageIndex) -> list[tuple[int, int]]:
 
 
 def _rows_by_size(index: ImageIndex) -> Iterable[list[int]]:
-    """Group the rows of readable files by file size in bytes; each group is in ascending order.
+    """Group the rows of readable files by file size in bytes.
 
-    A group may have one row. Rows of unreadable files are left out.
+    Each group is in ascending order, and may have one row. Rows of unreadable files are left out.
     """
     rows: dict[int, list[int]] = {}
     for row, name in enumerate(index.names):

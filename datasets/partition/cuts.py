@@ -41,7 +41,7 @@ def dirichlet_shares(
     """Draw each silo's share of each label from a symmetric Dirichlet distribution.
 
     Returns:
-        Shares (classes, silos); each row sums to 1. If all draws for a label underflow, which
+        Shares (classes, silos), in which each row sums to 1. If all draws for a label underflow, as
         happens at a ``concentration`` near 0, one random silo gets the whole label.
     """
     shares = rng.dirichlet(np.full(silos, concentration), classes)
@@ -54,14 +54,14 @@ def dirichlet_shares(
 
 
 def label_shares(classes: int, silos: int, per_silo: int, rng: np.random.Generator) -> Shares:
-    """Choose ``per_silo`` random labels for each silo; divide each label equally among its silos.
+    """Choose ``per_silo`` random labels per silo, and divide each label equally among its silos.
 
     The labels are put into a random order. The first silo takes the first ``per_silo`` labels, the
     next silo the labels that follow, and so on, starting again at the end. So the number of silos
     that have a label differs by at most 1 between labels.
 
     Returns:
-        Shares (classes, silos); each row sums to 1.
+        Shares (classes, silos), in which each row sums to 1.
 
     Raises:
         SettingError: ``per_silo`` is above the number of labels, or so small that a label would
@@ -123,7 +123,7 @@ _last_rows: dict[str, list[dict[str, Rows]]] = {}
 
 
 def is_cut(settings: CommonSettings) -> bool:
-    """Tell whether silos are cut from all samples; this holds for every partition but 'own'."""
+    """Tell whether silos are cut from all samples, as with every partition but 'own'."""
     return settings.partition != "own"
 
 
@@ -358,7 +358,7 @@ def _cut_at_random(
     """Choose the rows of every silo for the partition 'dirichlet', 'labels' or a plugin's.
 
     'split.fold-seed' seeds the random numbers. If a silo has more rows than 'split.silo-train-size'
-    or 'split.silo-test-size', it keeps that many at random; a size of 0 keeps all. If the pool has
+    or 'split.silo-test-size', it keeps that many at random. A size of 0 keeps all. If the pool has
     no validation part, a random tenth of a silo's training rows, rounded down, becomes its
     validation rows. If 'split.use-test' is false, test rows are empty.
 
@@ -443,7 +443,7 @@ def _cut_by_plugin(
     """Call a plugin that assigns the rows to silos, and check its answer.
 
     Args:
-        labels: split -> label of each row, (n,); the plugin gets a copy.
+        labels: split -> label of each row, (n,). The plugin gets a copy.
         silos: number of silos.
         settings: 'split.partition' names the plugin.
         rng: passed to the plugin.
@@ -485,7 +485,7 @@ def _cut_by_plugin(
 def _are_distinct(rows: Sequence[Rows], count: int) -> bool:
     """Tell whether ``rows`` together are integers in 0..count-1 without a duplicate.
 
-    Empty arrays are ignored; without any row the answer is True.
+    Empty arrays are ignored. Without any row the answer is True.
     """
     # An empty list becomes an array of floats, which would make all numbers floats
     filled = [own for own in rows if own.size]
@@ -499,7 +499,7 @@ def _are_distinct(rows: Sequence[Rows], count: int) -> bool:
 
 
 def _draw(rows: Rows, count: int | None, rng: np.random.Generator) -> Rows:
-    """Draw ``count`` of ``rows`` without replacement, ascending; None returns all rows.
+    """Draw ``count`` of ``rows`` without replacement, ascending, or return all rows for None.
 
     If there are at most ``count`` rows, all are returned and nothing is drawn from ``rng``.
     """

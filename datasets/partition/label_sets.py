@@ -60,7 +60,7 @@ class _Plan:
         return round(largest, 9)
 
     def slots(self) -> int:
-        """Count the shared labels of all silos; a label at three silos counts three times."""
+        """Count the shared labels of all silos, where a label at three silos counts three times."""
         (more, fewer), (common_more, common_fewer) = self.silos, self.common
         return more * common_more + fewer * common_fewer
 
@@ -73,7 +73,7 @@ def label_sets(classes: int, silos: int, share: float) -> list[tuple[int, ...]]:
     silos, then to the fewest shared labels. At share 0 all silos hold all labels.
 
     Args:
-        classes: K; labels are 0 to K - 1.
+        classes: K. Labels are 0 to K - 1.
         silos: number of silos, at least 2.
         share: wanted share of private labels, 0..1.
 
@@ -187,7 +187,7 @@ def _deal_labels(plan: _Plan) -> list[tuple[int, ...]]:
     """Assign labels to the silos of a plan: private labels in order, then shared labels in turn.
 
     Returns:
-        A tuple of labels per silo, ascending; private labels have the lower numbers.
+        A tuple of labels per silo, ascending. Private labels have the lower numbers.
     """
     sets = []
     # turn counts the shared labels dealt so far; shared labels go round like cards
@@ -399,7 +399,7 @@ class LabelCut:
         return not self._fits(size, validation, trained)
 
     def _training_size(self, size: int) -> int:
-        """Return the number of training samples in a silo of ``size``; the rest are for validation.
+        """Return the number of training samples in a silo of ``size`` samples.
 
         If the pool has its own validation part, all ``size`` samples are for training. Otherwise a
         tenth of them, rounded down, is for validation.
@@ -458,8 +458,7 @@ class LabelCut:
         Args:
             name: the name of the silo.
             labels: the silo's labels.
-            parts: the number of training samples with each of these labels; at least one number is
-                0.
+            parts: the number of training samples with each of these labels, at least one of them 0.
             size: the number of training samples per silo.
             given: whether the user set the size.
 
@@ -513,7 +512,7 @@ def _join_rows(rows: Sequence[Rows]) -> Rows:
 
 
 def _size_advice(least: int) -> str:
-    """Advise a training size of at least ``least``; 0 means that a larger size would not help."""
+    """Advise a training size of at least ``least``, or other settings if ``least`` is 0."""
     if least:
         return f"raise 'split.silo-train-size' to at least {least}"
     return "lower 'split.silos', or choose another 'split.partition'"

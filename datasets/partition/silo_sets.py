@@ -161,7 +161,7 @@ def _read_edges(path: Path) -> SiloSet:
 
 
 def _read_number(row: Mapping[str, str], column: str, where: str, zero: bool) -> float | None:
-    """Read a cell of a CSV row as a number; None if the cell is empty or the column is missing.
+    """Read a cell of a CSV row as a number, or None if the cell is empty or the column missing.
 
     Args:
         row: column -> text.

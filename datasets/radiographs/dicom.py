@@ -202,7 +202,7 @@ def _check_kind(dataset: FileDataset, bits: int) -> None:
 
 
 def _kind_fault(dataset: FileDataset) -> str:
-    """Explain why a DICOM is not a single grey image; '' if it is a single grey image.
+    """Explain why a DICOM is not a single grey image, or return '' if it is one.
 
     The DICOM must have pixel data, the header values for size, bits and sign, only one channel,
     which is grey, and only one frame.
@@ -222,7 +222,7 @@ def _kind_fault(dataset: FileDataset) -> str:
 
 
 def _syntax_fault(dataset: FileDataset) -> str:
-    """Explain why a DICOM's compression cannot be decoded on this machine; '' if it can be.
+    """Explain why a DICOM's compression cannot be decoded on this machine, or return ''.
 
     This depends on the installed plugins of pydicom. The data themselves are not read.
     """

@@ -58,7 +58,7 @@ class Endovascular(DeepManifests, MaskedDataSet):
         return lambda name: read_square(index.folder / name, bits, size)[None]
 
     def load_masked(self, name: str, settings: CommonSettings, places: Places) -> Silo:
-        """Load the images with masks; each is in the same part as in the silo without masks."""
+        """Load the images with masks, each in the same part as in the silo without masks."""
         return masked_silo(_WithMasks().load_arrays(name, settings, places))
 
 

@@ -58,7 +58,7 @@ def load_masked_silo(name: str, settings: CommonSettings, places: Places | None 
     Args:
         name: the silo's name.
         settings: the run's settings.
-        places: the data directory and the cache directory; None finds them from the settings.
+        places: the data directory and the cache directory. None finds them from the settings.
 
     Raises:
         DataError: the data set has no masks, no silo has this name, or a file is unusable.

@@ -59,7 +59,7 @@ _USUAL_CLASSES = {"background": ["0"], "foreground": ["1", "255"]}
 
 
 def _indices_as_lists(content: Any) -> Any:
-    """Give a list of class names the pixel values 0, 1, 2, ...; leave anything else unchanged."""
+    """Give a list of class names the pixel values 0, 1, ..., and return anything else unchanged."""
     if isinstance(content, list):
         return {name: [str(number)] for number, name in enumerate(distinct_names(content))}
     return content
@@ -208,7 +208,7 @@ class MaskImages(DeepManifests, MaskedDataSet):
         return read
 
     def content_notes(self, index: ImageIndex, parts: Mapping[str, Split]) -> list[str]:
-        """Return a list with one note if all masks of the site are empty; otherwise []."""
+        """Return a list with one note if all masks of the site are empty, otherwise []."""
         for split in parts.values():
             if split.inputs[:, -1].any():
                 return []
@@ -224,9 +224,9 @@ class MaskImages(DeepManifests, MaskedDataSet):
 
 
 def _read_declaration(folder: Path) -> MaskDeclaration:
-    """Read ``masks.yaml`` in the data directory; without this file, derive it from the folders.
+    """Read ``masks.yaml`` in the data directory, or derive its content from the folders.
 
-    The file describes the data set. In the derived description, each folder with ``images`` and
+    The file describes the data set. If it does not exist, each folder with ``images`` and
     ``masks`` is a site with the folder's name. There are two classes: pixel value 0 is the
     background, and values 1 and 255 are the foreground. All other keys have their defaults, such as
     8 bits without colour.

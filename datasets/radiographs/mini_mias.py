@@ -139,7 +139,7 @@ def _read_listing(folder: Path) -> dict[str, dict[str, str]]:
 
 
 def _row_fault(row: Mapping[str, str]) -> str:
-    """Describe the first invalid column of a line of ``labels.csv``; '' if all columns are valid.
+    """Describe the first invalid column of a line of ``labels.csv``, or return '' if all are valid.
 
     The description is the end of an error message. The image must be the plain name of a PNG file,
     the patient must not be empty, and tissue and severity must be known values. Whether the file

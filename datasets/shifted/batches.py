@@ -161,7 +161,7 @@ def _read_file(path: Path) -> bytes:
     """Return a file's bytes, all at once.
 
     Raises:
-        DataError: the file cannot be read; the error gives the system's reason.
+        DataError: the file cannot be read. The error gives the system's reason.
     """
     try:
         return path.read_bytes()

@@ -93,7 +93,7 @@ def _check_part(
     Args:
         path: the file, for errors.
         part: 'train', 'val' or 'test'.
-        arrays: all arrays of the file by name, such as 'train_images'; labels may be (n,) or (n,
+        arrays: all arrays of the file by name, such as 'train_images'. Labels may be (n,) or (n,
             1).
         classes: number of classes.
         shape: shape of one image.
@@ -125,7 +125,7 @@ def _check_part(
 
 
 def _decode(name: str, classes: int, colour: bool, folder: Path) -> Pool:
-    """Read a data set's ``.npz`` file as a pool; each part is shuffled in a fixed way.
+    """Read a data set's ``.npz`` file as a pool, with each part shuffled in a fixed way.
 
     The order depends only on the data set's name, the part and its number of images. ``colour``
     tells whether images have three channels.

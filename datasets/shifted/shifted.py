@@ -158,7 +158,7 @@ def shift(images: npt.NDArray[Any], distribution: str, noise: bool, key: str) ->
     Args:
         images: (n, height, width) or (n, height, width, 3), 0..255.
         distribution: D1, D2 or D3.
-        noise: whether to add noise to D3; D1 and D2 never have noise.
+        noise: whether to add noise to D3. D1 and D2 never have noise.
         key: seeds the noise, so that it does not depend on the run's seed.
 
     Returns:
@@ -310,7 +310,7 @@ class ShiftedImages(DataSet):
         return read
 
     def pixel_standardisation(self, settings: CommonSettings) -> tuple[Tensor, Tensor] | None:
-        """Return the source's mean and std, (channels, 1, 1); None for 'data.pixel-scale' 'raw'."""
+        """Return the source's mean and std, (channels, 1, 1), or None if pixels are not scaled."""
         if settings.pixel_scale == "raw":
             return None
         return _mean_and_std(self.source)

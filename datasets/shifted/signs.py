@@ -96,9 +96,10 @@ def _csv_of(folder: Path) -> Path:
 
 
 def _training_signs(folder: Path) -> list[_Sign]:
-    """Read the list of images in the training folder of one class; [] if the folder does not exist.
+    """Read the list of images in the training folder of one class.
 
-    The folder's name is the number of its class. The list is the CSV file in the folder.
+    The list is the CSV file in the folder, and is empty if the folder does not exist. The folder's
+    name is the number of its class.
 
     Raises:
         DataError: the folder has no CSV file, its CSV file is unusable, or a ClassId in the file
@@ -172,7 +173,7 @@ def _read_signs(path: Path, folder: Path) -> list[_Sign]:
 
 
 def _read_label(text: str, where: str) -> int:
-    """Convert the text of a ClassId to its number, 0..42; leading zeros are allowed.
+    """Convert the text of a ClassId to its number, 0..42, and allow leading zeros.
 
     Raises:
         DataError: the text is not a number in this range. The error begins with ``where``.

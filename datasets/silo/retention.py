@@ -89,7 +89,7 @@ def _bytes(path: Path) -> int:
 
 
 def _below(path: Path) -> list[Path]:
-    """List all entries below a folder, at any depth; [] if the folder vanishes meanwhile."""
+    """List all entries below a folder, at any depth, or return [] if the folder vanishes."""
     with suppress(OSError):
         return list(path.rglob("*"))
     return []

@@ -166,7 +166,7 @@ def _check_enough(labels: Indices, groups: Indices | None, folds: int, where: st
 
     Args:
         labels: class of each row, (n,).
-        groups: group number of each row, (n,); None if each row is a group by itself.
+        groups: group number of each row, (n,), or None if each row is a group by itself.
         folds: number of folds.
         where: the site's name for errors.
 

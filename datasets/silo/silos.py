@@ -64,7 +64,7 @@ class Split:
 
     @classmethod
     def of(cls, inputs: npt.NDArray[Any], labels: npt.NDArray[Any]) -> Split:
-        """Build a split from two NumPy arrays; the tensors share the arrays' memory."""
+        """Build a split from two NumPy arrays, whose memory the tensors share."""
         import torch
 
         return cls(torch.from_numpy(inputs), torch.from_numpy(labels))
@@ -234,7 +234,7 @@ class DataSet(ABC):
 
     @abstractmethod
     def silo_names(self, settings: CommonSettings, places: Places) -> list[str]:
-        """Return the names of the silos; [] if only the sites know the names.
+        """Return the names of the silos, or [] if only the sites know the names.
 
         Raises:
             DataError: the files that name the silos cannot be read.
@@ -271,7 +271,7 @@ class DataSet(ABC):
         site's images are rotated or have their own tone curve, new images are changed in the same
         way. If ``site`` is '', new images are not changed.
 
-        This base class always raises ``DataError``; data sets with images override the method.
+        This base class always raises ``DataError``. Data sets with images override the method.
 
         Raises:
             DataError: the data set has no images, or its files cannot be read.
@@ -292,7 +292,7 @@ class DataSet(ABC):
         return picture_measures(silo.inputs(), unit_pixels)
 
     def file_measures(self, name: str, settings: CommonSettings, places: Places) -> list[Measure]:
-        """Return features of a silo's files before resizing, for histograms; [] by default."""
+        """Return features of a silo's files before resizing, for histograms, by default []."""
         return []
 
     def left_out(self, silo: Silo, settings: CommonSettings, places: Places) -> LeftOutRows:
@@ -303,7 +303,7 @@ class DataSet(ABC):
         return LeftOutRows(silo.dropped)
 
     def gives_validation(self, settings: CommonSettings, places: Places) -> bool:
-        """Tell whether the files name validation samples; if so, none are cut. False by default."""
+        """Tell whether the files name validation samples, so none are cut. False by default."""
         return False
 
     def notices(self, settings: CommonSettings) -> list[str]:
@@ -318,7 +318,7 @@ class DataSet(ABC):
         return {}
 
     def unread_files(self, settings: CommonSettings, places: Places) -> list[str]:
-        """Describe files next to the data that are not read, one sentence each; [] by default."""
+        """Describe files next to the data that are not read, one sentence each, by default []."""
         return []
 
 
@@ -353,7 +353,7 @@ def fingerprint(split: Split) -> str:
 
 
 def no_such_silo(name: str, names: Sequence[str]) -> DataError:
-    """Build the error for a silo that does not exist; its message lists all silos."""
+    """Build the error for a silo that does not exist, with a message that lists all silos."""
     return DataError(
         f"there is no silo '{name}': {len(names)} silos are {', '.join(names)}; name one of them"
     )
@@ -415,7 +415,7 @@ def _constant_outcomes(facts: Mapping[str, Any], splits: Mapping[str, Split]) ->
 def cached_silo(
     folder: Path, name: str, facts: Sequence[Any], classes: int, fill: Callable[[Path], None]
 ) -> Silo:
-    """Open a silo in the cache; if it is missing or its files were altered, create it first.
+    """Open a silo in the cache, or create it first if it is missing or its files were altered.
 
     The silo's folder is ``<folder>/<folder_name>-<key>``. The key is a digest of ``facts``, so a
     silo with other facts has another folder.
@@ -481,7 +481,7 @@ def log_once(note: str) -> None:
 
 
 def _open_split(folder: Path, name: str) -> Split:
-    """Open the arrays of split ``name`` in a silo's folder; larger files are memory-mapped.
+    """Open the arrays of split ``name`` in a silo's folder, and memory-map the larger files.
 
     Files of at most 64 KiB, and files that cannot be mapped (such as empty arrays), are read.
     """

@@ -98,7 +98,7 @@ def texture(rng: np.random.Generator, size: int, waves: float) -> Field:
     Args:
         rng: draws the direction, phase and length of each wave.
         size: pixels per side.
-        waves: mean number of periods of a wave along a side; each wave has 0.5 to 1.5 times as
+        waves: mean number of periods of a wave along a side. Each wave has 0.5 to 1.5 times as
             many.
     """
     x, y = grid(size)

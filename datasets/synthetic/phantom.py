@@ -97,7 +97,7 @@ class PhantomDataSet(ImageDataSet):
     def image(
         self, site: str, number: int, size: int, settings: CommonSettings
     ) -> npt.NDArray[Any]:
-        """Draw image ``number`` of a site, (channels, size, size); it is the same in every run."""
+        """Draw image ``number`` of a site, (channels, size, size), the same in every run."""
 
     @abstractmethod
     def read_file(self, path: Path, size: int, settings: CommonSettings) -> npt.NDArray[Any]:

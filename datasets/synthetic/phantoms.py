@@ -131,7 +131,7 @@ class MammographyPhantom(PhantomDataSet):
     def image(
         self, site: str, number: int, size: int, settings: CommonSettings
     ) -> npt.NDArray[np.int16]:
-        """Draw a mammogram, int16 (1, size, size); the same arguments always give the same image.
+        """Draw a mammogram, int16 (1, size, size), which is the same for the same arguments.
 
         If 'data.intensity-profiles' is set, the mammogram looks as if the machine of the site's
         vendor had rendered it, with blur, noise and tone curve.
@@ -259,7 +259,7 @@ class AngiogramPhantom(PhantomDataSet, MaskedDataSet):
         return read_square(path, 8, size)[None]
 
     def load_masked(self, name: str, settings: CommonSettings, places: Places) -> Silo:
-        """Load the same frames in the same parts, with their masks; some masks are empty."""
+        """Load the same frames in the same parts, with their masks, of which some are empty."""
         return masked_silo(_WithMasks().load_arrays(name, settings, places))
 
 

@@ -72,7 +72,7 @@ class Column(FileModel):
         return self
 
     def _find_fault(self) -> str:
-        """Describe how the column's keys contradict each other, and what to do; '' if they do not.
+        """Describe how the column's keys contradict each other and what to do, or return ''.
 
         Only the first contradiction is described. These rules are checked in order:
 
@@ -144,7 +144,7 @@ class Column(FileModel):
         return ColumnWords(title, levels)
 
     def range_text(self) -> str:
-        """Return the range with its unit, such as '50 to 1500 mg/dl'; '' without a range."""
+        """Return the range with its unit, such as '50 to 1500 mg/dl', or '' without a range."""
         if not self.range:
             return ""
         low, high = self.range

@@ -33,7 +33,7 @@ _NUMBERS = ("integer", "floating", "mixed-integer-float", "decimal")  # pandas' 
 def write_frames(
     folder: Path, frames: Mapping[str, DataFrame], label: str, policy: str = "drop"
 ) -> None:
-    """Infer one schema from the sites' tables; write it and a CSV file per site into ``folder``.
+    """Infer one schema from the sites' tables, and write it and a CSV file per site.
 
     The schema, a file ``schema.yaml``, describes the columns for the data set 'table'. A column of
     numbers or booleans becomes numeric. A column of strings becomes categorical, with the strings
@@ -98,7 +98,7 @@ def _plain(frame: DataFrame) -> DataFrame:
 
 
 def _common_columns(columns: Mapping[str, list[str]], label: str) -> list[str]:
-    """Check that all sites have the same columns, in any order; return those of the first site.
+    """Check that all sites have the same columns, in any order, and return the first site's.
 
     Args:
         columns: site -> names of its columns.

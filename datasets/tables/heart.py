@@ -56,7 +56,7 @@ class Heart(TableDataSet):
         return public_data()["heart"]
 
     def schema(self, places: Places) -> TableSchema:
-        """Return the schema of the UCI files; ``places`` is not used.
+        """Return the schema of the UCI files, whatever ``places`` is.
 
         In the column 'chol', the keys in ``self.cholesterol`` replace those of the schema.
         """

@@ -44,7 +44,7 @@ class Label(FileModel):
         return self
 
     def _find_fault(self) -> str:
-        """Describe how the label's keys contradict each other, and what to do; '' if they do not.
+        """Describe how the label's keys contradict each other and what to do, or return ''.
 
         Only the first contradiction is described. These rules are checked in order:
 

@@ -60,7 +60,7 @@ def parse_new_rows(
         lines: the table's lines.
         schema: the schema of the training data.
         where: the table's name for errors.
-        id_column: the column of patients' ids, which needs a header; None for no ids.
+        id_column: the column of patients' ids, which needs a header. None for no ids.
 
     Raises:
         DataError: a column is missing or named twice, or the table has no rows.
@@ -136,7 +136,7 @@ def _columns(
         lines: the table's lines, as (line number, cells).
         schema: the schema of the training data.
         where: the table's name, for errors.
-        id_column: the column of patients' ids, which the header must name; None for no ids.
+        id_column: the column of patients' ids, which the header must name. None for no ids.
 
     Returns:
         The columns' names, in the schema's spelling if the schema knows them, and the lines of the

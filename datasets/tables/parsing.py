@@ -132,7 +132,7 @@ def _split_header(
 def _number_contents(
     rows: npt.NDArray[np.float32], labels: npt.NDArray[Any], ignored: list[tuple[str, ...]]
 ) -> npt.NDArray[np.int64]:
-    """Number the distinct rows of a table from 0; equal rows get equal numbers.
+    """Number the distinct rows of a table from 0, so that equal rows get equal numbers.
 
     Copies of a row can thus be kept in one part of a split. The numbers follow the order of first
     appearance.
@@ -154,7 +154,7 @@ def _number_contents(
 
 
 def as_matrix(rows: list[list[float]], schema: TableSchema) -> npt.NDArray[np.float32]:
-    """Convert rows to float32 (n, features); n may be 0."""
+    """Convert rows to float32 (n, features), where n may be 0."""
     return np.array(rows, dtype=np.float32).reshape(len(rows), len(schema.features()))
 
 
@@ -401,7 +401,7 @@ class RowReader:
 
 
 def _as_number(token: str) -> float | None:
-    """Parse a cell's text as a finite float32 number; None if it is not one.
+    """Parse a cell's text as a finite float32 number, or return None if it is not one.
 
     'true' and 'false' count as 1 and 0, in any case. A number with '_' between its digits does not
     count as a number.

@@ -94,6 +94,6 @@ class RowCounts:
 
 
 def _describe_counts(counts: Mapping[str, int]) -> str:
-    """Describe counts by column, such as '3 of age, 1 of pulse'; columns with 0 are left out."""
+    """Describe counts by column, such as '3 of age, 1 of pulse', leaving out columns with 0."""
     parts = [f"{count} of {name}" for name, count in counts.items() if count]
     return one_line(", ".join(parts), 300)

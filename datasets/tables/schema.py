@@ -187,7 +187,7 @@ class TableSchema(FileModel):
         return json_digest(facts)
 
     def missing_marks(self) -> Marks:
-        """Return the marks of a missing value; numbers match by value, '-9.0' like '-9'."""
+        """Return the marks of a missing value, where numbers match by value, '-9.0' like '-9'."""
         return Marks(self.missing)
 
     def declared_statistics(self) -> FeatureStatistics | None:
@@ -252,7 +252,9 @@ class TableSchema(FileModel):
 
 
 def read_schema(path: Path) -> TableSchema:
-    """Read a table's schema from a YAML file and validate it; docs/tables.md shows an example.
+    """Read a table's schema from a YAML file and validate it.
+
+    docs/tables.md shows an example.
 
     Raises:
         DataError: the file is missing or is not valid YAML, a key is unknown or missing, or a value

@@ -47,7 +47,7 @@ class TableDataSet(DataSet):
 
     @abstractmethod
     def schema(self, places: Places) -> TableSchema:
-        """Return the schema; the keys of its ``sites`` are the silos' names."""
+        """Return the schema, in which the keys of ``sites`` are the silos' names."""
 
     @abstractmethod
     def lines_of(self, site: str, schema: TableSchema, places: Places) -> tuple[Lines, str]:
@@ -58,7 +58,7 @@ class TableDataSet(DataSet):
         return list(self.schema(places).sites)
 
     def column_words(self, settings: CommonSettings) -> Mapping[str, ColumnWords]:
-        """Return the titles, units and level names that people see, for each column: column -> words.
+        """Return the titles, units and level names that people see: column -> words.
 
         The mapping is empty if the schema is not on this machine or cannot be read.
         """
@@ -181,13 +181,13 @@ class TableDataSet(DataSet):
         return rows
 
     def _count_copies(self, table: ParsedTable) -> int:
-        """Count the rows that repeat an earlier row; 0 for public tables, which are not checked."""
+        """Count the rows that repeat an earlier row, or return 0 for public tables."""
         if self.origin != "own":
             return 0
         return len(table.contents) - len(set(table.contents.tolist()))
 
     def _notes_of(self, table: ParsedTable, where: str) -> list[str]:
-        """Build the notes on a user's own table for the site's log; [] for a public table.
+        """Build the notes on a user's own table for the site's log, or [] for a public table.
 
         The result has the table's own notes and, if rows have copies, a sentence with the number of
         copies.

@@ -107,7 +107,7 @@ def read_table(path: Path, delimiter: str = ",", guess_delimiter: bool = False) 
 
 
 def _kind_of(path: Path) -> str:
-    """Return the ending that decides how to read a file, such as '.xlsx'; '' for text.
+    """Return the ending that decides how to read a file, such as '.xlsx', or '' for text.
 
     If the path ends in .xlsx, .xlsm, .xls, .parquet or .pq, in any case, this ending is returned in
     lower case. For any other path the first four bytes of the file decide. If they match no known
@@ -143,7 +143,7 @@ def _read_packed(path: Path, kind: str, read: Callable[[Path], _Read]) -> _Read:
     Args:
         path: the file.
         kind: the format's ending, for errors.
-        read: the function that reads the file; its result is returned.
+        read: the function that reads the file. Its result is returned.
 
     Raises:
         DataError: the file is damaged, or ``read`` raises this error.
@@ -185,7 +185,7 @@ def _as_lines(path: Path, rows: Iterable[Sequence[Any]]) -> list[tuple[int, list
 
 
 def _cell(value: Any) -> str:
-    """Convert a cell to the string that a CSV file would have; '' for a missing value.
+    """Convert a cell to the string that a CSV file would have, which is '' for a missing value.
 
     Missing values are None, NaN, NaT and pandas's NA. Spaces at the ends are removed.
     """
@@ -224,9 +224,9 @@ def _unpack_text(path: Path) -> str:
 
 
 def _read_parquet(path: Path) -> DataFrame:
-    """Read a Parquet file as a data frame; a named index that pandas stored becomes columns again.
+    """Read a Parquet file as a data frame, and turn a named index into columns again.
 
-    An unnamed index stays the index, and the caller ignores it.
+    pandas stores such an index in the file. An unnamed index stays, and the caller ignores it.
 
     Raises:
         DataError: the file needs more memory than allowed (by default 1 GiB).
@@ -286,7 +286,7 @@ def _read_workbook(path: Path) -> list[list[Any]]:
 
 
 def _sheet_rows(path: Path, stored: bool) -> Iterator[tuple[Any, ...]]:
-    """Yield the rows of a workbook's first sheet; rows may differ in length.
+    """Yield the rows of a workbook's first sheet, which may differ in length.
 
     Args:
         path: the workbook.

@@ -51,7 +51,7 @@ class TcgaBrca(TableDataSet):
     headline = ("c-index", "brier", "loss")
 
     def schema(self, places: Places) -> TableSchema:
-        """Return the schema of FLamby's file; ``places`` is not used."""
+        """Return the schema of FLamby's file, whatever ``places`` is."""
         return _schema()
 
     def lines_of(self, site: str, schema: TableSchema, places: Places) -> tuple[Lines, str]:

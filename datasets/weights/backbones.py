@@ -59,7 +59,9 @@ def weights_file(settings: CommonSettings) -> Path | None:
 
 
 def backbone_digest(settings: CommonSettings) -> str:
-    """Return a text that identifies the backbone's weights; it must be equal at all sites of a run.
+    """Return a text that identifies the backbone's weights.
+
+    It must be equal at all sites of a run.
 
     Returns:
         The SHA-256 of the weights file if there is one. For timm's weights and for random ones, the
@@ -283,7 +285,7 @@ def _fill(vit: VisionTransformer, state: dict[str, Any], where: str) -> None:
 
 
 def _architecture_fault(given: dict[str, Any], wanted: dict[str, Any]) -> str:
-    """Explain why weights do not fit the run's ViT, as part of an error; '' if they fit.
+    """Explain for an error why weights do not fit the run's ViT, or return '' if they fit.
 
     If arrays are missing or surplus, the text has their numbers and up to three names of each.
     Surplus arrays whose names begin with 'head' do not count, because a head belongs to the classes
@@ -313,9 +315,9 @@ def _architecture_fault(given: dict[str, Any], wanted: dict[str, Any]) -> str:
 
 
 def _assign(vit: VisionTransformer, arrays: dict[str, Any], where: str) -> None:
-    """Set the arrays of ``vit`` to ``arrays`` as float32; parameters keep ``requires_grad``.
+    """Set the arrays of ``vit`` to ``arrays`` as float32.
 
-    ``where`` is the origin of the arrays, for errors.
+    The parameters keep ``requires_grad``. ``where`` is the origin of the arrays, for errors.
 
     Raises:
         SettingError: an array has NaN or infinity.

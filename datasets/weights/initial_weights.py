@@ -37,7 +37,7 @@ _PREFIXES = ("image_encoder.", "visual.", "encoder.vit.", "")
 
 
 def load_initial_weights(network: nn.Module, settings: CommonSettings) -> None:
-    """Load the weights that 'train.initial-weights' names into ``network``; '' changes nothing.
+    """Load the weights that 'train.initial-weights' names into ``network``, if any.
 
     - 'timm:MODEL' loads timm's published weights.
     - 'encoder:FILE' loads only the encoder from the file of a run's model.
@@ -150,7 +150,7 @@ def _only_encoder(network: nn.Module, state: Mapping[str, Any], path: Path) -> d
 
 
 def _load(network: nn.Module, state: Mapping[str, Any], path: Path) -> None:
-    """Load the arrays of a run's file into ``network``; all names and shapes must match.
+    """Load the arrays of a run's file into ``network``, whose names and shapes must all match.
 
     Values become float32.
 
@@ -262,7 +262,7 @@ def _rename_arrays(state: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _find_prefix(names: Iterable[str]) -> str:
-    """Return the first known prefix that precedes 'blocks.' in some name; '' if none does."""
+    """Return the first known prefix that precedes 'blocks.' in some name, or '' if none does."""
     for prefix in _PREFIXES:
         if any(name.startswith(f"{prefix}blocks.") for name in names):
             return prefix

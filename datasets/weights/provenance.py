@@ -76,7 +76,7 @@ def run_beside(weights: Path) -> CommonSettings | None:
     Settings that this version does not know are ignored.
 
     Returns:
-        The settings; None if ``config.toml`` is missing or is not readable TOML.
+        The settings, or None if ``config.toml`` is missing or is not readable TOML.
 
     Raises:
         SettingError: a setting has an invalid value.
