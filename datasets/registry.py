@@ -350,9 +350,9 @@ def cut_of(settings: CommonSettings) -> dict[str, Any] | None:
         None for the partitions 'own' and 'unseen', which are not random.
 
     Raises:
-        SettingError: the partition is impossible with the data set's labels, its plugin is missing
-            or fails, 'split.silos' contradicts the silo set, or no data set has the name in the
-            settings.
+        SettingError: the partition is impossible with the data set's labels, or its plugin is
+            missing or fails. Or 'split.silos' contradicts the silo set, or no data set has the name
+            in the settings.
         DataError: data or the silo set are missing or unusable, or there are too few samples.
     """
     if not cuts.is_cut(settings) or settings.partition == "unseen":  # nothing in it is random

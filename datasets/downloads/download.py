@@ -133,7 +133,7 @@ def unpack(archive: Path, folder: Path) -> int:
 
     Raises:
         DataError: the archive is missing, damaged or too large when unpacked (by default above 1
-            GiB), contains a link or a path outside its folder, or a file cannot be written.
+            GiB). Or it contains a link or a path outside its folder, or a file cannot be written.
     """
     folder.mkdir(parents=True, exist_ok=True)
     try:

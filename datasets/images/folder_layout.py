@@ -102,7 +102,8 @@ def _looks_like_part(name: str, names: Sequence[str]) -> bool:
 
     Upper and lower case do not matter. Training and test names, such as 'train', 'training' or
     'testing', always count. Validation names, such as 'val' or 'valid', count only if the folder is
-    alone or next to a training or test folder, because 'valid' next to 'invalid' is a class.
+    alone or next to a training or test folder. The reason is that 'valid' next to 'invalid' is a
+    class.
 
     Args:
         name: the folder's name.

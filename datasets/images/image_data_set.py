@@ -123,7 +123,7 @@ class ImageDataSet(DataSet):
         """Return facts about the image files that change when a file changes, for a cache key.
 
         These facts are the absolute path of the folder, and for each file its size in bytes and its
-        modification time in ns (None for a missing file). File contents are not read.
+        modification time in ns. A missing file has None. File contents are not read.
         """
         stamps = [file_stamp(index.folder / name) for name in index.names]
         return [str(index.folder.resolve()), stamps]

@@ -75,7 +75,7 @@ def list_mask_folders(folder: Path, data: Path) -> ImageIndex:
         data: the data directory, to which the names in the index are relative.
 
     Raises:
-        DataError: the folders have another layout, an image has no mask, a mask has no image, or
+        DataError: the folders have another layout, an image has no mask, or a mask has no image. Or
             two files in a folder have the same name except for the ending.
     """
     if not has_mask_folders(folder):

@@ -75,8 +75,8 @@ def decode_batches(layout: Layout, folder: Path) -> Pool:
     has no validation part.
 
     Raises:
-        DataError: the test batch or every training batch is missing, a label is out of range, or a
-            file is truncated, has another record size or is not the published pickle.
+        DataError: the test batch or every training batch is missing, or a label is out of range. Or
+            a file is truncated, has another record size or is not the published pickle.
     """
     names = [fact[0] for fact in list_batches(layout, folder)]
     is_binary = bool(names) and names[0].endswith(".bin")

@@ -47,9 +47,9 @@ class _Sign:
 def list_signs(folder: Path) -> Facts:
     """List the CSV files and image folders of the traffic signs, so that changes are noticed.
 
-    The list has the CSV file and the image folder of each training class, the possible CSV files of
-    the test images, and the folder of the test images. Missing ones are left out. A folder's
-    modification time changes if images are added or removed, but not if an image is overwritten.
+    Each training class has a CSV file and an image folder. The test images have a folder and a CSV
+    file, which may be in either of two places. Missing ones are left out. A folder's modification
+    time changes if images are added or removed, but not if an image is overwritten.
 
     Returns:
         First the CSV files and then the folders, each as [path within ``folder``, size in bytes (0

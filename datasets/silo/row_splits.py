@@ -241,11 +241,11 @@ def draw_test_groups(
 ) -> tuple[Indices, Indices]:
     """Choose whole groups as test data, so that about ``share`` of each class's rows are test rows.
 
-    Groups are visited in random order. A group becomes test data if this brings the number of test
-    rows of each class nearer to its target, ``share`` of the class (chi-square distance over all
-    classes). In a second pass over the remaining groups, the distance also counts all test rows
-    together, because the target of a rare class may be less than one row. If no group is chosen,
-    the smallest becomes test data. At least one group stays training data.
+    Groups are visited in random order. The target of a class is ``share`` of its rows. A group
+    becomes test data if this brings the test rows nearer to the targets (chi-square distance over
+    all classes). The target of a rare class may be less than one row. So in a second pass over the
+    remaining groups, the distance also counts all test rows together. If no group is chosen, the
+    smallest becomes test data. At least one group stays training data.
 
     Args:
         labels: class of each row, (n,).

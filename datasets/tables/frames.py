@@ -143,8 +143,8 @@ def _column(name: str, sites: Mapping[str, Series[Any]]) -> dict[str, Any]:
           'ignored'.
 
     Raises:
-        DataError: one site has numbers and another has strings, the type is neither (such as
-            dates), a string cannot be printed on one line, or there are more than 64 distinct
+        DataError: one site has numbers and another has strings, or the type is neither (such as
+            dates). Or a string cannot be printed on one line, or there are more than 64 distinct
             strings.
     """
     import pandas as pd

@@ -155,9 +155,9 @@ class TableSchema(FileModel):
     def digest(self, with_units: bool = False) -> str:
         """Compute a SHA-256 of all parts of the schema that sites must share to train one model.
 
-        These are the columns (name, kind, levels, mean, std, unmeasured, indicator), the label with
-        its classes or its unit, mean and std, the missing marks, and the policy. Ranges, titles,
-        histogram edges and sites do not count.
+        These are the columns (name, kind, levels, mean, std, unmeasured, indicator), the missing
+        marks and the policy. The label counts with its classes or with its unit, mean and std.
+        Ranges, titles, histogram edges and sites do not count.
 
         Args:
             with_units: whether to add the units of the columns, which may differ between hospitals'
