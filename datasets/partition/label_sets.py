@@ -166,9 +166,11 @@ def _list_possible_shares(classes: int, silos: int) -> Iterator[Fraction]:
     - The inner loop tries each number h of shared labels for a silo with p private labels. A silo
       with p + 1 then needs h (p + 1) / p shared labels to have the same share.
 
-    The share p / (p + h) is yielded under four conditions. p is at least 1. h (p + 1) / p is a
-    whole number if any silo needs it. No silo needs more shared labels than there are. All silos
-    together hold enough labels for each shared label to be at two silos.
+    The share p / (p + h) is yielded if p is at least 1 and these conditions hold:
+
+    - The number h (p + 1) / p is whole, if any silo needs it.
+    - No silo needs more shared labels than there are.
+    - All silos together hold enough labels for each shared label to be at two silos.
     """
     yield Fraction(0)
     for shared in range(classes):

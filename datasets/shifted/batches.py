@@ -116,10 +116,10 @@ def _read_batch(layout: Layout, path: Path, is_binary: bool) -> tuple[Images, La
 
 
 def _read_binary(layout: Layout, path: Path) -> tuple[Images, Labels]:
-    """Read a binary batch: pixels (n, 3072) uint8, by colour plane, and labels (n,) int64.
+    """Read a binary batch: pixels (n, 3072) uint8, plane by plane, and labels (n,) int64.
 
-    If a record has several label bytes, the last one is the label. The range of labels is not
-    checked here.
+    The pixels of an image are its red, green and blue plane. If a record has several label bytes,
+    the last one is the label. The range of labels is not checked here.
 
     Raises:
         DataError: the file cannot be read, is empty, or does not consist of complete records.

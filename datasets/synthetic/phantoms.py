@@ -78,7 +78,7 @@ class DermoscopyPhantom(PhantomDataSet):
 
         ``number`` is the image's index at the site, from 0. The site's fixed ``sequence`` says
         which lesion it shows. Images of one lesion have the same colour and texture, but differ in
-        the place and size of the lesion and in their noise. With 'data.colour-constancy', the
+        the place and size of the lesion and in their noise. If 'data.colour-constancy' is set, the
         colour of the light is removed.
         """
         kind, lesion, view = self.generators(site, number)

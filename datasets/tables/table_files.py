@@ -371,8 +371,8 @@ def check_workbook(path: Path) -> set[Place]:
 
     An open formula is one whose value no program has stored. A small workbook may need much memory,
     because it is a zip archive, and because a reader pads every row to the widest. So each file in
-    the archive is inflated step by step. Its bytes are counted, and its cells too, including empty
-    ones: the largest row number times the largest column number so far.
+    the archive is inflated step by step, and its bytes and cells are counted. Empty cells count
+    too: the number of cells is the largest row number times the largest column number so far.
 
     Returns:
         (row, column), from 1, of each open formula, with those of all sheets in one set.

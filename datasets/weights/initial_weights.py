@@ -69,10 +69,10 @@ def load_initial_weights(network: nn.Module, settings: CommonSettings) -> None:
 def refuse_seen_start(settings: CommonSettings) -> None:
     """Check that this run's initial weights were not trained on the images that this run tests.
 
-    Initial weights may be the result of an earlier run, which itself may have started from the
-    weights of another run. Each earlier run must have another data set, or must have chosen its
-    test images by the same settings as this run (``refuse_other_provenance``). The search ends in
-    these cases:
+    Initial weights may be the result of an earlier run, which may have started from the weights of
+    a still earlier run. Each of these runs must have another data set, or must have chosen its test
+    images by the same settings as this run (``refuse_other_provenance``). The search for earlier
+    runs ends in these cases:
 
     - A run has no initial weights, or timm's.
     - An earlier run's file is missing, or was already checked.
