@@ -73,7 +73,7 @@ def data_set(name: str) -> DataSet:
 
     Raises:
         SettingError: no data set or plugin has this name, or the plugin's object is not a data set.
-            Also for 'medmnist' and 'chestmnist', which have no silos.
+            The names 'medmnist' and 'chestmnist' are refused too, because they have no silos.
     """
     if name in _UNREAD:
         raise SettingError(f"data set '{name}' {_UNREAD[name]}: name one of {', '.join(MEDMNIST)}")
@@ -87,10 +87,10 @@ def data_set(name: str) -> DataSet:
 
 
 def _load_plugin(name: str) -> DataSet:
-    """Load the data set of a plugin, which provides a ``DataSet`` object or a class of them.
+    """Load the data set of a plugin, which provides a ``DataSet`` object or a subclass of it.
 
-    A class is called without arguments. Old names of settings in the object's ``settings`` are
-    replaced by today's names.
+    A class is called without arguments. The object's ``settings`` (the keys that it reads) are
+    changed: today's names replace old names.
 
     Args:
         name: the plugin's name.
@@ -117,12 +117,12 @@ def _load_plugin(name: str) -> DataSet:
 
 
 def _current_keys(name: str, keys: Iterable[str]) -> frozenset[str]:
-    """Replace old names of settings that a plugin's data set reads by today's names.
+    """Return the settings that a plugin's data set reads, with today's keys in place of old ones.
 
-    For each old name, the user is told the new one.
+    For each old key, the user is told the new one.
 
     Args:
-        name: the plugin's name, for errors.
+        name: the plugin's name, for messages.
         keys: the keys of the settings.
 
     Raises:
@@ -156,7 +156,8 @@ def plugs_of(settings: CommonSettings) -> list[PluginPlace]:
     The plugins are located, but not imported.
 
     Returns:
-        The place of each plugin; empty if these four settings name only parts of fedsilo itself.
+        The place of each plugin, in this order. The list is empty if all four settings name parts
+        of fedsilo itself.
 
     Raises:
         SettingError: a setting names neither a part of fedsilo nor a plugin.
@@ -180,7 +181,7 @@ def plugin_modules(values: Mapping[str, Value]) -> list[str]:
     - All other names, such as those of fedsilo's own parts, are skipped.
 
     Args:
-        values: setting key -> value, with today's keys; a plugin under an old key is not found.
+        values: setting key -> value, with today's keys. A plugin under an old key is not found.
     """
     files = set(map(module_of, plugin_entries(str(values.get("plugin", "")))))
     modules = []
@@ -200,12 +201,12 @@ def plugin_modules(values: Mapping[str, Value]) -> list[str]:
 
 
 def check_data_settings(settings: CommonSettings) -> None:
-    """Check that the run's settings fit its data set; the data themselves are not read.
+    """Check that the run's settings fit its data set, without reading the data.
 
     Raises:
-        SettingError: a setting that only other data sets read differs from its default, the
-            partition is impossible, a fold does not exist, or the image size is above 0 but below
-            16 pixels.
+        SettingError: the data set does not exist, or a setting that only other data sets read
+            differs from its default. Or the partition is impossible, a fold does not exist, or the
+            image size is 1 to 15 pixels.
         DataError: the file that names the partition's silos (the silo set) cannot be read.
     """
     chosen = data_set(settings.dataset)
@@ -237,10 +238,11 @@ def check_data_settings(settings: CommonSettings) -> None:
 def shown_metrics(dataset: str, task: str) -> tuple[str, ...]:
     """Return the names of the metrics in a run's result tables, the most important one first.
 
-    The task's own list is used if it has one, and otherwise the data set's.
+    They are the metrics of the task if the task has a list of metrics. Otherwise they are those of
+    the data set.
 
     Raises:
-        SettingError: the task does not exist; or the task has no list, and the data set does not
+        SettingError: the task does not exist. Or the task has no list, and the data set does not
             exist.
     """
     return task_class(task).shown or data_set(dataset).headline
@@ -260,7 +262,9 @@ def shown_of(summary: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def silo_names(settings: CommonSettings) -> list[str]:
-    """Return the names of all silos in the run's partition; [] if only the sites know the names.
+    """Return the names of all silos of a run, or [] if only the sites know the names.
+
+    They are the data set's silos, or those that the run's partition cuts from its samples.
 
     Raises:
         DataError: the files that name the silos are missing or unusable.
@@ -274,11 +278,12 @@ def silo_names(settings: CommonSettings) -> list[str]:
 
 
 def silo_count(settings: CommonSettings) -> int | None:
-    """Return the number of silos in the run's partition; None if this machine cannot know it.
+    """Return the number of silos of a run, or None if this machine cannot know it.
 
     It is None in three cases:
 
-    - The partition is 'own', and the files at each site decide which silos exist.
+    - The partition is 'own' (the silos of the data set), and files at each site decide which silos
+      exist.
     - The files that name the silos are missing or unusable.
     - The data set names no silos.
 
@@ -298,10 +303,11 @@ def data_fingerprint(settings: CommonSettings) -> str:
     """Compute a SHA-256 digest of the run's data: all silos' names, schemas and split checksums.
 
     Every silo is loaded. Equal digests mean equal data and equal splits. If only the sites know the
-    silos' names, no silo is included, and the digest says nothing.
+    silos' names, no silo is included, and the digest is the same for all data.
 
     Raises:
         DataError: a silo cannot be loaded.
+        SettingError: no data set has the name in the settings, or the partition is impossible.
     """
     facts = []
     for name in silo_names(settings):
@@ -311,7 +317,7 @@ def data_fingerprint(settings: CommonSettings) -> str:
 
 
 def load_silo(name: str, settings: CommonSettings, places: Places | None = None) -> Silo:
-    """Load the silo ``name`` from the cache; create it there first if it is missing.
+    """Load the silo ``name`` from the cache, or create it there first if it is missing.
 
     If ``settings.partition`` is not 'own', the silo is cut from all samples of the data set
     together (``load_cut``).
@@ -319,7 +325,7 @@ def load_silo(name: str, settings: CommonSettings, places: Places | None = None)
     Args:
         name: the silo's name.
         settings: the run's settings.
-        places: data and cache directory; None finds them from the settings.
+        places: data and cache directory. None finds them from the settings.
 
     Raises:
         DataError: no silo has this name, a file is missing or unusable, or there are too few
@@ -344,9 +350,9 @@ def cut_of(settings: CommonSettings) -> dict[str, Any] | None:
         None for the partitions 'own' and 'unseen', which are not random.
 
     Raises:
-        SettingError: the partition is impossible with the data set's labels, its plugin is missing
-            or fails, 'split.silos' contradicts the silo set, or no data set has the name in the
-            settings.
+        SettingError: the partition is impossible with the data set's labels, or its plugin is
+            missing or fails. Or 'split.silos' contradicts the silo set, or no data set has the name
+            in the settings.
         DataError: data or the silo set are missing or unusable, or there are too few samples.
     """
     if not cuts.is_cut(settings) or settings.partition == "unseen":  # nothing in it is random
@@ -359,10 +365,11 @@ def image_reader(site: str, settings: CommonSettings) -> ImageReader:
     """Return a function that reads a new image file in the same way as the images of ``site``.
 
     The function takes a path and returns an array (channels, height, width), as in
-    ``Split.inputs``.
+    ``Split.inputs``. If ``site`` is '', changes that are special to one site, such as a rotation,
+    are left out.
 
     Raises:
-        DataError: the data set is a table, or its declaration cannot be read.
+        DataError: the data set is a table, or its files cannot be read.
         SettingError: no data set has the name in the settings.
     """
     places = find_places(settings.data_dir, settings.cache_dir)
@@ -373,7 +380,7 @@ def overview(data_dir: str) -> list[dict[str, str]]:
     """Describe each of fedsilo's data sets for the command that lists them.
 
     Args:
-        data_dir: the directory to search for files; '' means $FEDSILO_DATA.
+        data_dir: the directory to search for files. '' means $FEDSILO_DATA.
 
     Returns:
         For each data set, a dictionary of strings, which are '' if unknown or not applicable. Its

@@ -125,15 +125,15 @@ def _unpack_once(archive: Path, folder: Path) -> str:
 
 
 def unpack(archive: Path, folder: Path) -> int:
-    """Unpack a zip or tar archive into ``folder``, creating it; return the number of files.
+    """Unpack a zip or tar archive into ``folder``, and return the number of unpacked files.
 
-    All files are first unpacked into a scratch folder and then moved, so a damaged archive leaves
-    existing files unchanged. Files in ``folder`` that have the name of a file in the archive are
+    The folder is created if it is missing. All files are unpacked into a scratch folder first and
+    then moved, so a damaged archive changes no existing file. Existing files of the same names are
     replaced. Empty folders in the archive are not created.
 
     Raises:
-        DataError: the archive is damaged or too large when unpacked (by default above 1 GiB),
-            contains a link or a path outside its folder, or cannot be written.
+        DataError: the archive is missing, damaged or too large when unpacked (by default above 1
+            GiB). Or it contains a link or a path outside its folder, or a file cannot be written.
     """
     folder.mkdir(parents=True, exist_ok=True)
     try:
@@ -158,8 +158,8 @@ def unpack(archive: Path, folder: Path) -> int:
 def _extract_tar(tar: tarfile.TarFile, work: Path) -> None:
     """Unpack a tar archive into ``work``, after ``_open_archive`` has checked its names and sizes.
 
-    The filter 'data' of ``tarfile`` checks the names again. Old versions of Python, such as 3.11.2,
-    lack this filter, and then the archive is unpacked without it.
+    Python's extraction filter 'data' checks the names a second time. Old versions of Python, such
+    as 3.11.2, lack this filter and unpack without the second check.
     """
     if hasattr(tarfile, "data_filter"):
         tar.extractall(work, filter="data")
@@ -168,9 +168,10 @@ def _extract_tar(tar: tarfile.TarFile, work: Path) -> None:
 
 
 def _extract_zip(archive: Path, zipped: zipfile.ZipFile, sizes: Iterable[str], work: Path) -> None:
-    """Unpack the files named in ``sizes`` from a zip archive into the folder ``work``.
+    """Unpack the files that are named in ``sizes`` from a zip archive into the folder ``work``.
 
-    The unpacked bytes are counted, because the sizes that a zip states may be false.
+    The unpacked bytes of all files are counted, because a zip may state false sizes. Unpacking
+    stops as soon as they exceed the limit. ``archive`` is the zip's path.
 
     Raises:
         DataError: the unpacked files together are larger than allowed (by default 1 GiB).
@@ -207,12 +208,13 @@ def _open_archive(
     """Open a zip or tar archive for a ``with`` block, after checking all entries in it.
 
     Yields:
-        The open archive, and a dictionary: file name -> size in bytes, without folders.
+        The open archive, and a dictionary: name of a file in the archive -> its size in bytes.
+        Folders are not included.
 
     Raises:
-        DataError: the archive is damaged, which may show only inside the block. Or it is too large
-            when unpacked (by default above 1 GiB), or contains a link, a device or a path outside
-            its folder.
+        DataError: the archive is damaged, is too large when unpacked (by default above 1 GiB), or
+            contains a link, a device or a path outside its folder. Some damage shows only inside
+            the block. A zip is also refused if it has a file that is neither stored nor deflated.
     """
     try:
         if zipfile.is_zipfile(archive):
@@ -255,10 +257,11 @@ class _Member(tarfile.TarInfo):
 
 
 def _count_members(tar: tarfile.TarFile, archive: Path) -> Iterator[tarfile.TarInfo]:
-    """Yield the members of a tar archive until their total unpacked size exceeds the limit.
+    """Yield the members of a tar archive, and raise an error when their total size is too large.
 
-    Each member counts with its size and 1024 bytes for its header. The total is checked before a
-    member is yielded, because ``tarfile`` must inflate a member to find the next one.
+    Each member adds its unpacked size and 1024 bytes for its header to the total. The total is
+    checked before the member is yielded, because ``tarfile`` must inflate a member to find the
+    next. ``archive`` is the archive's path, for the error.
 
     Raises:
         DataError: the members together are larger than allowed when unpacked (by default 1 GiB).
@@ -289,8 +292,8 @@ def _check_entries(entries: Iterable[tuple[str, int, bool]], archive: Path) -> d
         twice, the later size counts.
 
     Raises:
-        DataError: a name is empty, is absolute, or contains '..' or a backslash; or an entry is a
-            link or device.
+        DataError: an entry is a link or a device. Or its name is empty, is absolute, or contains a
+            backslash or the folder '..'.
     """
     sizes = {}
     for name, size, plain in entries:

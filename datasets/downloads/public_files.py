@@ -60,11 +60,13 @@ class PublicFiles:
         return f"run 'fedsilo fetch {self.name} --data-dir DIR' (public source: {self.url})"
 
     def data_dir(self, places: Places) -> Path:
-        """Return the data directory that ``places`` names, whether or not it exists.
+        """Return the data directory of ``places``, whether or not the directory exists.
+
+        ``places`` holds two folders, one for data and one for the cache.
 
         Raises:
-            DataError: ``places.data`` is None, because neither 'data.dir' nor $FEDSILO_DATA names a
-                data directory.
+            DataError: ``places.data`` is None, because neither setting 'data.dir' nor $FEDSILO_DATA
+                names a data directory.
         """
         if places.data is None:
             raise DataError(
@@ -74,14 +76,15 @@ class PublicFiles:
         return places.data
 
     def find(self, places: Places, names: Iterable[str] | None = None) -> Path:
-        """Check that the files of this data set exist, and return the folder that contains them.
+        """Check that this public data set's files exist, and return the folder that contains them.
 
-        Only existence is checked, not the MD5. If the data set has no files to download, nothing is
-        checked, and the empty path ``Path()`` is returned.
+        The folder is that of the data set, inside the data directory. Only existence is checked,
+        not the MD5. If fedsilo can download no files of this data set, nothing is checked, and the
+        empty path ``Path()`` is returned.
 
         Args:
-            places: the data directory.
-            names: the names of the files to check; None or an empty list checks all files.
+            places: the folders for data and cache, of which only the data directory is used.
+            names: the names of the files to check. None or an empty list checks all files.
 
         Raises:
             DataError: no data directory is named, or a file is missing. The error explains how to
@@ -96,7 +99,7 @@ class PublicFiles:
         return folder
 
     def bytes(self) -> int:
-        """Return the number of bytes to download for this data set; 0 if it is unknown.
+        """Return the number of bytes to download for this data set, or 0 if it is unknown.
 
         The attribute ``size`` is returned if it is above 0. Otherwise the result is the sum of the
         sizes of all files, or 0 if the size of any file is unknown.
@@ -107,10 +110,10 @@ class PublicFiles:
         return sum(sizes)
 
     def size_text(self) -> str:
-        """Format the size of a download with a unit, such as '12.3 MB'; 'not stated' for 0 bytes.
+        """Format the size of a download with a unit, such as '12.3 MB', or return 'not stated'.
 
         The number is in GB, MB or kB (powers of 1000) with three significant digits, or in bytes if
-        it is below 1000.
+        it is below 1000. For 0 bytes the result is 'not stated'.
         """
         size = self.bytes()
         for unit, name in _UNITS:
@@ -128,7 +131,9 @@ class PublicFiles:
         yield f"terms: {self.terms or 'none beyond the licence'}"
 
     def refuse_unaccepted(self, accepted: bool) -> None:
-        """Check that the user has accepted the data set's terms; a data set without terms passes.
+        """Check that the user has accepted this data set's terms, before a download.
+
+        ``accepted`` is the user's answer. A data set without terms always passes.
 
         Raises:
             DataError: the data set has terms, and ``accepted`` is false.
@@ -142,9 +147,10 @@ class PublicFiles:
 
 @cache
 def public_data() -> Mapping[str, PublicFiles]:
-    """Return the public data sets, by name, as ``datasets/public.yaml`` lists them.
+    """Read the public data sets from ``datasets/public.yaml``: name -> its ``PublicFiles``.
 
-    The file is read once per process. A data set may have no files.
+    Each ``PublicFiles`` has the data set's source, licence, terms and files. It has no files if
+    fedsilo cannot download them. The YAML file is read once per process.
     """
     table = read_own_yaml(Path(__file__).parent.parent / "public.yaml")
     sources = {}

@@ -60,11 +60,12 @@ class OwnArrays(DataSet):
     def silo_names(self, settings: CommonSettings, places: Places) -> list[str]:
         """Return the names of the sites that have an ``.npz`` file, in alphabetical order.
 
-        A file is named after its site, in plain or encoded form (``folder_name``).
+        The file ``NAME.npz`` belongs to the site NAME, or to the site that ``folder_name`` encodes
+        as NAME.
 
         Raises:
-            DataError: the data directory has no ``.npz`` file, the name of a file cannot be a
-                site's, or two files belong to one site.
+            DataError: the data directory has no ``.npz`` file, a file is not named after a possible
+                site, or two files belong to one site.
         """
         folder = self._folder(places)
         names = sorted(_find_files(folder))
@@ -73,10 +74,11 @@ class OwnArrays(DataSet):
         return names
 
     def image_reader(self, site: str, settings: CommonSettings, places: Places) -> ImageReader:
-        """Return a function that reads a ``.npy`` file as one sample, like the samples in ``x``.
+        """Return a function that reads a ``.npy`` file as one sample, like those of a site.
 
-        The sample must have the shape and type of the samples in the site's array ``x``. The
-        function raises ``BrokenImageError`` if it does not, or if the file cannot be read.
+        The function takes a path and returns an array (channels, height, width). It raises
+        ``BrokenImageError`` if the file cannot be read or contains NaN or infinity. It also does so
+        if shape or type differs from that of the samples in the site's array ``x``.
 
         Raises:
             DataError: the file with the site's arrays is missing or invalid.
@@ -93,14 +95,14 @@ class OwnArrays(DataSet):
         return _find_files(folder).get(site, folder / f"{folder_name(site)}.npz")
 
     def _load(self, name: str, settings: CommonSettings, places: Places) -> Silo:
-        """Read and split a site's arrays, and open the resulting silo in the cache.
+        """Open a site's silo in the cache, or create it there from the site's arrays.
 
-        The arrays are read even if the silo is already in the cache. Equal samples stay in the same
-        part (train, val or test), and the site's log notes how many copies there are. Without test
-        folds, a quarter of the samples are test samples.
+        The arrays are read in both cases. Equal samples stay in the same part (train, val or test),
+        and the site's log notes how many copies there are. If the settings have no test folds, a
+        quarter of the samples are test samples.
 
         Raises:
-            DataError: the arrays are missing or invalid, or fewer than 2 training samples are left.
+            DataError: the arrays are invalid, or fewer than 2 training samples are left.
         """
         path = self._file(name, places)
         stamp = path.stat()
@@ -148,18 +150,19 @@ class OwnArrays(DataSet):
 
 
 def _find_files(folder: Path) -> dict[str, Path]:
-    """Return site -> its ``.npz`` file in a folder, sorted by the files' paths.
+    """Find each site's ``.npz`` file in a folder: site -> path, in the order of the paths.
 
-    A file is named after its site, in plain or encoded form (``folder_name``).
+    The file ``NAME.npz`` belongs to the site NAME, or to the site that ``folder_name`` encodes as
+    NAME. The result is empty if there is no such file.
 
     Raises:
-        DataError: the name of a file cannot be a site's, or two files belong to one site.
+        DataError: a file is not named after a possible site, or two files belong to one site.
     """
     return find_by_site({path.stem: path for path in sorted(folder.glob("*.npz"))})
 
 
 def _number_contents(x: npt.NDArray[Any]) -> list[int]:
-    """Number the distinct samples of ``x`` (n, ...) from 0; equal samples get equal numbers.
+    """Number the distinct samples of ``x`` (n, ...) from 0, with equal numbers for equal samples.
 
     The numbers follow the order of first appearance. Samples are compared byte by byte.
     """
@@ -212,7 +215,7 @@ def _read_sample(path: Path, shape: tuple[int, ...], dtype: np.dtype[Any]) -> np
 
 
 def _as_float32(array: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
-    """Convert an array to float32; numbers beyond its range become infinite.
+    """Convert an array to float32, in which numbers beyond the range become infinite.
 
     Later checks refuse infinite numbers.
     """
@@ -238,8 +241,8 @@ def _check_arrays(
         classes: the names of the classes, findings or outcome.
 
     Returns:
-        The samples as (n, channels, height, width), float32 or uint8; the labels in the task's
-        type; and the names in the Unicode form NFC.
+        The samples as (n, channels, height, width), float32 or uint8, the labels in the task's
+        type, and the names in the Unicode form NFC.
 
     Raises:
         DataError: the type or shape of an array is wrong, a sample has NaN or infinity, a name
@@ -260,7 +263,7 @@ def _check_arrays(
 
 
 def _sample_fault(x: npt.NDArray[Any]) -> str:
-    """Explain why ``x`` is not an array of samples; '' if it is valid.
+    """Explain why ``x`` is not a valid array of samples, or return '' if it is one.
 
     The array must be float32 or uint8, with 3 or 4 dimensions, and finite. An empty array is valid.
     """
@@ -274,7 +277,7 @@ def _sample_fault(x: npt.NDArray[Any]) -> str:
 
 
 def _class_fault(classes: npt.NDArray[Any], fewest: int) -> str:
-    """Explain why an array is not a list of distinct class names; '' if it is one.
+    """Explain why an array is not a list of distinct class names, or return '' if it is one.
 
     It must be a one-dimensional array of strings with at least ``fewest`` entries. The names must
     differ even after conversion to the Unicode form NFC, and must not contain invisible characters.
@@ -293,17 +296,17 @@ def write_arrays(
 ) -> None:
     """Write a file ``SITE.npz`` for each site, and make every distinct label a class.
 
-    The classes are the labels of all sites together, in ascending order. The name of a class is the
-    label as a string. The files contain class indices instead of the labels.
+    The classes are the labels of all sites together, in ascending order. A class is named after its
+    label, as a string. The files contain class indices instead of the labels.
 
     Args:
-        folder: an existing folder; files of the same names are replaced.
-        silos: site -> (samples, labels), at least one site. Samples may have their channels last,
-            and are then rearranged.
+        folder: an existing folder. Files of the same names are replaced.
+        silos: site -> (samples, labels), at least one site. If samples have their channels last,
+            the channels are moved to the second axis.
 
     Raises:
-        DataError: the samples' shapes differ between sites, the labels are not one per sample, or
-            the arrays are invalid. The files of the sites before that one are already written.
+        DataError: the samples' shapes differ between sites, a site does not have one label per
+            sample, or its arrays are invalid. The files of all earlier sites exist by then.
     """
     # The labels of all sites, ascending, so that a label has the same number everywhere
     every = np.unique(np.concatenate([np.asarray(y).reshape(-1) for _, y in silos.values()]))

@@ -30,7 +30,7 @@ _NAMED_BY = {
 
 
 def resolve_inside(folder: str, path: str) -> str | None:
-    """Join ``folder`` and ``path`` and remove '..'; return None if this leaves the data directory.
+    """Join ``folder`` and ``path`` without '..', or return None if this leaves the data directory.
 
     ``folder`` and the result are relative to the data directory. Only the text is used: symbolic
     links are not followed, and the file need not exist.

@@ -94,16 +94,16 @@ def opened_image(path: Path, formats: tuple[str, ...]) -> Iterator[Image]:
     """Open an image file for a ``with`` block, and turn reading errors into ``BrokenImageError``.
 
     The number of pixels in the header is checked before the block runs. Pillow decodes the pixels
-    only inside the block, so errors that the block raises are converted too.
+    only inside the block, so any error that the block raises becomes a ``BrokenImageError`` too.
 
     Args:
         path: the file.
         formats: the formats to accept, by Pillow's names.
 
     Raises:
-        BrokenImageError: the file cannot be read, is damaged, is in none of the formats, or is
-            larger than 1 GiB. Or the image has no pixels or more than 89 million. ``read_fault``
-            explains any other error.
+        BrokenImageError: the file is missing, unreadable, damaged, above 1 GiB or in none of the
+            formats. Or the image has no pixels, or has more than 89 million in total or in one
+            tile.
         MemoryError: the image does not fit into memory.
     """
     from PIL import Image, UnidentifiedImageError
@@ -146,13 +146,13 @@ def read_fault(error: Exception) -> str:
 
 
 def check_file(path: Path) -> None:
-    """Check that a path is a regular file or folder of acceptable size before it is opened.
+    """Check before opening a path that it is not a pipe, a device or a file of more than 1 GiB.
 
-    Opening a pipe would wait forever. A missing file passes, because the attempt to read it raises
-    a clearer error. The content of the file is not checked.
+    Opening a pipe would wait forever. A folder passes, and so does a missing file, because the
+    attempt to read it raises a clearer error. The content of a file is not checked.
 
     Raises:
-        BrokenImageError: the path is a pipe, a device or a file that is too large.
+        BrokenImageError: the path is a pipe, a device or a file of more than 1 GiB.
     """
     fault = file_fault(path)
     if fault:
@@ -210,8 +210,8 @@ def refuse_wide(image: Image) -> None:
 def _central_square(image: Image, size: int) -> Pixels:
     """Turn an opened image upright, crop its central square, and resize it to RGB (3, size, size).
 
-    The result is uint8. The opened image is turned in place, and may be decoded at a lower
-    resolution of at least twice ``size``.
+    The result is uint8. The image itself is turned in place by its EXIF data. A large JPEG is
+    decoded at a lower resolution to save time, but at no less than twice ``size``.
 
     Raises:
         BrokenImageError: the image has more than 8 bits per channel.
@@ -260,17 +260,18 @@ def decode_each(
     dtype: npt.DTypeLike,
     decode: Callable[[str], npt.NDArray[Any]],
 ) -> Decoded:
-    """Decode images one by one into one array; images that fail are left out.
+    """Decode images one by one into one array, and leave out the images that cannot be decoded.
 
     Args:
         names: the images' names.
         shape: shape of every image, (channels, size, size).
         dtype: type of the array.
-        decode: a function that takes a name and returns the pixels, or raises ``BrokenImageError``,
-            which becomes a fault. Any other error is raised.
+        decode: a function that takes a name and returns the pixels. If it raises
+            ``BrokenImageError``, the image is left out. Any other error is raised.
 
     Returns:
-        The decoded images, their positions in ``names``, and the faults.
+        The decoded images, their positions in ``names``, and a fault (name and reason) for each
+        image that was left out.
     """
     images = np.empty((len(names), *shape), dtype=dtype)
     kept: list[int] = []
@@ -289,14 +290,14 @@ def check_faults(
 ) -> None:
     """Raise an error if some of a site's images could not be decoded and must not be skipped.
 
-    The error shows only safe names, because a file may be named after a patient. The real names are
-    logged first, on this machine only.
+    The error may reach the server, so it shows safe names instead of file names, which may be those
+    of patients. The real names are logged first, on this machine only.
 
     Args:
         faults: the images that could not be decoded.
         images: the number of all images, decoded or not.
         safe_names: file -> its name in errors.
-        policy: the value of 'data.broken-images'; only 'skip' allows faults.
+        policy: the value of 'data.broken-images'. Only 'skip' allows faults.
         where: the site's name for errors.
 
     Raises:
@@ -318,7 +319,9 @@ def check_faults(
 
 
 def log_names(where: str, images: Sequence[tuple[str, str]]) -> None:
-    """Log the real names of the files that an error mentions by other names, on this machine only.
+    """Log the real file names behind the safe names that an error shows, on this machine only.
+
+    Only the first five files are named, and the rest are counted.
 
     Args:
         where: the site's name.
@@ -378,8 +381,8 @@ def header_measures(paths: Iterable[Path], read: Callable[[Path], ImageHeader]) 
         read: a function that reads the header of a file.
 
     Returns:
-        Three measures, 'width', 'height' and 'bits a pixel', each with all values under the only
-        split name, ``ALL``.
+        Three measures, 'width', 'height' and 'bits a pixel'. Each has the values of all files under
+        the only split name, 'all'.
     """
     headers: list[ImageHeader] = []
     for path in paths:

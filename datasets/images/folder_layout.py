@@ -100,9 +100,10 @@ def are_parts(folders: Sequence[Path]) -> bool:
 def _looks_like_part(name: str, names: Sequence[str]) -> bool:
     """Tell whether a folder's name is one that data sets use for training, validation or test.
 
-    Training and test names, such as 'train', 'training' or 'testing', count in any case. Validation
-    names, such as 'val' or 'valid', count only if the folder is alone or next to a training or test
-    folder. The reason is that 'valid' next to 'invalid' is a class.
+    Upper and lower case do not matter. Training and test names, such as 'train', 'training' or
+    'testing', always count. Validation names, such as 'val' or 'valid', count only if the folder is
+    alone or next to a training or test folder. The reason is that 'valid' next to 'invalid' is a
+    class.
 
     Args:
         name: the folder's name.
@@ -118,7 +119,9 @@ def _looks_like_part(name: str, names: Sequence[str]) -> bool:
 
 
 def check_class_names(place: Path, names: Sequence[str]) -> None:
-    """Check that the names of folders can be class names; there must be at least one name.
+    """Check that the names of folders can be class names.
+
+    There must be at least one name. ``place`` is the folder that contains them, for errors.
 
     Raises:
         DataError: every name is a year from 1900 to 2099. Or one name is that of an image folder
@@ -139,14 +142,15 @@ def check_class_names(place: Path, names: Sequence[str]) -> None:
 
 
 def check_no_class_folders(folders: Sequence[Path]) -> None:
-    """Check that folders that are taken for classes are not sites with their own class folders.
+    """Check that folders that were read as classes are not really sites with class folders in them.
 
-    Sites contain folders of the same names, but classes hardly ever do. A single folder passes. At
-    least one of the folders must have images directly in it, which is not checked here.
+    Sites contain class folders of the same names, but subfolders of classes rarely have equal
+    names. A single folder passes. At least one folder must have images directly in it, which is not
+    checked here.
 
     Raises:
-        DataError: a folder cannot be read. Or there are several folders, and their subfolders that
-            contain images have the same two or more names in all of them.
+        DataError: a folder cannot be read. Or there are several folders, and the subfolders with
+            images (at any depth) have the same two or more names in each of them.
     """
     below = []
     for folder in folders:

@@ -51,11 +51,12 @@ class Image:
 
 
 def read_folder(folder: Path) -> dict[str, list[Image]]:
-    """List the images of each site in a folder, ordered by part, class and file name.
+    """List the images of each site in a folder: site -> images, by part, class and file name.
 
-    If the top folders are named train, val and test, or if any of them has images directly in it,
-    then the folders name no sites. All images then belong to one site, ``ALONE``. Otherwise each
-    top folder is a site. Whether all sites have the same classes is not checked here.
+    The parts 'train', 'val' and 'test' are optional folders above the class folders. If the top
+    folders are parts, or if any of them has images directly in it, they are not sites. All images
+    then belong to one site named 'folder'. Otherwise each top folder is a site. Whether all sites
+    have the same classes is not checked here.
 
     Raises:
         DataError: the folders match no layout, a name is invalid, a class has no image, or there is
@@ -141,7 +142,7 @@ class FolderImages(ImageDataSet):
     silos_by_files = True
 
     def classes(self, settings: CommonSettings, places: Places) -> Classes:
-        """Return the names of the class folders, in alphabetical order; each is its own label.
+        """Return the names of the class folders, in alphabetical order, each as its own label.
 
         Raises:
             DataError: the folders match no layout, or the sites' classes differ.
@@ -149,7 +150,10 @@ class FolderImages(ImageDataSet):
         return {name: [name] for name in _classes(self._list_sites(places))}
 
     def silo_names(self, settings: CommonSettings, places: Places) -> list[str]:
-        """Return the names of the site folders, in alphabetical order, or only ``ALONE``.
+        """Return the sites' names in the order of their folders, or only 'folder' if none exist.
+
+        There are no site folders if the top folders are classes or parts (train, val, test). All
+        images then belong to one site with the name 'folder'.
 
         Raises:
             DataError: the folders match no layout, or the sites' classes differ.
@@ -157,7 +161,9 @@ class FolderImages(ImageDataSet):
         return list(self._list_sites(places))
 
     def load(self, name: str, settings: CommonSettings, places: Places) -> Silo:
-        """Load the silo of a site; if the folders do not name sites, any ``name`` gets all images.
+        """Load a site's silo, which is its decoded training, validation and test images.
+
+        If the folders do not name sites, any ``name`` is accepted, and its silo has all images.
 
         Raises:
             DataError: the folders match no layout, the sites' classes differ, no site has this
@@ -168,10 +174,10 @@ class FolderImages(ImageDataSet):
         return super().load(name, settings, places)
 
     def index(self, site: str, settings: CommonSettings, places: Places) -> ImageIndex:
-        """List about 'split.sample-share' of a site's images; each file is a group by itself.
+        """List a site's images, reduced to about the share that 'split.sample-share' sets.
 
-        If the folders do not name sites, the images of the whole data directory are listed for any
-        ``site``.
+        Each file is a group by itself, because folders do not name patients. If the folders do not
+        name sites, any ``site`` is accepted, and all images of the data directory are listed.
 
         Raises:
             DataError: the folders match no layout, or the sites' classes differ.
@@ -207,11 +213,11 @@ class FolderImages(ImageDataSet):
         return False
 
     def notices(self, settings: CommonSettings) -> list[str]:
-        """List notices for the user about unread files and about folders that do not name sites.
+        """List notices for the user: files that are not read, and folders that do not name sites.
 
-        There is one sentence for each folder and reason for unread files. Another sentence says
-        that all images are one silo, if they are and 'split.partition' is 'own'. The list is empty
-        if the folders cannot be read.
+        Unread files give one sentence for each folder and reason. If the folders do not name sites
+        and 'split.partition' is 'own', a last sentence says that all images are one silo. The list
+        is empty if the folders cannot be read.
         """
         places = find_places(settings.data_dir, settings.cache_dir)
         try:
@@ -265,12 +271,14 @@ class FolderImages(ImageDataSet):
         return data_folder(places, self.name, f"of images sorted into {LAYOUTS}")
 
     def _list_sites(self, places: Places) -> dict[str, list[Image]]:
-        """List the images of each site in the data directory; all sites must have equal classes.
+        """List the images of each site in the data directory, and check that classes are equal.
+
+        All sites must have the same class folders.
 
         Raises:
             FileNamesError: the folders match no layout, or two sites have different classes. This
-                kind of ``DataError`` warns that its text may name patients, because folders may be
-                named after patients.
+                special ``DataError`` marks a text with names of folders, which may be named after
+                patients.
             DataError: no data directory is named.
         """
         folder = self.files_folder(places)
@@ -295,9 +303,10 @@ class FolderImages(ImageDataSet):
 
 
 def _folder_of(site: str, sites: Mapping[str, Sequence[Image]], data: Path) -> Path:
-    """Return the folder of a site, which may be named after the site in an encoded form.
+    """Return a site's folder, which is found from the path of the site's first image.
 
-    If the folders do not name sites, the result is ``data``.
+    The site's name is not enough to find the folder, because the folder may have an encoded form of
+    the name. If the folders do not name sites, the result is ``data``.
 
     Args:
         site: the site's name.

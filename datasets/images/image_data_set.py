@@ -123,7 +123,7 @@ class ImageDataSet(DataSet):
         """Return facts about the image files that change when a file changes, for a cache key.
 
         These facts are the absolute path of the folder, and for each file its size in bytes and its
-        modification time in ns (None for a missing file). File contents are not read.
+        modification time in ns. A missing file has None. File contents are not read.
         """
         stamps = [file_stamp(index.folder / name) for name in index.names]
         return [str(index.folder.resolve()), stamps]
@@ -157,7 +157,7 @@ class ImageDataSet(DataSet):
         """Return a function that decodes any file, by path, in the same way as the silos' images.
 
         The function returns (channels, size, size), and raises ``BrokenImageError`` for a broken
-        file. All sites have the same function; ``site`` is ignored.
+        file. All sites have the same function, so ``site`` is ignored.
         """
         size = settings.image_size or self.own_size(places)
         folder = self.files_folder(places)
@@ -172,11 +172,11 @@ class ImageDataSet(DataSet):
         return read
 
     def content_notes(self, index: ImageIndex, parts: Mapping[str, Split]) -> list[str]:
-        """Return sentences for the site's log about its decoded images; by default none."""
+        """Return sentences for the site's log about its decoded images, by default none."""
         return []
 
     def files_folder(self, places: Places) -> Path:
-        """Return the folder of the image files; ``Path()`` if the data set has none."""
+        """Return the folder of the image files, or ``Path()`` if the data set has none."""
         return Path()
 
     def header(self, path: Path) -> ImageHeader:
@@ -193,15 +193,16 @@ class ImageDataSet(DataSet):
         return header_measures([own.folder / file for file in own.names], self.header)
 
     def _load(self, name: str, settings: CommonSettings, places: Places) -> Silo:
-        """List, split and decode a site's images, or open the resulting silo in the cache.
+        """Open a site's silo in the cache, or create it there from the site's images.
 
-        Public images, which no silo contains, are left out. Files of equal content stay in the same
-        part (train, val or test), and the site's log notes how many copies there are. If the site's
-        list of images gives parts, these parts are used.
+        Public images, which no silo contains, are left out. If the site's list of images gives
+        parts (train, val or test), these are used. Files of equal content stay in the same part,
+        and the site's log notes how many copies there are.
 
         Raises:
-            DataError: the list of images is invalid, equal files are in two of the given parts,
-                images are broken and may not be skipped, or fewer than 2 training images are left.
+            DataError: the list of images is invalid, or equal files are in two of the given parts.
+                Or images are broken and may not be skipped, or fewer than 2 training images are
+                left.
         """
         own, _ = self._split_off_public(name, settings, places)
 
@@ -270,14 +271,14 @@ class ImageDataSet(DataSet):
         settings: CommonSettings,
         places: Places,
     ) -> Silo:
-        """Open a silo in the cache; if it is missing, decode its images and write it first.
+        """Open a silo in the cache, or decode its images and write it there first if it is missing.
 
         Args:
             kind: 'silo' for a site's images, or 'public' for the public images. The cache stores
                 the public images only once for all settings of the split.
             name: the silo's name.
             index: the images.
-            rows: a function that splits the images; it is called only if the silo must be written.
+            rows: a function that splits the images, called only if the silo must be written.
             settings: the run's settings.
             places: the cache.
 
@@ -337,8 +338,8 @@ class ImageDataSet(DataSet):
         """Decode the images of each part.
 
         Returns:
-            Part -> split; and the number of broken images that were left out, in all parts
-            together.
+            A dictionary, part -> decoded images with their labels. And the number of broken images
+            that were left out, in all parts together.
 
         Raises:
             DataError: images are broken, and 'data.broken-images' is not 'skip'.
@@ -357,7 +358,7 @@ class ImageDataSet(DataSet):
 
 
 def file_stamp(path: Path) -> tuple[int, int] | None:
-    """Return a file's size in bytes and modification time in ns; None if there is no file.
+    """Return a file's size in bytes and modification time in ns, or None if there is no file.
 
     None is also returned for a file whose folder cannot be read.
     """
@@ -374,20 +375,21 @@ def _split_as_given(
     settings: CommonSettings,
     strata: npt.NDArray[np.int64],
 ) -> RowSplit:
-    """Split images into the parts that the user gave, and cut folds for missing parts from 'train'.
+    """Split images into the parts that the user gave, and cut missing parts out of 'train'.
 
-    If folds are set, the test fold is cut first, and the validation fold from the rest. A part that
-    the user did not give, and for which no folds are set, stays empty.
+    A missing part (val or test) is cut only if the settings have folds for it, and otherwise stays
+    empty. The test fold is cut first, and the validation fold from the rest.
 
     Args:
         index: the images, with parts.
         groups: the group of each image, in which copies of a file share a group.
         settings: the numbers of folds and the chosen folds. If 'split.use-test' is false, the test
             part is empty.
-        strata: the stratum of each image, (n,); folds keep the shares of the strata.
+        strata: the stratum (such as the class) of each image, (n,). Folds keep the shares of the
+            strata.
 
     Raises:
-        DataError: the user gave a part, but folds are set for this part too; or there are too few
+        DataError: the user gave a part, but folds are set for this part too. Or there are too few
             images for the folds.
     """
     # A test fold is cut before the validation fold, which comes from the rows that are left

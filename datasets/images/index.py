@@ -110,23 +110,24 @@ def index_images(
 
 
 def _pick(texts: tuple[str, ...], rows: Rows) -> tuple[str, ...]:
-    """Return the strings at the row indices ``rows``; an empty tuple stays empty."""
+    """Return the strings at the row indices ``rows``, or () if there are no strings."""
     if not texts:
         return texts
     return tuple(texts[row] for row in rows)
 
 
 def join_indices(where: str, parts: Sequence[ImageIndex]) -> ImageIndex:
-    """Concatenate the indices of several sites whose images are all in one folder.
+    """Concatenate the image indices of several sites whose images are all in one folder.
 
     The joined index has no parts (train, val or test) and no masks. It is empty if ``parts`` is
     empty.
 
-    Errors show an image by its safe name. If a site's safe names are not its file names, they are
-    only unique at the site, so " of " and ``ImageIndex.where`` are added to them.
+    Errors show an image by its safe name, such as "the image of line 3", which may repeat at
+    another site. So " of " and the site's ``where`` are added to it, unless the site's safe names
+    are its file names.
 
     Args:
-        where: the name of the result in errors.
+        where: a name for the joined index in errors.
         parts: the indices, all with the same folder.
     """
     names: list[str] = []
@@ -201,7 +202,7 @@ def find_copies(index: ImageIndex) -> list[tuple[int, int]]:
     Only files of equal size are read. Unreadable files are skipped, because decoding reports them.
 
     Returns:
-        Pairs of rows (first file with this content, its copy), ordered by the copy; [] if all files
+        Pairs of rows (first file with this content, its copy), ordered by the copy. [] if all files
         differ.
     """
     first: dict[str, int] = {}
@@ -221,9 +222,9 @@ def find_copies(index: ImageIndex) -> list[tuple[int, int]]:
 
 
 def _rows_by_size(index: ImageIndex) -> Iterable[list[int]]:
-    """Group the rows of readable files by file size in bytes; each group is in ascending order.
+    """Group the rows of readable files by file size in bytes.
 
-    A group may have one row. Rows of unreadable files are left out.
+    Each group is in ascending order, and may have one row. Rows of unreadable files are left out.
     """
     rows: dict[int, list[int]] = {}
     for row, name in enumerate(index.names):
@@ -239,7 +240,7 @@ def join_copies(index: ImageIndex, copies: Sequence[tuple[int, int]]) -> ImageIn
     """Merge the groups of images that have equal files, because a split keeps a group in one part.
 
     Otherwise a copy of a training image could be a test image, which would raise the accuracy. All
-    images of both groups get the name of one of the two groups. Without copies the index is
+    images of merged groups get the name of one of these groups. Without copies the index is
     returned unchanged.
 
     Args:

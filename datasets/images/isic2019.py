@@ -27,7 +27,7 @@ _LESIONS = (("HAM10000_metadata", "image_id"), ("ISIC_2019_Training_Metadata.csv
 
 
 def classes_of(target: str) -> dict[str, tuple[str, ...]]:
-    """Return the classes for setting 'data.target', in order: class name -> its diagnoses.
+    """Return the classes that setting 'data.target' defines, in order: class -> its diagnoses.
 
     For the target 'diagnosis', each of the eight diagnoses is a class. For any other target there
     are two classes: first 'other' with seven diagnoses, then 'nevus' with NV.
@@ -63,7 +63,7 @@ class Isic2019(ImageDataSet):
     def silo_names(self, settings: CommonSettings, places: Places) -> list[str]:
         """Return the centres with at least one listed image file here, in the order of ``CENTRES``.
 
-        Empty if no listed image is in the image folder.
+        A listed image counts if its file is in the image folder. The result may be empty.
 
         Raises:
             DataError: the data set's folder, its listing or its image folder is missing.
@@ -100,8 +100,8 @@ class Isic2019(ImageDataSet):
         lesion id is a group by itself. ``site`` is one of ``CENTRES``.
 
         Raises:
-            DataError: a file is missing or invalid; or no table of lesions has any image of this
-                centre. Images of one lesion could then be in both training and test data.
+            DataError: a file is missing or invalid. Or no table of lesions has any image of this
+                centre, so images of one lesion could be in both training and test data.
         """
         folder = _folder(places)
         centre = CENTRES.index(site)
@@ -138,9 +138,10 @@ def _image_folder(folder: Path) -> Path:
 
 
 def _read_listing(folder: Path) -> dict[str, tuple[int, int]]:
-    """Return FLamby's list of images: image -> (index of the diagnosis, index of the centre).
+    """Read FLamby's list of images: image -> (index of the diagnosis, index of the centre).
 
-    The files are read again only if they have changed (``_parse_listing``).
+    FLamby is a benchmark of federated data sets that divides ISIC 2019 into six centres. The files
+    are parsed again only if they have changed (``_parse_listing``).
 
     Raises:
         DataError: the list is missing, a line has an invalid name or number, or an image is listed
@@ -151,10 +152,10 @@ def _read_listing(folder: Path) -> dict[str, tuple[int, int]]:
 
 @lru_cache(maxsize=4)
 def _parse_listing(folder: Path, *stamps: object) -> dict[str, tuple[int, int]]:
-    """Read FLamby's list of images: image -> (index of the diagnosis, index of the centre).
+    """Parse FLamby's list of images: image -> (index of the diagnosis, index of the centre).
 
-    The images are in the file's order. If ``available.csv`` exists, images that are not in it are
-    left out. The result is cached.
+    FLamby is a benchmark of federated data sets. The images are in the file's order. If
+    ``available.csv`` exists, images that are not in it are left out. The result is cached.
 
     Args:
         folder: the data set's folder.
@@ -212,10 +213,10 @@ def _number(text: str, column: str, count: int, place: str) -> int:
 
 @lru_cache(maxsize=4)
 def _read_lesions(folder: Path, *stamps: object) -> dict[str, str]:
-    """Read the lesion that each image shows: image -> lesion id, '' if no table states it.
+    """Read the lesion that each image shows: image -> lesion id, '' if its tables state none.
 
-    If several lines or tables name an image, the first non-empty lesion id counts. Images in no
-    table are left out. The result is cached.
+    Images that are in no table are left out. If several lines or tables name an image, the first
+    non-empty lesion id counts. The result is cached.
 
     Args:
         folder: the data set's folder.

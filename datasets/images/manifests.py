@@ -91,7 +91,7 @@ class ManifestDataSet(ImageDataSet):
     def index(self, site: str, settings: CommonSettings, places: Places) -> ImageIndex:
         """Read a site's manifest (list of images), and keep 'split.sample-share' of its patients.
 
-        Each image without a known patient counts as one patient.
+        An image without a known patient counts as a patient by itself.
 
         Raises:
             DataError: the declaration or the manifest is missing or invalid, or the manifest is
@@ -113,8 +113,8 @@ class ManifestDataSet(ImageDataSet):
     def gives_validation(self, settings: CommonSettings, places: Places) -> bool:
         """Tell whether any manifest on this machine assigns an image to the part 'val'.
 
-        Only images of the patients that 'split.sample-share' keeps count. Manifests that are not on
-        this machine are skipped.
+        Images that 'split.sample-share' leaves out do not count. Manifests that are not on this
+        machine are skipped.
 
         Raises:
             DataError: the declaration or a manifest on this machine is invalid.
@@ -230,10 +230,12 @@ class Manifest:
     def label(self, number: int, row: Mapping[str, str]) -> Any:
         """Return the label in line ``number`` in the form of the task.
 
-        The label is a class index for a classification, and a number for a regression. For several
-        findings it is a list with 0 or 1 for each finding. For survival it is a list of the time
-        and of 1 for an event, or 0 for a censored patient. Labels of classes are compared after
-        normalisation, so '1.0' equals '1'.
+        - For a classification it is the index of a class. Labels are compared after normalisation,
+          so '1.0' equals '1'.
+        - For a regression it is a number.
+        - For several findings it is a list with 0 or 1 for each finding.
+        - For survival it is a list of two numbers: the time, and 1 for an event or 0 for a censored
+          patient.
 
         Raises:
             DataError: no class has this label, or a number, finding, time or event has an
@@ -259,7 +261,10 @@ class Manifest:
         )
 
     def _number(self, number: int, column: str, text: str, lowest: float) -> float:
-        """Parse a cell of line ``number`` as a number from ``lowest`` to below the largest float32.
+        """Parse a cell as a number that is at least ``lowest`` and below the largest float32.
+
+        ``number`` and ``column`` are the cell's line and column for errors, and ``text`` is its
+        text.
 
         Raises:
             DataError: the cell is empty, is not a number, or is outside this range.
@@ -297,9 +302,14 @@ class Manifest:
         return float(value)
 
     def _file(self, number: int, path: str) -> str:
-        """Return an image's file relative to the data directory, and note its line in ``lines``.
+        """Return an image's file relative to the data directory, and remember its line.
 
-        ``number`` is the line, and ``path`` the cell's text. The file need not exist.
+        The line is stored in ``lines`` (file -> line), so that a file in two lines is noticed. The
+        file need not exist.
+
+        Args:
+            number: the line in the manifest.
+            path: the text of the cell.
 
         Raises:
             DataError: the path is not a file name, leads outside the data directory, or names a
@@ -371,7 +381,8 @@ class Manifest:
     def _mention_large_group(self, index: ImageIndex) -> None:
         """Log a warning if one patient has more than half of a site's images.
 
-        Nothing is logged if the site has only one patient.
+        A split keeps all of a patient's images in one part. Nothing is logged if the site has only
+        one patient.
         """
         if len(set(index.groups)) < 2:
             return

@@ -41,7 +41,7 @@ def dirichlet_shares(
     """Draw each silo's share of each label from a symmetric Dirichlet distribution.
 
     Returns:
-        Shares (classes, silos); each row sums to 1. If all draws for a label underflow, which
+        Shares (classes, silos), in which each row sums to 1. If all draws for a label underflow, as
         happens at a ``concentration`` near 0, one random silo gets the whole label.
     """
     shares = rng.dirichlet(np.full(silos, concentration), classes)
@@ -54,14 +54,14 @@ def dirichlet_shares(
 
 
 def label_shares(classes: int, silos: int, per_silo: int, rng: np.random.Generator) -> Shares:
-    """Choose ``per_silo`` random labels for each silo; divide each label equally among its silos.
+    """Choose ``per_silo`` random labels per silo, and divide each label equally among its silos.
 
     The labels are put into a random order. The first silo takes the first ``per_silo`` labels, the
     next silo the labels that follow, and so on, starting again at the end. So the number of silos
     that have a label differs by at most 1 between labels.
 
     Returns:
-        Shares (classes, silos); each row sums to 1.
+        Shares (classes, silos), in which each row sums to 1.
 
     Raises:
         SettingError: ``per_silo`` is above the number of labels, or so small that a label would
@@ -123,16 +123,16 @@ _last_rows: dict[str, list[dict[str, Rows]]] = {}
 
 
 def is_cut(settings: CommonSettings) -> bool:
-    """Tell whether silos are cut from all samples; this holds for every partition but 'own'."""
+    """Tell whether silos are cut from all samples, as with every partition but 'own'."""
     return settings.partition != "own"
 
 
 def cut_keys(partition: str) -> frozenset[str]:
-    """Return the setting keys that a cut by this partition reads besides the data set's keys.
+    """Return the keys of the settings that decide a cut by this partition, for every data set.
 
-    These are the number and the sizes of silos, and 'split.fold-seed' unless the partition is
-    'unseen', which is not random. The set is empty for 'own', because then the data set's silos are
-    used as they are.
+    A cut makes silos from all samples of a data set. It depends on the number and the sizes of the
+    silos, and on 'split.fold-seed' unless the partition is 'unseen', which is not random. The set
+    is empty for 'own', because then the data set's silos are used as they are.
     """
     if partition == "own":
         return frozenset()
@@ -144,12 +144,13 @@ def cut_keys(partition: str) -> frozenset[str]:
 def check_partition(data: DataSet, settings: CommonSettings) -> None:
     """Check that the run's partition is possible, as far as the settings alone can tell.
 
-    A partition decides how silos are cut from all samples of the data set; 'own' keeps its silos.
+    A partition decides how silos are cut from all samples of the data set. The partition 'own'
+    keeps the silos of the data set.
 
     Raises:
         SettingError: in one of these cases:
 
-            - A setting of another partition differs from its default.
+            - A setting that only another partition reads differs from its default.
             - The plugin that the partition names is missing, or is not a function.
             - The partition is 'unseen' and the data set is a table.
             - The partition is 'unseen', and the classes cannot be divided among the silos with the
@@ -185,10 +186,10 @@ def _refuse_table(data: DataSet, settings: CommonSettings) -> None:
 
 
 def _known_classes(data: DataSet, settings: CommonSettings) -> int | None:
-    """Return the number of labels of an image data set, or None if it cannot be known here.
+    """Return the number of labels of an image data set, or None if this machine cannot tell.
 
-    It cannot be known for any other data set, or if it is only in data files that are missing or
-    unusable on this machine.
+    The number comes from the data set itself or from its files. The result is None for a data set
+    without images, and if the files are missing or unusable, as on a server.
     """
     if isinstance(data, ShiftedImages):
         return data.source.classes
@@ -201,10 +202,10 @@ def _known_classes(data: DataSet, settings: CommonSettings) -> int | None:
 
 
 def cut_names(settings: CommonSettings) -> list[str]:
-    """Return the names of the silos of a cut: silo-1, silo-2, ..., or those of the silo set.
+    """Return the names of the silos that a partition cuts from a data set, in order.
 
-    The numbers have leading zeros, so that all are equally long. Setting 'split.silo-set' may name
-    a silo set, which has its own names.
+    If setting 'split.silo-set' names a silo set, its names are used. Otherwise the names are
+    silo-1, silo-2 and so on, with leading zeros so that all are equally long.
 
     Raises:
         SettingError: 'split.silos' is neither its default nor the number of silos in the set.
@@ -225,7 +226,8 @@ def cut_names(settings: CommonSettings) -> list[str]:
 def load_cut(data: DataSet, name: str, settings: CommonSettings, places: Places) -> Silo:
     """Load a silo that the run's partition cuts from all samples of a data set.
 
-    The silo is opened in the cache. If it is missing there, it is written first.
+    The samples of all silos are chosen, but only this silo is loaded. It is opened in the cache, or
+    written there first if it is missing.
 
     Raises:
         SettingError: the partition is impossible with this data set, its plugin is missing or
@@ -292,14 +294,15 @@ def _as_lists(rows: Mapping[str, Rows]) -> dict[str, list[int]]:
 def _cut_all(
     data: DataSet, pool: CutPool, settings: CommonSettings, names: list[str]
 ) -> list[dict[str, Rows]]:
-    """Compute the rows of every silo for the run's partition, or reuse those of the last call.
+    """Choose the rows of every silo for the run's partition, or reuse those of the last call.
 
-    They are reused if nothing has changed, but a plugin's partition is computed every time.
-    ``names`` are the silos' names, in the order of the result.
+    They are reused if data set, pool, settings and names are all equal to those of the last call. A
+    plugin's partition is always computed again. ``names`` are the silos' names, in the order of the
+    result.
 
     Returns:
         One dictionary per silo: split -> rows, ascending. If the pool has no validation part, 'val'
-            rows refer to its training part.
+        rows refer to its training part.
 
     Raises:
         SettingError: the partition is impossible with these labels, or the plugin fails.
@@ -321,11 +324,11 @@ def _cut_all(
 def _cut_unseen(
     dataset: str, pool: CutPool, settings: CommonSettings, names: list[str]
 ) -> list[dict[str, Rows]]:
-    """Compute the rows of every silo for partition 'unseen': silos train on different labels.
+    """Choose the rows of every silo for partition 'unseen': silos train on different labels.
 
-    The sizes are those in the settings, or those of the pool where a setting is 0. If both are 0,
-    silos are as large as possible. If 'split.use-test' is false, the pool has no test samples, and
-    the test rows are empty.
+    The settings decide the number of training and test samples per silo. Where a setting is 0, the
+    pool decides. If the pool has 0 too, silos are as large as possible. If 'split.use-test' is
+    false, the pool has no test samples, and the test rows are empty.
 
     Args:
         dataset: the data set's name, for errors.
@@ -355,7 +358,7 @@ def _cut_at_random(
     """Choose the rows of every silo for the partition 'dirichlet', 'labels' or a plugin's.
 
     'split.fold-seed' seeds the random numbers. If a silo has more rows than 'split.silo-train-size'
-    or 'split.silo-test-size', it keeps that many at random; a size of 0 keeps all. If the pool has
+    or 'split.silo-test-size', it keeps that many at random. A size of 0 keeps all. If the pool has
     no validation part, a random tenth of a silo's training rows, rounded down, becomes its
     validation rows. If 'split.use-test' is false, test rows are empty.
 
@@ -400,12 +403,13 @@ def _cut_at_random(
 def _refuse_small_silos(
     dataset: str, settings: CommonSettings, names: Sequence[str], cut: Sequence[Mapping[str, Rows]]
 ) -> None:
-    """Check that each silo has at least two training samples, which batch norm needs.
+    """Check that each silo has at least two training samples, because batch norm needs two.
 
     Validation and test parts may be empty.
 
     Raises:
-        DataError: a silo has fewer. The error counts these silos and says what to change.
+        DataError: a silo has fewer. The error counts such silos, names the first, and advises a
+            change of settings.
     """
     small = []
     for name, own in zip(names, cut, strict=True):
@@ -439,7 +443,7 @@ def _cut_by_plugin(
     """Call a plugin that assigns the rows to silos, and check its answer.
 
     Args:
-        labels: split -> label of each row, (n,); the plugin gets a copy.
+        labels: split -> label of each row, (n,). The plugin gets a copy.
         silos: number of silos.
         settings: 'split.partition' names the plugin.
         rng: passed to the plugin.
@@ -481,7 +485,7 @@ def _cut_by_plugin(
 def _are_distinct(rows: Sequence[Rows], count: int) -> bool:
     """Tell whether ``rows`` together are integers in 0..count-1 without a duplicate.
 
-    Empty arrays are ignored; without any row the answer is True.
+    Empty arrays are ignored. Without any row the answer is True.
     """
     # An empty list becomes an array of floats, which would make all numbers floats
     filled = [own for own in rows if own.size]
@@ -495,7 +499,7 @@ def _are_distinct(rows: Sequence[Rows], count: int) -> bool:
 
 
 def _draw(rows: Rows, count: int | None, rng: np.random.Generator) -> Rows:
-    """Draw ``count`` of ``rows`` without replacement, ascending; None returns all rows.
+    """Draw ``count`` of ``rows`` without replacement, ascending, or return all rows for None.
 
     If there are at most ``count`` rows, all are returned and nothing is drawn from ``rng``.
     """

@@ -60,7 +60,7 @@ class _Plan:
         return round(largest, 9)
 
     def slots(self) -> int:
-        """Count the shared labels of all silos; a label at three silos counts three times."""
+        """Count the shared labels of all silos, where a label at three silos counts three times."""
         (more, fewer), (common_more, common_fewer) = self.silos, self.common
         return more * common_more + fewer * common_fewer
 
@@ -68,13 +68,12 @@ class _Plan:
 def label_sets(classes: int, silos: int, share: float) -> list[tuple[int, ...]]:
     """Choose each silo's labels so that about ``share`` of them are private to the silo.
 
-    A private label is at no other silo. Among the possible divisions, that with the smallest
-    difference from ``share`` at its worst silo is chosen. A tie goes to a division with equally
-    many private labels at all silos, then to the fewest shared labels. At share 0 all silos hold
-    all labels.
+    A private label is at no other silo. The chosen division has the smallest difference from
+    ``share`` at its worst silo. A tie goes to a division with equally many private labels at all
+    silos, then to the fewest shared labels. At share 0 all silos hold all labels.
 
     Args:
-        classes: K; labels are 0 to K - 1.
+        classes: K. Labels are 0 to K - 1.
         silos: number of silos, at least 2.
         share: wanted share of private labels, 0..1.
 
@@ -82,8 +81,8 @@ def label_sets(classes: int, silos: int, share: float) -> list[tuple[int, ...]]:
         A tuple of labels per silo, ascending.
 
     Raises:
-        SettingError: there is one silo; or in every division the share of some silo differs from
-            ``share`` by more than 0.05.
+        SettingError: there are fewer than 2 silos, or every division has a silo whose share differs
+            from ``share`` by more than 0.05.
     """
     if silos < 2:
         raise SettingError(
@@ -99,10 +98,10 @@ def label_sets(classes: int, silos: int, share: float) -> list[tuple[int, ...]]:
 def _list_plans(classes: int, silos: int, share: float) -> Iterator[_Plan]:
     """Yield the divisions of labels in which each silo's share of private labels is near ``share``.
 
-    The share may differ by at most 0.05. A private label is at only one silo, and a shared label at
-    two or more. The private labels are divided among the silos as evenly as possible. A silo
-    without a private label has all shared labels, which is possible only if ``share`` is at most
-    0.05.
+    A private label is at only one silo, and a shared label at two or more. A silo's share may
+    differ from ``share`` by at most 0.05. The private labels are divided among the silos as evenly
+    as possible. A silo without a private label has all shared labels, which is possible only if
+    ``share`` is at most 0.05.
     """
     for shared in range(classes + 1):
         fewer, more = divmod(classes - shared, silos)
@@ -167,9 +166,11 @@ def _list_possible_shares(classes: int, silos: int) -> Iterator[Fraction]:
     - The inner loop tries each number h of shared labels for a silo with p private labels. A silo
       with p + 1 then needs h (p + 1) / p shared labels to have the same share.
 
-    The share p / (p + h) is yielded under four conditions. p is at least 1. h (p + 1) / p is a
-    whole number if any silo needs it. No silo needs more shared labels than there are. All silos
-    together hold enough labels for each shared label to be at two silos.
+    The share p / (p + h) is yielded if p is at least 1 and these conditions hold:
+
+    - The number h (p + 1) / p is whole, if any silo needs it.
+    - No silo needs more shared labels than there are.
+    - All silos together hold enough labels for each shared label to be at two silos.
     """
     yield Fraction(0)
     for shared in range(classes):
@@ -188,7 +189,7 @@ def _deal_labels(plan: _Plan) -> list[tuple[int, ...]]:
     """Assign labels to the silos of a plan: private labels in order, then shared labels in turn.
 
     Returns:
-        A tuple of labels per silo, ascending; private labels have the lower numbers.
+        A tuple of labels per silo, ascending. Private labels have the lower numbers.
     """
     sets = []
     # turn counts the shared labels dealt so far; shared labels go round like cards
@@ -245,13 +246,14 @@ class LabelCut:
     def rows(self, train_size: int, test_size: int) -> list[dict[str, Rows]]:
         """Choose every silo's rows: training rows of its labels, val and test rows of all labels.
 
-        If the pool has no validation part, 'val' rows are taken from the end of its training part.
+        If the pool has a validation part, 'val' rows are taken from it, equally many per label. If
+        not, they are taken from the end of its training part.
 
         Args:
-            train_size: training samples per silo. If the pool has no validation part, a tenth of
-                them is held out for validation. 0 means as many as possible while a silo's labels
-                differ by at most one sample.
-            test_size: test samples per silo; 0 means as many as possible with equally many per
+            train_size: training samples per silo, or 0 for as many as possible while a silo's
+                labels differ by at most one sample. If the pool has no validation part, a tenth of
+                them is for 'val'.
+            test_size: test samples per silo, or 0 for as many as possible with equally many per
                 label.
 
         Returns:
@@ -339,13 +341,13 @@ class LabelCut:
     def _compute_sizes(self, size: int) -> tuple[list[int], list[list[int]]]:
         """Compute how many samples of each label a silo of ``size`` validates and trains on.
 
-        Validation samples are taken only if the pool has no validation part. They are a tenth of
+        Validation samples are needed only if the pool has no validation part. They are a tenth of
         ``size``, rounded down, divided evenly among all K labels, and the same at every silo. All
-        silos together take at most half of a label's samples for this.
+        silos together hold out at most half of a label's samples.
 
-        The other samples of a label are offered to the silos that have the label. A silo with fewer
-        labels is offered more of each. A silo divides its training samples among its labels as
-        evenly as these offers allow. If labels are rare, the numbers add up to less than ``size``.
+        The rest of a label is divided among the silos that have it, so that a silo with fewer
+        labels may take more of each. A silo takes its training samples as evenly from its labels as
+        these limits allow. If labels are rare, the numbers add up to less than ``size``.
 
         Returns:
             A silo's validation samples for each of the K labels, and for each silo the training
@@ -388,8 +390,8 @@ class LabelCut:
 
         They are too rare in two cases:
 
-        - At one silo, the training samples of two labels, or the validation samples of two labels,
-          differ by more than one.
+        - A silo has uneven labels: the training (or validation) samples of two labels differ by
+          more than one.
         - A silo gets fewer training or validation samples than its ``size`` requires.
         """
         validation, trained = self._compute_sizes(size)
@@ -399,7 +401,7 @@ class LabelCut:
         return not self._fits(size, validation, trained)
 
     def _training_size(self, size: int) -> int:
-        """Return the number of training samples in a silo of ``size``; the rest are for validation.
+        """Return the number of training samples in a silo of ``size`` samples.
 
         If the pool has its own validation part, all ``size`` samples are for training. Otherwise a
         tenth of them, rounded down, is for validation.
@@ -415,12 +417,11 @@ class LabelCut:
         return all(sum(parts) == training for parts in trained)
 
     def _check_sizes(self, size: int, given: bool) -> tuple[list[int], list[list[int]]]:
-        """Compute the samples per label, and check that no silo lacks samples or a label.
+        """Compute each silo's samples per label, and check that no silo lacks samples or a label.
 
         Args:
             size: training samples per silo, including those held out for validation.
-            given: whether the user set ``size``. If not, it is the largest possible, and errors do
-                not advise raising it.
+            given: whether the user set ``size``. If not, errors do not advise a larger one.
 
         Returns:
             Validation samples per silo for each of the K labels, and for each silo the training
@@ -459,8 +460,7 @@ class LabelCut:
         Args:
             name: the name of the silo.
             labels: the silo's labels.
-            parts: the number of training samples with each of these labels; at least one number is
-                0.
+            parts: the number of training samples with each of these labels, at least one of them 0.
             size: the number of training samples per silo.
             given: whether the user set the size.
 
@@ -482,18 +482,18 @@ class LabelCut:
     def _cut_part(self, part: str, size: int) -> list[Rows]:
         """Choose every silo's rows of part 'val' or 'test', as balanced over labels as possible.
 
-        All silos get the same number of samples of a label; rows that remain are not used.
+        All silos get the same number of samples of a label. Samples that remain are not used.
 
         Args:
             part: 'val' or 'test'.
-            size: samples per silo; 0 means as many of every label as the rarest label allows.
+            size: samples per silo, or 0 for as many of every label as the rarest label allows.
 
         Returns:
-            Rows per silo, ascending; empty if the pool has no such part and ``size`` is 0.
+            Rows per silo, ascending. They are empty if the pool has no such part and ``size`` is 0.
 
         Raises:
-            DataError: a label has fewer samples than there are silos, or ``size`` is below K or
-                above the number that the labels allow.
+            DataError: a label has fewer samples than silos, or ``size`` is below the number of
+                labels or above what the labels allow.
         """
         silos, have = len(self.sets), self._counts(part)
         if not sum(have) and not size:
@@ -514,7 +514,7 @@ def _join_rows(rows: Sequence[Rows]) -> Rows:
 
 
 def _size_advice(least: int) -> str:
-    """Advise a training size of at least ``least``; 0 means that a larger size would not help."""
+    """Advise a training size of at least ``least``, or other settings if ``least`` is 0."""
     if least:
         return f"raise 'split.silo-train-size' to at least {least}"
     return "lower 'split.silos', or choose another 'split.partition'"

@@ -63,6 +63,9 @@ class CutPool:
 def open_cut_pool(data: DataSet, settings: CommonSettings, places: Places) -> CutPool:
     """Open the pool of all samples of a data set, from which a partition cuts silos.
 
+    The pool of ``ShiftedImages`` is their public source, not rotated. For any other data set, it
+    joins the samples of the data set's silos.
+
     Raises:
         DataError: files are missing or unusable, or the data set's silos differ in shape or
             classes.
@@ -75,9 +78,10 @@ def open_cut_pool(data: DataSet, settings: CommonSettings, places: Places) -> Cu
 def _pool_of_source(data: ShiftedImages, settings: CommonSettings, places: Places) -> CutPool:
     """Open the images of a public data set of the UEFL paper as one pool, without rotating them.
 
-    The parts are those of the data set. If it has no validation part, that part is empty. But if
-    its images have tracks (frames of one object), a tenth of each label's training tracks becomes
-    the validation part (``hold_out_tracks``). The sizes of silos are the source's.
+    New silos are cut from the pool. Its parts are those of the data set, so the validation part may
+    be empty. But if the images have tracks (frames of one object), a tenth of each label's training
+    tracks is held out for validation (``hold_out_tracks``). The pool also states the data set's
+    usual sizes of silos.
 
     Raises:
         DataError: files are missing or unusable.
@@ -115,10 +119,11 @@ def _pool_of_source(data: ShiftedImages, settings: CommonSettings, places: Place
 
 
 def _pool_of_silos(data: DataSet, settings: CommonSettings, places: Places) -> CutPool:
-    """Join the samples of all silos that a data set has; a sample stays in its part, as in 'test'.
+    """Join the samples of all silos of a data set in one pool, from which new silos are cut.
 
-    Within a part the samples are reordered so that silos alternate within each label. All silos are
-    loaded, which may create them in the cache. The pool states no sizes for new silos.
+    Each sample stays in its part (train, val or test). Within a part the samples are reordered so
+    that silos alternate within each label. All silos are loaded, which may create them in the
+    cache. The pool states no sizes for new silos.
 
     Raises:
         DataError: a silo cannot be loaded, or its shape or classes differ from the first silo's.
@@ -146,9 +151,9 @@ def _pool_of_silos(data: DataSet, settings: CommonSettings, places: Places) -> C
 
 
 def _shared_facts(silo: Silo) -> dict[str, Any]:
-    """Return the facts that all silos have in common, for the files of silos cut from them.
+    """Return the facts that all silos of a data set have in common, for the silos cut from them.
 
-    These facts are 'classes' (the names), 'schema' (a digest), and for a table 'features' (the
+    The facts are 'classes' (the names), 'schema' (a digest), and for a table 'features' (the
     names). If the data declare statistics, 'declared' has their 'mean' and 'std'.
     """
     facts: dict[str, Any] = {"classes": list(silo.classes), "schema": silo.schema}
@@ -179,8 +184,8 @@ class _Mixed:
     def inputs(self, rows: Rows) -> Tensor:
         """Return a copy of the inputs at ``rows``, (k, *input_shape), in the order of ``rows``.
 
-        ``rows`` are positions in the pool's mixed order, which can differ from the order of the
-        silos.
+        ``rows`` count through the pool, in which the samples of all silos are mixed. They are not
+        rows of a single silo.
         """
         import torch
 

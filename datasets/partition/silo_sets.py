@@ -114,10 +114,11 @@ def _gaia() -> SiloSet:
 
 
 def _read_edges(path: Path) -> SiloSet:
-    """Read a silo set from a CSV file in which each line is an edge between two silos.
+    """Read a silo set from a CSV file in which each line is an edge (link) between two silos.
 
-    The columns are 'site' and 'neighbour', and optionally 'latency-ms' and 'gbps'. The silos are in
-    the order of their first appearance. An edge has no direction.
+    The columns are 'site' and 'neighbour', and optionally 'latency-ms' and 'gbps'. An empty or
+    missing value becomes None. The silos are in the order of their first appearance. An edge has no
+    direction.
 
     Raises:
         DataError: a silo's name or a number is invalid, an edge is repeated or joins a silo with
@@ -160,16 +161,16 @@ def _read_edges(path: Path) -> SiloSet:
 
 
 def _read_number(row: Mapping[str, str], column: str, where: str, zero: bool) -> float | None:
-    """Read a cell of a CSV row as a number; None if the cell is empty or the column is missing.
+    """Read a cell of a CSV row as a number, or None if the cell is empty or the column missing.
 
     Args:
         row: column -> text.
         column: the column to read.
         where: the file and line, for errors.
-        zero: whether 0 is allowed.
+        zero: whether 0 is allowed too.
 
     Raises:
-        DataError: the value is not a finite number above 0 (or, with ``zero``, from 0).
+        DataError: the value is not a finite number, is below 0, or is 0 although ``zero`` is false.
     """
     text = row.get(column)
     if not text:

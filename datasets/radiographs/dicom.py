@@ -48,7 +48,8 @@ _NEEDED = ("Rows", "Columns", "BitsAllocated", "BitsStored", "PixelRepresentatio
 def is_dicom(path: Path) -> bool:
     """Tell whether a file is DICOM: by its ending '.dcm', otherwise by its first bytes.
 
-    Returns False for a file that cannot be read; decoding the file later reports the reason.
+    A file with another ending is no DICOM if it is missing or cannot be read. Decoding it later
+    reports the reason.
     """
     if path.suffix.lower() == ".dcm":
         return True
@@ -62,7 +63,7 @@ def is_dicom(path: Path) -> bool:
 
 
 def read_radiograph(path: Path, bits: int) -> Grey:
-    """Read a grey radiograph: a DICOM file by ``read_dicom``, any other by ``read_grey``.
+    """Read a grey radiograph: a DICOM file with ``read_dicom``, any other file with ``read_grey``.
 
     Args:
         path: the file.
@@ -72,8 +73,8 @@ def read_radiograph(path: Path, bits: int) -> Grey:
         The picture, (height, width), float32, from 0 (black) to 1 (white).
 
     Raises:
-        BrokenImageError: the file is missing or damaged, is not a single grey image, has another
-            depth, or is a DICOM that cannot be decoded here.
+        BrokenImageError: the file is missing or damaged, or is not a single grey image of the
+            declared depth. Or it is a DICOM that cannot be decoded on this machine.
     """
     if is_dicom(path):
         return read_dicom(path, bits)
@@ -83,18 +84,19 @@ def read_radiograph(path: Path, bits: int) -> Grey:
 def read_dicom(path: Path, bits: int) -> Grey:
     """Decode a DICOM's picture to (height, width), float32, from 0 (black) to 1 (white).
 
-    The stored values are converted by the modality's lookup table or rescaling. Then the VOI lookup
-    table or, without one, the first window decides the brightness. Without table and window, the
-    whole range of the stored bits is shown. MONOCHROME1 is inverted, and padding pixels become
-    black.
+    The picture looks as in a viewer. First, the modality's lookup table or rescaling converts the
+    stored values. Then the VOI (values of interest) lookup table or, without one, the first window
+    decides the brightness. Without table and window, the whole range of the stored bits is shown.
+    MONOCHROME1 is inverted, and padding pixels become black.
 
     Args:
         path: the file.
         bits: the declared bits per pixel, 8 to 16.
 
     Raises:
-        BrokenImageError: the file is missing, damaged, deflated or not grey; it has several frames
-            or another depth; its size contradicts its header; or it cannot be decoded here.
+        BrokenImageError: the file is missing, damaged, deflated as a whole or not grey. Or it has
+            several frames, another depth or another size than its header says, or cannot be decoded
+            on this machine.
     """
     try:
         return _read(path, bits)
@@ -110,8 +112,8 @@ def radiograph_header(path: Path) -> ImageHeader:
     The bits of a DICOM are those that a pixel takes in the file (8 or 16), not those in use.
 
     Raises:
-        BrokenImageError: the file is neither a DICOM nor an image, is missing or damaged, or its
-            header lacks these values.
+        BrokenImageError: the file is missing or damaged, is neither a DICOM nor an image, or lacks
+            one of these values in its header.
     """
     if not is_dicom(path):
         return picture_header(path)
@@ -125,14 +127,15 @@ def radiograph_header(path: Path) -> ImageHeader:
 def _read(path: Path, bits: int) -> Grey:
     """Check and decode a DICOM's picture to (height, width), float32, from 0 (black) to 1 (white).
 
-    Kind, depth, compression and size are checked before the stored values are decoded. These values
-    are converted to the displayed brightness, a MONOCHROME1 picture is inverted, and padding pixels
-    become 0. ``bits`` is the declared number of bits per pixel.
+    Kind, depth, compression and size are checked before the stored values are decoded. Then the
+    values are converted to the displayed brightness, a MONOCHROME1 picture is inverted, and padding
+    pixels become 0. ``bits`` is the declared number of bits per pixel.
 
     Raises:
         BrokenImageError: the file is missing, is not a grey DICOM with one frame and this depth, or
             cannot be decoded here. Or its rescaling, window or lookup table cannot be applied.
-        Exception: any other error, if the header is damaged; ``read_dicom`` replaces it.
+        Exception: the header is damaged in another way. ``read_dicom`` turns any such error into a
+            ``BrokenImageError``.
     """
     dataset = _read_header(path)
     _check_kind(dataset, bits)
@@ -158,7 +161,8 @@ def _read_header(path: Path, pixels: bool = True) -> FileDataset:
         pixels: whether to read the encoded pixel data too.
 
     Raises:
-        BrokenImageError: the file is missing, damaged, not a DICOM, or deflated.
+        BrokenImageError: the file is missing, damaged, not a DICOM, or deflated (compressed as a
+            whole).
     """
     from pydicom import dcmread
     from pydicom.errors import InvalidDicomError
@@ -183,9 +187,12 @@ def _read_header(path: Path, pixels: bool = True) -> FileDataset:
 def _check_kind(dataset: FileDataset, bits: int) -> None:
     """Check that a DICOM is one grey image of ``bits`` bits per pixel that can be decoded here.
 
+    Only the header is checked.
+
     Raises:
-        BrokenImageError: the DICOM is another kind of image, has another depth or a compression
-            that cannot be decoded here, or has too many pixels.
+        BrokenImageError: the DICOM has colours, several frames, another depth, no pixels or too
+            many, or lacks a value in its header. Or its compression cannot be decoded on this
+            machine.
     """
     fault = _kind_fault(dataset) or _syntax_fault(dataset)
     if fault:
@@ -195,7 +202,7 @@ def _check_kind(dataset: FileDataset, bits: int) -> None:
 
 
 def _kind_fault(dataset: FileDataset) -> str:
-    """Explain why a DICOM is not a single grey image; '' if it is a single grey image.
+    """Explain why a DICOM is not a single grey image, or return '' if it is one.
 
     The DICOM must have pixel data, the header values for size, bits and sign, only one channel,
     which is grey, and only one frame.
@@ -215,7 +222,7 @@ def _kind_fault(dataset: FileDataset) -> str:
 
 
 def _syntax_fault(dataset: FileDataset) -> str:
-    """Explain why a DICOM's compression cannot be decoded on this machine; '' if it can be.
+    """Explain why a DICOM's compression cannot be decoded on this machine, or return ''.
 
     This depends on the installed plugins of pydicom. The data themselves are not read.
     """
@@ -260,12 +267,14 @@ def _decode_pixels(dataset: FileDataset) -> npt.NDArray[Any]:
 def _check_amount(dataset: FileDataset, shape: tuple[int, int]) -> None:
     """Check, before decoding, that the amount of pixel data fits the size in the header.
 
-    Uncompressed data must have the expected number of bytes; equal padding bytes at the end are
-    accepted and removed from ``dataset``. Compressed data state their own size, which must be
-    ``shape``. RLE data state no size, and are not checked here.
+    - Uncompressed data must have the expected number of bytes. Surplus bytes at the end are
+      accepted as padding and removed from ``dataset``, if all are equal and they are fewer than the
+      expected bytes.
+    - Compressed data state a size, which must be ``shape``. RLE data state none, and are not
+      checked here.
 
     Raises:
-        BrokenImageError: there are too few bytes, or more than padding explains; or compressed data
+        BrokenImageError: there are too few bytes, the surplus is not padding, or compressed data
             state another size.
     """
     from pydicom.encaps import generate_frames
@@ -298,7 +307,8 @@ def _check_amount(dataset: FileDataset, shape: tuple[int, int]) -> None:
 def declared_shape(content: bytes) -> tuple[int, int] | None:
     """Read (height, width) from the first bytes of a JPEG, JPEG-LS or JPEG 2000 picture.
 
-    Returns None if the bytes are of another format or end too early.
+    The size is that in the picture's header, so nothing is decoded. The result is None if the bytes
+    are of another format or end too early.
     """
     try:
         if content.startswith(_JPEG):
@@ -346,12 +356,13 @@ def _apply_display(dataset: FileDataset, raw: npt.NDArray[Any]) -> npt.NDArray[A
     """Convert a DICOM's stored values to the brightness that a viewer shows, from 0 to 1.
 
     The first step (modality) applies a lookup table, or a slope and an intercept. The second step
-    (values of interest, VOI) applies a lookup table or the first window, which spreads some values
-    over the whole brightness. Without either, the smallest possible value becomes 0, and the
-    largest 1.
+    (values of interest, VOI) applies a lookup table or the first window, which stretches a range of
+    values to the whole brightness. Without both, the smallest possible value becomes 0, and the
+    largest 1. Results outside 0..1 are clipped.
 
     Args:
-        dataset: the DICOM; its VOI table's descriptor may be changed, as pydicom needs it.
+        dataset: the DICOM. The descriptor of its VOI table may be changed, because pydicom would
+            misread it.
         raw: the stored values, (height, width).
 
     Raises:
@@ -390,7 +401,7 @@ def _modality_range(dataset: FileDataset) -> tuple[float, float]:
       ends are multiplied by the slope, and the intercept is added.
 
     Raises:
-        ValueError: the slope is used, but is not above 0.
+        ValueError: the header has both, no table, and a slope that is not above 0.
     """
     if dataset.get("ModalityLUTSequence"):
         return 0, 2 ** dataset.ModalityLUTSequence[0].LUTDescriptor[2] - 1

@@ -58,7 +58,7 @@ class Endovascular(DeepManifests, MaskedDataSet):
         return lambda name: read_square(index.folder / name, bits, size)[None]
 
     def load_masked(self, name: str, settings: CommonSettings, places: Places) -> Silo:
-        """Load the images with masks; each is in the same part as in the silo without masks."""
+        """Load the images with masks, each in the same part as in the silo without masks."""
         return masked_silo(_WithMasks().load_arrays(name, settings, places))
 
 
@@ -69,9 +69,10 @@ class _WithMasks(Endovascular):
     channels = 2
 
     def index(self, site: str, settings: CommonSettings, places: Places) -> ImageIndex:
-        """List all images of a source, even those without masks, so that the split stays the same.
+        """List all images of a site, even those without masks, so that the split stays the same.
 
-        At least one of these images must have a mask.
+        Images without masks are left out later, when the images are decoded. At least one image
+        must have a mask.
 
         Raises:
             DataError: no listed image has a mask, or the manifest (the list of images) is invalid.
@@ -91,11 +92,11 @@ class _WithMasks(Endovascular):
         return [*super().content(index), masks, super().content(files)]
 
     def reader(self, index: ImageIndex, size: int, settings: CommonSettings) -> Reader:
-        """Return a function that decodes an image by name to uint8 (2, size, size), with its mask.
+        """Return a function that decodes an image by name, with its mask, to uint8 (2, size, size).
 
         The first channel is the grey image, and the second the mask, 0 or 1. Both are cropped to
-        their central square first. The function raises ``BrokenImageError`` if the image or its
-        mask is unusable, and KeyError for an image without a mask.
+        their central square and resized. The function raises ``BrokenImageError`` if the image or
+        its mask is unusable, and ``KeyError`` for an image without a mask.
         """
         bits, masks = self.bits(index), read_masks(index)
 
@@ -110,8 +111,8 @@ class _WithMasks(Endovascular):
     def decode(self, index: ImageIndex, size: int, settings: CommonSettings) -> Decoded:
         """Decode only the images with masks, (k, 2, size, size): first the image, then the mask.
 
-        Images without masks are left out and do not count as faults. The positions ``Decoded.kept``
-        refer to the whole ``index``.
+        Images without masks are left out and do not count as faults. ``Decoded.kept`` has the
+        positions of the decoded images in the whole ``index``.
 
         Raises:
             DataError: the manifest cannot be read, or a mask is outside the data directory.
@@ -123,12 +124,13 @@ class _WithMasks(Endovascular):
 
 
 def read_masks(index: ImageIndex) -> dict[str, str]:
-    """Read which images have a mask, from the column 'mask' of the manifest ``index.where``.
+    """Read the images that have a mask, from the column 'mask' of the manifest ``index.where``.
+
+    Images without a mask are left out. Whether the files exist is not checked.
 
     Returns:
-        Image -> its mask, both relative to ``index.folder``, in the Unicode form (NFC or NFD) under
-        which the files exist. Images without a mask are left out. Whether the files exist is not
-        checked.
+        Image -> its mask, both relative to ``index.folder``. Names have the Unicode form (NFC or
+        NFD) under which the files exist.
 
     Raises:
         DataError: the manifest cannot be read, or a mask is outside the data directory.
@@ -153,8 +155,8 @@ def read_picture(path: Path, bits: int) -> Grey:
     """Decode an image file or a DICOM to a grey image, (height, width) float32, from 0 to 1.
 
     Args:
-        path: a DICOM; or for 8 bits a PNG or JPEG, whose colours are converted to grey; or for more
-            bits a grey PNG or TIFF.
+        path: a DICOM, or a picture. With 8 bits the picture must be PNG or JPEG, and colours are
+            converted to grey. With more bits it must be a grey PNG or TIFF.
         bits: the declared number of bits per pixel, 8 to 16.
 
     Raises:

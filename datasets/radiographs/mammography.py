@@ -92,9 +92,9 @@ class Mammography(DeepManifests, RadiographDataSet):
     def reader(self, index: ImageIndex, size: int, settings: CommonSettings) -> Reader:
         """Return a function that decodes an image by name to int16 (1, size, size).
 
-        It crops empty edges, fits the rest into a square (``fit_square``), and stores brightness
-        0..1 as -32768..32767. The function raises ``BrokenImageError`` if the file is unusable or
-        empty.
+        The function crops empty edges, fits the rest into a square (``fit_square``), and stores
+        brightness 0..1 as -32768..32767. It raises ``BrokenImageError`` if the file is unusable or
+        the picture is empty.
         """
         bits = self.bits(index)
 

@@ -28,7 +28,7 @@ def value_table(classes: Mapping[str, Sequence[str]]) -> ValueTable:
 
     Args:
         classes: class -> its pixel values, whole numbers from 0 to 65535 as strings. The index of a
-            class is its position; the first class, 0, is the background.
+            class is its position here. The first class is the background.
     """
     table = np.full(LARGEST_VALUE + 1, _UNKNOWN, dtype=np.uint8)
     for number, values in enumerate(classes.values()):
@@ -39,9 +39,10 @@ def value_table(classes: Mapping[str, Sequence[str]]) -> ValueTable:
 def read_class_mask(path: Path, height: int, width: int, table: ValueTable) -> ClassMask:
     """Read a mask file as the class index of each pixel, uint8 (height, width).
 
-    A pixel's class depends on the value that the file stores. In an image with a palette this is
-    the index into the palette, and in an image with one bit per pixel it is 0 or 1. An alpha
-    channel is ignored. A colour image is accepted if the colour channels of each pixel are equal.
+    The value that the file stores for a pixel decides the pixel's class. In an image with a
+    palette, the value is the index into the palette. In an image with one bit per pixel it is 0 or
+    1. An alpha channel is ignored. In a colour image, the colour channels of each pixel must be
+    equal.
 
     Args:
         path: the file, in one of ``FORMATS``.

@@ -50,10 +50,9 @@ class MaskManifest(Manifest):
 
 
 def has_mask_folders(folder: Path) -> bool:
-    """Tell whether a folder is a site, because it contains the folders ``images`` and ``masks``.
+    """Tell whether a folder is a site with masks: it contains the folders ``images`` and ``masks``.
 
-    If it does not, it is a site if it consists of parts (train, val, test), and each part contains
-    both folders.
+    A folder of parts (train, val, test) is a site too, if each part contains both folders.
 
     Raises:
         DataError: a folder cannot be read, or only some of its folders look like parts.
@@ -76,7 +75,7 @@ def list_mask_folders(folder: Path, data: Path) -> ImageIndex:
         data: the data directory, to which the names in the index are relative.
 
     Raises:
-        DataError: the folders have another layout, an image has no mask, a mask has no image, or
+        DataError: the folders have another layout, an image has no mask, or a mask has no image. Or
             two files in a folder have the same name except for the ending.
     """
     if not has_mask_folders(folder):
@@ -95,14 +94,13 @@ def list_mask_folders(folder: Path, data: Path) -> ImageIndex:
 
 
 def _pair_files(folder: Path) -> list[tuple[Path, Path]]:
-    """Pair the files in ``images`` and ``masks`` that have the same name without ending.
+    """Pair the files in ``images`` and ``masks`` whose names differ at most in the ending.
 
     Returns:
         Pairs (image, mask), in the order of the images' names.
 
     Raises:
-        DataError: a file has no partner, or two files in one folder have the same name without
-            ending.
+        DataError: a file has no partner, or two files in one folder differ only in the ending.
     """
     images, masks = _by_stem(folder / IMAGES), _by_stem(folder / MASKS)
     _check_partners(folder / IMAGES, images, masks, "mask", MASKS)
@@ -111,10 +109,12 @@ def _pair_files(folder: Path) -> list[tuple[Path, Path]]:
 
 
 def _by_stem(folder: Path) -> dict[str, Path]:
-    """Return name without ending -> file, sorted; hidden files and folders are left out.
+    """List the files directly in a folder by name: name without ending -> file, sorted.
+
+    Hidden files are left out.
 
     Raises:
-        DataError: two files have the same name without ending.
+        DataError: two files have the same name without ending, or the folder cannot be read.
     """
     files: dict[str, Path] = {}
     for path in entries(folder):
@@ -132,7 +132,7 @@ def _by_stem(folder: Path) -> dict[str, Path]:
 def _check_partners(
     folder: Path, files: Mapping[str, Path], partners: Mapping[str, Path], what: str, where: str
 ) -> None:
-    """Check that each file has a partner of the same name without ending.
+    """Check that each file has a partner, whose name is the same except for the ending.
 
     The names of files without a partner are logged on this machine only.
 

@@ -58,10 +58,11 @@ def load_masked_silo(name: str, settings: CommonSettings, places: Places | None 
     Args:
         name: the silo's name.
         settings: the run's settings.
-        places: the data directory and the cache directory; None finds them from the settings.
+        places: the data directory and the cache directory. None finds them from the settings.
 
     Raises:
         DataError: the data set has no masks, no silo has this name, or a file is unusable.
+        SettingError: the data set does not exist.
     """
     data = data_set(settings.dataset)
     if not isinstance(data, MaskedDataSet):
@@ -92,8 +93,8 @@ def masked_silo(silo: Silo) -> Silo:
 def split_masks(silo: Silo) -> Silo:
     """Make a segmentation silo from a silo whose images have a mask of classes as last channel.
 
-    The masks become the labels, (n, height, width), and the inputs lose that channel. The silo's
-    classes stay as they are, because they are those of the pixels. ``silo`` itself is not changed.
+    The masks become the labels, (n, height, width), and the inputs lose that channel. The classes
+    stay the same, because they already name the classes of pixels. ``silo`` itself is not changed.
     """
     # The mask is not an input of the network, so the shape has one channel less
     channels, *size = silo.shape.input_shape
@@ -111,8 +112,8 @@ def split_masks(silo: Silo) -> Silo:
 def _split_masks(split: Split, input_shape: tuple[int, ...]) -> Split:
     """Make the last channel of a split's inputs its labels, without copying any data.
 
-    Inputs and labels are views of the same file in memory. The inputs of an empty split get the
-    shape (0, *input_shape), where ``input_shape`` is that of an image without the mask.
+    Inputs and labels are views of the same tensor. If the split is empty, its inputs get the shape
+    (0, *input_shape), where ``input_shape`` is that of an image without the mask.
     """
     if len(split) == 0:
         inputs = split.inputs.new_zeros((0, *input_shape))

@@ -59,7 +59,7 @@ _USUAL_CLASSES = {"background": ["0"], "foreground": ["1", "255"]}
 
 
 def _indices_as_lists(content: Any) -> Any:
-    """Give a list of class names the pixel values 0, 1, 2, ...; leave anything else unchanged."""
+    """Give a list of class names the pixel values 0, 1, ..., and return anything else unchanged."""
     if isinstance(content, list):
         return {name: [str(number)] for number, name in enumerate(distinct_names(content))}
     return content
@@ -68,8 +68,11 @@ def _indices_as_lists(content: Any) -> Any:
 def _check_values(classes: dict[str, list[str]]) -> dict[str, list[str]]:
     """Check that there are at most 255 classes, and that all their values are whole numbers.
 
+    ``classes`` maps a class to the pixel values that mean it in masks. It is returned unchanged.
+
     Raises:
-        ValueError: there are more classes, or a value is not a whole number from 0 to 65535.
+        ValueError: there are more than 255 classes, or a value is not a whole number from 0 to
+            65535.
     """
     if len(classes) > MOST_CLASSES:
         raise fault(f"under 'classes' there must be at most {MOST_CLASSES} classes")
@@ -109,16 +112,21 @@ class MaskImages(DeepManifests, MaskedDataSet):
     model: ClassVar[type[MaskDeclaration]] = MaskDeclaration
 
     def declaration(self, places: Places) -> MaskDeclaration:
-        """Read ``masks.yaml``, which describes the data set, or derive it from the folders.
+        """Read ``masks.yaml``, or derive the description of the data set from its folders.
+
+        The folders are used only if the file does not exist (``_read_declaration``).
 
         Raises:
-            DataError: the file is invalid. Or there is no file, and no folder has ``images`` and
-                ``masks`` or a folder's name cannot be a site's.
+            DataError: the file is invalid. Without the file, no folder has ``images`` and
+                ``masks``, or the name of such a folder cannot be a site's name.
         """
         return _read_declaration(self.files_folder(places))
 
     def index(self, site: str, settings: CommonSettings, places: Places) -> ImageIndex:
-        """List a site's images with their masks, and keep 'split.sample-share' of its patients.
+        """List a site's images with their masks, and keep 'split.sample-share' of the patients.
+
+        In folders of images and masks, each image counts as a patient. A manifest may name the
+        patients.
 
         Raises:
             DataError: the site's manifest or folder is missing, invalid or outside the data
@@ -138,7 +146,10 @@ class MaskImages(DeepManifests, MaskedDataSet):
         return take_share(index, settings.sample_share)
 
     def gives_validation(self, settings: CommonSettings, places: Places) -> bool:
-        """Tell whether a manifest or folder on this machine has images in the part 'val'.
+        """Tell whether any site on this machine has images in the part 'val'.
+
+        The site's manifest, or its folders named train, val and test, give the parts. Images that
+        'split.sample-share' leaves out do not count.
 
         Raises:
             DataError: the declaration or the listing of a site is invalid.
@@ -174,8 +185,9 @@ class MaskImages(DeepManifests, MaskedDataSet):
     def reader(self, index: ImageIndex, size: int, settings: CommonSettings) -> Reader:
         """Return a function that decodes an image by name to uint8 (channels, size, size).
 
-        If ``index`` has masks, the last channel is the mask, with the class of each pixel. The
-        function raises ``BrokenImageError`` if the image or its mask is unusable.
+        If ``index`` has masks, the last channel is the mask, which has the index of each pixel's
+        class. Image and mask are cropped to their central square and resized. The function raises
+        ``BrokenImageError`` if the image or its mask is unusable.
 
         Raises:
             DataError: ``masks.yaml`` is invalid.
@@ -196,7 +208,7 @@ class MaskImages(DeepManifests, MaskedDataSet):
         return read
 
     def content_notes(self, index: ImageIndex, parts: Mapping[str, Split]) -> list[str]:
-        """Return a list with one note if all masks of the site are empty; otherwise []."""
+        """Return a list with one note if all masks of the site are empty, otherwise []."""
         for split in parts.values():
             if split.inputs[:, -1].any():
                 return []
@@ -212,15 +224,16 @@ class MaskImages(DeepManifests, MaskedDataSet):
 
 
 def _read_declaration(folder: Path) -> MaskDeclaration:
-    """Read ``masks.yaml`` in the data directory; without the file, derive it from the folders.
+    """Read ``masks.yaml`` in the data directory, or derive its content from the folders.
 
-    In the derived declaration, each folder with ``images`` and ``masks`` is a site with the
-    folder's name. There are two classes: pixel value 0 is the background, and values 1 and 255 are
-    the foreground. All other keys have their defaults, such as 8 bits without colour.
+    The file describes the data set. If it does not exist, each folder with ``images`` and
+    ``masks`` is a site with the folder's name. There are two classes: pixel value 0 is the
+    background, and values 1 and 255 are the foreground. All other keys have their defaults, such as
+    8 bits without colour.
 
     Raises:
-        DataError: the file is unreadable or invalid. Or there is no file, and no folder is a site
-            or a folder's name cannot be a site's.
+        DataError: the file is unreadable or invalid. Without the file, no folder is a site, or the
+            name of such a folder cannot be a site's name.
     """
     if (folder / MaskImages.file).exists():
         return read_declared(folder / MaskImages.file, MaskDeclaration)
@@ -245,8 +258,8 @@ def _read_declaration(folder: Path) -> MaskDeclaration:
 def _read_channels(path: Path, declared: MaskDeclaration) -> list[Grey]:
     """Decode an image to its channels, each (height, width) float32, from 0 to 1.
 
-    If ``declared`` has 'colour', the channels are red, green and blue, and a DICOM is refused.
-    Otherwise there is one grey channel.
+    If key 'colour' of the declaration is true, the channels are red, green and blue, and a DICOM is
+    refused. Otherwise there is one grey channel.
 
     Raises:
         BrokenImageError: the file cannot be used.

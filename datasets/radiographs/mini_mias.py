@@ -56,9 +56,10 @@ class MiniMias(RadiographDataSet):
         return list(SITES.values())
 
     def index(self, site: str, settings: CommonSettings, places: Places) -> ImageIndex:
-        """List the images whose breast tissue is the site's, grouped by patient.
+        """List the images of a site, which is a kind of breast tissue, grouped by patient.
 
-        'split.sample-share' of the patients are kept. The label is 1 for malignant, otherwise 0.
+        The images of 'split.sample-share' of the patients are kept. The label is 1 for malignant,
+        otherwise 0.
 
         Raises:
             DataError: the list of images, ``labels.csv``, is missing or invalid.
@@ -76,9 +77,9 @@ class MiniMias(RadiographDataSet):
         """Return a function that decodes an image of ``index`` by name to int16 (1, size, size).
 
         The function decodes the 8-bit grey file, crops its empty edges and fits the rest into the
-        square (``fit_square``). If 'data.intensity-profiles' is set, it then imitates a vendor's
-        machine, which depends on the breast tissue, with noise that is the same in every run. It
-        raises ``BrokenImageError`` if the file is unusable.
+        square (``fit_square``). If 'data.intensity-profiles' is set, it then imitates the machine
+        of a vendor, one for each breast tissue. The added noise is the same in every run. The
+        function raises ``BrokenImageError`` if the file is unusable.
 
         Raises:
             DataError: the list of images is missing or invalid.
@@ -97,10 +98,10 @@ class MiniMias(RadiographDataSet):
     def image_reader(self, site: str, settings: CommonSettings, places: Places) -> ImageReader:
         """Return a function that decodes a new 8-bit file or DICOM like the images of ``site``.
 
-        The function takes a path and returns int16 (1, size, size). If 'data.intensity-profiles' is
-        set and ``site`` is the name of a breast tissue, the image is rendered with the profile of
-        this site. For any other ``site``, such as '', it is not rendered. The file's name without
-        its ending seeds the noise.
+        A site is a kind of breast tissue. The function takes a path and returns int16 (1, size,
+        size). If 'data.intensity-profiles' is set, it imitates the vendor's machine that belongs to
+        the site, with noise that the file's name without its ending seeds. If ``site`` is not one
+        of the tissues, such as '', no machine is imitated.
         """
         size = settings.image_size or self.own_size(places)
         profile = None
@@ -138,10 +139,11 @@ def _read_listing(folder: Path) -> dict[str, dict[str, str]]:
 
 
 def _row_fault(row: Mapping[str, str]) -> str:
-    """Describe the first invalid column of a line, for an error; '' if all columns are valid.
+    """Describe the first invalid column of a line of ``labels.csv``, or return '' if all are valid.
 
-    The image must be the plain name of a PNG file, the patient must not be empty, and tissue and
-    severity must be known values. Whether the file exists is not checked.
+    The description is the end of an error message. The image must be the plain name of a PNG file,
+    the patient must not be empty, and tissue and severity must be known values. Whether the file
+    exists is not checked.
     """
     if not re.fullmatch(r"[A-Za-z0-9_-]+\.png", row["image"]):
         return ", column 'image': the value must be a PNG file's plain name: correct it"

@@ -60,9 +60,9 @@ class PneumoniaMnist(DataSet):
         the whole image, and returns int16 (1, size, size). It raises ``BrokenImageError`` for an
         unusable file.
 
-        If 'data.intensity-profiles' is set and ``site`` is a vendor's name, the image is rendered
-        with this vendor's profile. The noise depends on the site and the file's name. For any other
-        ``site``, such as '', the image is not rendered.
+        If 'data.intensity-profiles' is set and ``site`` is a vendor's name, the function also
+        imitates this vendor's machine: blur, noise and tone curve. The site and the file's name
+        seed the noise.
         """
         size = settings.image_size or SIDE
         profile = None
@@ -76,11 +76,10 @@ class PneumoniaMnist(DataSet):
         return read
 
     def _load(self, name: str, settings: CommonSettings, places: Places) -> Silo:
-        """Select, resize and render the site's images, or open the resulting silo in the cache.
+        """Open a site's silo in the cache, or create it there from the published file.
 
-        Images are int16 (1, size, size). They are rendered with the vendor's profile of the site
-        only if 'data.intensity-profiles' is set. Nothing is computed if the silo is already in the
-        cache.
+        To create it, the site's images are selected and resized to int16 (1, size, size). If
+        'data.intensity-profiles' is set, they also imitate the machine of the site's vendor.
 
         Raises:
             DataError: the file is missing or unusable.
@@ -113,14 +112,14 @@ class PneumoniaMnist(DataSet):
 def _rows(
     site: str, part: str, labels: npt.NDArray[np.int64], settings: CommonSettings
 ) -> npt.NDArray[np.int64]:
-    """Choose a site's images of one part: a third of each class, drawn by 'split.fold-seed'.
+    """Choose a site's images of one part: a random third of each class.
 
-    Each class is shuffled in the same way at every site, and then dealt to the three sites in turn.
-    So no image is at two sites.
+    Each class is shuffled in the same way at every site, seeded by 'split.fold-seed', and then
+    dealt to the three sites in turn. So no image is at two sites.
 
     Args:
-        site: the vendor.
-        part: 'train', 'val' or 'test'; the result for 'test' is empty if 'split.use-test' is false.
+        site: the name of the site, which is a vendor.
+        part: 'train', 'val' or 'test'. The result for 'test' is empty if 'split.use-test' is false.
         labels: label of each image of the part, (n,).
         settings: 'split.fold-seed', and 'split.sample-share', the share of the site's images to
             keep of each class (at least one image).

@@ -76,16 +76,16 @@ def _grey_values(image: Image) -> tuple[npt.NDArray[Any], int]:
 
 
 def check_depth(depth: int, largest: int, bits: int) -> int:
-    """Check that a file has the declared depth, and return the largest value, 2^bits - 1.
+    """Check that a file has the declared depth, and return the largest allowed value, 2^bits - 1.
 
     Args:
-        depth: the stored bits per pixel. It must be 8 if up to 8 bits are declared, and 16 if more
-            are declared.
+        depth: the stored bits per pixel. They must be 8 if 8 bits are declared, and 16 if more are
+            declared.
         largest: the largest value in the file.
-        bits: the declared bits per pixel.
+        bits: the declared bits per pixel, 8 to 16.
 
     Raises:
-        BrokenImageError: the depth differs, or ``largest`` needs more bits.
+        BrokenImageError: the depth differs, or ``largest`` needs more bits than declared.
     """
     top: int = 2**bits - 1
     stored = 8 if bits <= 8 else 16  # files hold whole bytes
@@ -143,13 +143,14 @@ def resize(picture: Grey, height: int, width: int) -> Grey:
 
 
 def as_rendered(picture: Grey, profile: Profile | None, *key: str | int) -> npt.NDArray[np.int16]:
-    """Render a picture with a vendor's profile, and convert it to int16 (1, height, width).
+    """Render a picture as a vendor's machine would, and convert it to int16 (1, height, width).
 
     Brightness 0..1 becomes -32768..32767.
 
     Args:
         picture: brightness from 0 to 1, (height, width).
-        profile: the vendor's profile; None converts the picture without rendering it.
+        profile: the vendor's blur, noise and tone curve. None converts the picture without
+            rendering.
         key: names and numbers that seed the noise, so that the noise is the same in every run.
     """
     if profile:

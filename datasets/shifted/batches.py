@@ -52,13 +52,13 @@ CIFAR100 = Layout("cifar100", ("train",), "test", 2, "fine_labels", 100)
 
 
 def list_batches(layout: Layout, folder: Path) -> Facts:
-    """List the batch files of a CIFAR set in ``folder``: the binary files or the Python pickles.
+    """List the batch files of a CIFAR set in ``folder``, which are binary files or Python pickles.
 
     If there is a binary training batch, only binary files are listed, and otherwise only pickles.
 
     Returns:
         [name, size in bytes, modification time in ns] of each training batch, and then of the test
-        batch if it exists; [] if there is no training batch.
+        batch if it exists. [] if there is no training batch.
     """
     for ending in (".bin", ""):
         # The binary form goes first, because it cannot contain code as a pickle can
@@ -75,8 +75,8 @@ def decode_batches(layout: Layout, folder: Path) -> Pool:
     has no validation part.
 
     Raises:
-        DataError: the test batch or every training batch is missing, a label is out of range, or a
-            file is truncated, has another record size or is not the published pickle.
+        DataError: the test batch or every training batch is missing, or a label is out of range. Or
+            a file is truncated, has another record size or is not the published pickle.
     """
     names = [fact[0] for fact in list_batches(layout, folder)]
     is_binary = bool(names) and names[0].endswith(".bin")
@@ -116,10 +116,10 @@ def _read_batch(layout: Layout, path: Path, is_binary: bool) -> tuple[Images, La
 
 
 def _read_binary(layout: Layout, path: Path) -> tuple[Images, Labels]:
-    """Read a binary batch: pixels (n, 3072) uint8, by colour plane, and labels (n,) int64.
+    """Read a binary batch: pixels (n, 3072) uint8, plane by plane, and labels (n,) int64.
 
-    If a record has several label bytes, the last one is the label. The range of labels is not
-    checked here.
+    The pixels of an image are its red, green and blue plane. If a record has several label bytes,
+    the last one is the label. The range of labels is not checked here.
 
     Raises:
         DataError: the file cannot be read, is empty, or does not consist of complete records.
@@ -161,7 +161,7 @@ def _read_file(path: Path) -> bytes:
     """Return a file's bytes, all at once.
 
     Raises:
-        DataError: the file cannot be read; the error gives the system's reason.
+        DataError: the file cannot be read. The error gives the system's reason.
     """
     try:
         return path.read_bytes()

@@ -24,8 +24,9 @@ def read_idx(path: Path) -> Bytes:
     """Read a gzipped IDX file of unsigned bytes as an array with the shape in its header.
 
     Raises:
-        DataError: the file is missing, not gzip, truncated, longer than its header states, not an
-            IDX file of unsigned bytes, or larger than allowed when unpacked (by default 1 GiB).
+        DataError: the file is missing, not gzip, truncated or not an IDX file of unsigned bytes. Or
+            it is longer than its header states, or larger than allowed when unpacked (by default 1
+            GiB).
     """
     try:
         with gzip.open(path) as file:

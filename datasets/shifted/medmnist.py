@@ -61,13 +61,13 @@ _COLOUR = ("pathmnist", "dermamnist", "retinamnist", "bloodmnist")  # the others
 def read_parts(
     path: Path, classes: int, colour: bool = False, most: int = _MOST_BYTES
 ) -> dict[str, Labelled]:
-    """Read a MedMNIST ``.npz`` file.
+    """Read the images and labels of all three parts from a MedMNIST ``.npz`` file.
 
     Args:
         path: the file.
         classes: number of classes.
-        colour: whether images have three channels.
-        most: largest size of an array in bytes.
+        colour: whether images have three channels. If false, they are grey.
+        most: largest allowed size of an array in bytes.
 
     Returns:
         'train', 'val' and 'test' -> images (n, 28, 28) or (n, 28, 28, 3), uint8, and labels (n,),
@@ -93,7 +93,7 @@ def _check_part(
     Args:
         path: the file, for errors.
         part: 'train', 'val' or 'test'.
-        arrays: all arrays of the file by name, such as 'train_images'; labels may be (n,) or (n,
+        arrays: all arrays of the file by name, such as 'train_images'. Labels may be (n,) or (n,
             1).
         classes: number of classes.
         shape: shape of one image.
@@ -125,7 +125,7 @@ def _check_part(
 
 
 def _decode(name: str, classes: int, colour: bool, folder: Path) -> Pool:
-    """Read a data set's ``.npz`` file as a pool; each part is shuffled in a fixed way.
+    """Read a data set's ``.npz`` file as a pool, with each part shuffled in a fixed way.
 
     The order depends only on the data set's name, the part and its number of images. ``colour``
     tells whether images have three channels.
@@ -150,9 +150,9 @@ def _source(name: str) -> Source:
     """Describe a MedMNIST data set as a ``Source``: its classes, decoder and pixel scale.
 
     A ``Source`` decodes the files of a public data set into a pool of images, from which silos are
-    cut; nothing is read here. Pixels are standardised with mean 0.5 and deviation 0.5, stated once
-    for grey images, and for each of the three channels in colour. Silos of distribution D3 are
-    rotated, but get no noise. ``name`` is a key of ``_CLASSES``.
+    cut. Nothing is read here. Pixels of each channel (one or three) are standardised with mean 0.5
+    and deviation 0.5. Silos of distribution D3 are rotated, but get no noise. ``name`` is a key of
+    ``_CLASSES``.
     """
     classes = _CLASSES[name]
     colour = name in _COLOUR

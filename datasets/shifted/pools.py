@@ -96,12 +96,12 @@ def locate(source: Source, places: Places) -> tuple[Path, Facts]:
 
     - If ``source.listed`` is None, all files are needed, and they must be in the data set's folder.
       A data set without files gives ``Path()`` and an empty list.
-    - Otherwise some files are enough. The data set's folder and the folders ``source.forms``, which
-      may have the same images in another form, are searched. The folder with the most files is
-      chosen, and on a tie the first.
+    - Otherwise ``source.listed`` lists the files in a folder, and some files are enough. It
+      searches the data set's folder and the folders ``source.forms``, which may have the same
+      images in another form. The folder with the most files is chosen, and on a tie the first.
 
     Returns:
-        The folder; and for each file found its name, size in bytes and modification time in ns.
+        The folder, and [name, size in bytes, modification time in ns] of each file.
 
     Raises:
         DataError: no data directory is named, a needed file is missing, or no folder has any file.
@@ -134,12 +134,13 @@ def source_key(source: Source, folder: Path, facts: Sequence[Any]) -> str:
 
 
 def open_pool(source: Source, places: Places) -> tuple[Pool, str]:
-    """Open the decoded images of a source in the cache; decode its files if they are not there yet.
+    """Open the decoded images of a public data set in the cache, or decode them into it first.
 
     The arrays are memory-mapped read-only.
 
     Returns:
-        The pool, and its ``source_key``, a digest that changes if the source or its files change.
+        The pool of images, and its key: a digest that changes if the source or its files change
+        (``source_key``).
 
     Raises:
         DataError: files are missing or unusable.

@@ -43,8 +43,9 @@ _MAKER = 3  # raise it when the same settings make other arrays, so that no old 
 def distributions(silos: int) -> list[str]:
     """Return the distribution of each silo: "D1" (unchanged), "D2" or "D3" (both rotated).
 
-    As in the paper, nine silos have three times D1, three times D2 and three times D3, and five
-    silos have three times D1, then D2 and D3. Any other number of silos takes D1, D2, D3 in turn.
+    The UEFL paper decides the order for two numbers of silos. Nine silos have three times D1, three
+    times D2 and three times D3. Five silos have three times D1, then D2 and D3. Any other number of
+    silos takes D1, D2, D3 in turn.
     """
     if silos == 9:
         return ["D1"] * 3 + ["D2"] * 3 + ["D3"] * 3
@@ -54,9 +55,9 @@ def distributions(silos: int) -> list[str]:
 
 
 def silo_names(silos: int) -> list[str]:
-    """Return the silos' names as in the paper's table 5: s1a, s1b, ... for D1, s2a, ... for D2.
+    """Return the silos' names as in the UEFL paper: s1a, s1b, ... for D1, s2a, ... for D2.
 
-    The names are in the order of ``distributions``; 0 silos give [].
+    The names are in the order of ``distributions``. 0 silos give [].
     """
     seen: dict[str, int] = {}
     names = []
@@ -78,8 +79,8 @@ def _letters(index: int) -> str:
 def silo_sizes(source: Source, pool: Pool, settings: CommonSettings) -> tuple[int, int]:
     """Compute how many training images and how many test images each silo gets.
 
-    A setting above 0 is the size. Otherwise the source states the size. If the source states none,
-    each silo gets an equal share of the pool, rounded down.
+    The settings decide each size. If a setting is 0, the source decides. If the source states 0
+    too, each silo gets an equal share of the pool, rounded down.
 
     Returns:
         The number of training images per silo, from which validation images may be held out, and
@@ -87,7 +88,7 @@ def silo_sizes(source: Source, pool: Pool, settings: CommonSettings) -> tuple[in
 
     Raises:
         DataError: the pool has too few images for these sizes, or a silo would have fewer than 10
-            training images or no test image. The error suggests sizes that fit.
+            training images or no test image. The error advises other settings.
     """
     silos, given = settings.silos, settings.silo_train_size
     have = {"train": len(pool.train_labels), "test": len(pool.test_labels)}
@@ -112,9 +113,10 @@ def silo_sizes(source: Source, pool: Pool, settings: CommonSettings) -> tuple[in
 
 
 def _too_few(name: str, silos: int, need: Mapping[str, int], have: Mapping[str, int]) -> str:
-    """Explain what the silos need, what the pool has, and which settings would fit instead.
+    """Build the error text for a pool with too few images, with settings that would fit instead.
 
-    If neither smaller sizes nor fewer silos would fit, the advice is general.
+    The text says what the silos need and what the pool has. If neither smaller sizes nor fewer
+    silos would fit, the advice is general.
 
     Args:
         name: the data set's name.
@@ -156,7 +158,7 @@ def shift(images: npt.NDArray[Any], distribution: str, noise: bool, key: str) ->
     Args:
         images: (n, height, width) or (n, height, width, 3), 0..255.
         distribution: D1, D2 or D3.
-        noise: whether to add noise to D3; D1 and D2 never have noise.
+        noise: whether to add noise to D3. D1 and D2 never have noise.
         key: seeds the noise, so that it does not depend on the run's seed.
 
     Returns:
@@ -251,10 +253,13 @@ class ShiftedImages(DataSet):
         """Describe in a few words which of the data set's files are in the data directory.
 
         Returns:
-            'comes with scikit-learn' for the digits, which need no files. 'N files in FOLDER' for a
-            data set that can be read from some of its files (CIFAR, GTSRB). If it is there in two
-            forms, the folder with more files is named. 'K of N files in FOLDER' for all others. ''
-            if there are no files or no data directory.
+            One of these texts:
+
+            - 'comes with scikit-learn' for the digits, which need no files.
+            - 'N files in FOLDER' for a data set that can be read from some of its files (CIFAR,
+              GTSRB). If it has two folders, FOLDER is the one with more files.
+            - 'K of N files in FOLDER' for any other data set.
+            - '' if there are no files or no data directory.
         """
         if not self.files:
             return "comes with scikit-learn"
@@ -279,11 +284,11 @@ class ShiftedImages(DataSet):
     def image_reader(self, site: str, settings: CommonSettings, places: Places) -> ImageReader:
         """Return a function that reads a new file like an image of ``site``, for predictions.
 
-        The function resizes the image to the pool's size. It rotates the image and adds noise as
-        for the site's images, and scales the pixels. It returns (channels, height, width), and
-        raises ``BrokenImageError`` for an unusable file. If ``site`` is not one of ``silo_names``
-        (for example '', or a silo of partition 'unseen'), the image is not rotated and gets no
-        noise.
+        The function takes a path, and resizes the image to the pool's size. It rotates the image
+        and adds noise as for the site's images, and scales the pixels. It returns (channels,
+        height, width), and raises ``BrokenImageError`` for an unusable file. If ``site`` is not one
+        of ``silo_names`` (for example '', or a silo of partition 'unseen'), the image is not
+        rotated and gets no noise.
 
         Raises:
             DataError: the public files are missing or unusable.
@@ -305,7 +310,7 @@ class ShiftedImages(DataSet):
         return read
 
     def pixel_standardisation(self, settings: CommonSettings) -> tuple[Tensor, Tensor] | None:
-        """Return the source's mean and std, (channels, 1, 1); None for 'data.pixel-scale' 'raw'."""
+        """Return the source's mean and std, (channels, 1, 1), or None if pixels are not scaled."""
         if settings.pixel_scale == "raw":
             return None
         return _mean_and_std(self.source)
@@ -317,13 +322,14 @@ class ShiftedImages(DataSet):
         )
 
     def _load(self, name: str, settings: CommonSettings, places: Places) -> Silo:
-        """Cut a silo from the pool and shift and scale its images, or open it in the cache.
+        """Open a silo in the cache, or cut it from the pool, shift it and scale its pixels first.
 
         The silo at index k has the k-th block of training images and of test images. If the pool
         has a validation part, it is divided equally, and the silo has the k-th block of it.
 
         Raises:
-            DataError: the pool has too few images, or its files are missing or unusable.
+            DataError: the pool has too few images, all training images of the silo belong to one
+                track, or files are missing or unusable.
         """
         import torch
 
@@ -363,15 +369,15 @@ class ShiftedImages(DataSet):
 def _training_rows(
     pool: Pool, first: int, size: int, where: str
 ) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
-    """Divide a silo's rows of the pool's training part into training and validation rows.
+    """Divide the training rows of one silo into rows to train on and rows to validate on.
 
-    These are the ``size`` rows from row ``first`` on. The last tenth, rounded down, is for
-    validation. If the images have tracks (series of frames), whole tracks are chosen instead
-    (``cut_by_track``). If the pool has a validation part, all rows are for training, and the images
-    must not have tracks.
+    The silo has the ``size`` rows of the pool's training part from row ``first`` on. Its last
+    tenth, rounded down, is for validation. If the images have tracks (series of frames), whole
+    tracks are chosen instead (``cut_by_track``). If the pool has a validation part, all rows are
+    for training, and the images must not have tracks.
 
     Raises:
-        DataError: all rows belong to one track; ``where`` names the silo.
+        DataError: all rows belong to one track. ``where`` names the silo in the error.
     """
     validation = 0
     if pool.val_images is None:

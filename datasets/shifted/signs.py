@@ -47,9 +47,9 @@ class _Sign:
 def list_signs(folder: Path) -> Facts:
     """List the CSV files and image folders of the traffic signs, so that changes are noticed.
 
-    These are the CSV file and the image folder of each training class, the possible CSV files of
-    the test images, and the folder of the test images. What is missing is left out. A folder's
-    modification time changes if images are added or removed, but not if an image is overwritten.
+    Each training class has a CSV file and an image folder. The test images have a folder and a CSV
+    file, which may be in either of two places. Missing ones are left out. A folder's modification
+    time changes if images are added or removed, but not if an image is overwritten.
 
     Returns:
         First the CSV files and then the folders, each as [path within ``folder``, size in bytes (0
@@ -69,9 +69,10 @@ def list_signs(folder: Path) -> Facts:
 
 
 def decode_signs(folder: Path) -> Pool:
-    """Decode all images into a pool, with training tracks, each part in a fixed random order.
+    """Decode all images of traffic signs into a pool, each part in a fixed random order.
 
-    The order depends only on the number of images. Classes whose folder is missing are skipped.
+    The order depends only on the number of images. The pool has the track (series of frames of one
+    sign) of each training image. Classes whose folder is missing are skipped.
 
     Raises:
         DataError: a CSV or an image is missing or unusable, or a class is out of range.
@@ -95,9 +96,10 @@ def _csv_of(folder: Path) -> Path:
 
 
 def _training_signs(folder: Path) -> list[_Sign]:
-    """Read the list of images in the training folder of one class; [] if the folder does not exist.
+    """Read the list of images in the training folder of one class.
 
-    The folder's name is the number of its class.
+    The list is the CSV file in the folder, and is empty if the folder does not exist. The folder's
+    name is the number of its class.
 
     Raises:
         DataError: the folder has no CSV file, its CSV file is unusable, or a ClassId in the file
@@ -140,6 +142,9 @@ def _test_signs(folder: Path) -> list[_Sign]:
 def _read_signs(path: Path, folder: Path) -> list[_Sign]:
     """Read a CSV file in which each line names an image of a sign in ``folder``, and its class.
 
+    The track of a sign (a series of frames) is the name of ``folder`` and the part of the image's
+    name before '_'.
+
     Raises:
         DataError: the CSV file has no line, lacks a column or cannot be read, an image is missing
             or listed twice, or a ClassId is out of range.
@@ -168,7 +173,7 @@ def _read_signs(path: Path, folder: Path) -> list[_Sign]:
 
 
 def _read_label(text: str, where: str) -> int:
-    """Convert the text of a ClassId to its number, 0..42; leading zeros are allowed.
+    """Convert the text of a ClassId to its number, 0..42, and allow leading zeros.
 
     Raises:
         DataError: the text is not a number in this range. The error begins with ``where``.

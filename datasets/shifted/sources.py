@@ -21,7 +21,8 @@ from fedsilo.datasets.shifted.signs import SIGNS, decode_signs, list_signs
 def _decode_digits(_: Path) -> Pool:
     """Load scikit-learn's 8x8 digits, enlarged to 16x16.
 
-    At 16x16, three 2x2 poolings leave a 2x2 map. The folder is not used.
+    They are enlarged so that three 2x2 poolings of a network leave a 2x2 map. The folder is not
+    used.
 
     Returns:
         A pool with pixels from 0 to 255, whose last fifth in file order is the test part.

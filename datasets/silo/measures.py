@@ -53,10 +53,10 @@ class Measure:
         """Count the samples of a split that fall into each bin of the feature's histogram.
 
         Returns:
-            For a categorical feature, one count per level. For numbers, ``len(edges) + 1`` counts,
-            the first for values below the first edge and the last for values from the last edge on.
-            If ``may_lack`` is true, one more count at the end is that of missing values. Otherwise
-            missing values do not count.
+            For a categorical feature, one count per level. For numbers, ``len(edges) + 1`` counts.
+            The first is for values below the first edge, and the last for values from the last edge
+            on. If ``may_lack`` is true, one more count at the end is for missing values. Otherwise
+            missing values are not counted.
         """
         values = self.values[split]
         known = values[~np.isnan(values)]
@@ -110,12 +110,12 @@ def picture_measures(
     Colour images also get the means of their red, green and blue channels.
 
     Args:
-        pictures: split -> images (n, channels, height, width); must have 'train'.
+        pictures: split -> images (n, channels, height, width). It must have 'train'.
         to_unit: converts a batch of stored pixels to numbers from 0 (black) to 1 (white).
 
     Returns:
-        One ``Measure`` per statistic. Histogram bins have width 0.1; for contrast, width 0.05 up to
-        0.4.
+        One ``Measure`` per statistic: the values of each split, and bin edges for a histogram. The
+        edges are 0.1, 0.2, ... 0.9, and for contrast 0.05, 0.1, ... 0.4.
     """
     statistics = {}
     for split, inputs in pictures.items():

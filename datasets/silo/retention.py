@@ -25,13 +25,14 @@ _ABANDONED = 24 * 3600.0  # seconds; an older folder is no longer being made or 
 def prune_cache(folder: Path, keep_bytes: int) -> list[Path]:
     """Remove the least recently opened folders of a cache until the rest fits into ``keep_bytes``.
 
-    Only complete folders of derived data count. Incomplete folders older than a day are removed
-    first. Other processes may use the cache at the same time. A folder is renamed before its files
-    are deleted, so nobody opens an incomplete folder, and open files stay readable.
+    Only complete folders of silos or decoded images count. Before that, incomplete folders older
+    than a day are removed. Other processes may use the cache at the same time. A folder is renamed
+    before its files are deleted, so nobody opens an incomplete folder, and open files stay
+    readable.
 
     Returns:
-        The removed folders, the least recently opened first, without incomplete ones. A folder that
-        cannot be renamed stays.
+        The removed complete folders, the least recently opened first. A folder that cannot be
+        renamed stays.
     """
     for path in _list_entries(folder):
         # A process that was killed leaves a half-made folder behind. The newest entry in it tells
@@ -58,7 +59,7 @@ def prune_cache(folder: Path, keep_bytes: int) -> list[Path]:
 def _list_entries(folder: Path) -> Iterator[Path]:
     """Yield the files and folders in the cache at depth 1, and then those at depth 2.
 
-    If one of them vanishes during the search, the rest of that depth may be skipped.
+    If an entry vanishes while a depth is searched, that whole depth may be left out.
     """
     for depth in _DEPTHS:
         with suppress(FileNotFoundError):
@@ -88,14 +89,14 @@ def _bytes(path: Path) -> int:
 
 
 def _below(path: Path) -> list[Path]:
-    """List all entries below a folder, at any depth; [] if the folder vanishes meanwhile."""
+    """List all entries below a folder, at any depth, or return [] if the folder vanishes."""
     with suppress(OSError):
         return list(path.rglob("*"))
     return []
 
 
 def _remove(path: Path) -> bool:
-    """Remove a folder that other processes may be using; return whether it is gone.
+    """Remove a folder that other processes may be using, and tell whether it is gone.
 
     The folder is first renamed to a hidden random name. The result is True even if another process
     removed the folder, and False only if renaming failed.

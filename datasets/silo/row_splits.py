@@ -42,7 +42,8 @@ class RowSplit:
 def check_folds(settings: CommonSettings) -> None:
     """Check that the chosen test fold and validation fold exist.
 
-    Fold 0 always passes, and with 0 folds it is the only valid choice.
+    A fold is named by its number, from 0. Fold 0 always passes, because it is also the default with
+    0 folds.
 
     Raises:
         SettingError: a number of folds is 1, or a chosen fold above 0 is not below its number of
@@ -71,18 +72,18 @@ def split_rows(
     """Split row indices into training, validation and test rows according to ``settings``.
 
     With 'split.test-folds' above 0, the test rows are fold 'split.test-fold'. With 0 they are a
-    random ``share`` of the rows. The validation fold is then cut in the same way from the remaining
-    rows; with 0 folds there are no validation rows. If 'split.use-test' is false, the test rows are
-    in none of the parts.
+    random ``share`` of the rows. Then fold 'split.val-fold' of the remaining rows becomes the
+    validation rows. With 0 'split.val-folds' there are none. If 'split.use-test' is false, the test
+    rows are in none of the parts.
 
     Args:
         labels: class of each row, (n,).
         settings: the number of folds and the chosen fold, for test and validation, and the fold
             seed.
-        share: share of test rows, 0..1, used only with 0 test folds; 0 means no test rows.
+        share: share of test rows, 0..1, used only with 0 test folds. 0 means no test rows.
         seed: seed for drawing this share.
         where: the site's name for errors.
-        groups: group of each row, (n,); a group is never divided. None makes each row a group by
+        groups: group of each row, (n,). A group is never divided. None makes each row a group by
             itself.
 
     Raises:
@@ -122,8 +123,8 @@ def cut_fold(
         labels: class of every row of the table, (n,).
         settings: number of folds, index of the fold to cut out, and fold seed.
         where: the site's name for errors.
-        groups: group of every row of the table, (n,); a group is never divided. None makes each row
-            its own group.
+        groups: group of every row of the table, (n,). A group is never divided. None makes each row
+            a group by itself.
 
     Returns:
         The remaining rows and the fold's rows, both ascending. With 0 folds the second is empty.
@@ -165,7 +166,7 @@ def _check_enough(labels: Indices, groups: Indices | None, folds: int, where: st
 
     Args:
         labels: class of each row, (n,).
-        groups: group number of each row, (n,); None if each row is a group by itself.
+        groups: group number of each row, (n,), or None if each row is a group by itself.
         folds: number of folds.
         where: the site's name for errors.
 
@@ -197,17 +198,17 @@ def draw_test_rows(labels: Indices, share: float, seed: int, where: str) -> tupl
 
     Args:
         labels: class of each row, (n,).
-        share: share of test rows, 0..1; 0 gives no test rows.
+        share: share of test rows, 0..1. 0 gives no test rows.
         seed: scikit-learn's random state.
         where: the site's name for errors.
 
     Returns:
-        Training and test rows, in random order; with share 0 all rows in their order, and no test
-        rows.
+        Training and test rows, in random order. With share 0, all rows in ascending order and no
+        test rows.
 
     Raises:
         DataError: ``share`` is above 0, and there are fewer than 3 rows or scikit-learn cannot
-            split them, for example because a part would have fewer rows than there are classes.
+            split them. One reason is a part with fewer rows than there are classes.
     """
     rows = np.arange(len(labels))
     if share == 0:
@@ -240,16 +241,16 @@ def draw_test_groups(
 ) -> tuple[Indices, Indices]:
     """Choose whole groups as test data, so that about ``share`` of each class's rows are test rows.
 
-    Groups are visited in random order. A group becomes test data if this brings the number of test
-    rows of each class nearer to its target, ``share`` of the class (chi-square distance over all
-    classes). In a second pass over the remaining groups, the distance also counts all test rows
-    together, because the target of a rare class may be less than one row. If ``share`` is above 0,
-    each part gets at least one group.
+    Groups are visited in random order. The target of a class is ``share`` of its rows. A group
+    becomes test data if this brings the test rows nearer to the targets (chi-square distance over
+    all classes). The target of a rare class may be less than one row. So in a second pass over the
+    remaining groups, the distance also counts all test rows together. If no group is chosen, the
+    smallest becomes test data. At least one group stays training data.
 
     Args:
         labels: class of each row, (n,).
         groups: group number of each row, (n,), from 0 without gaps.
-        share: share of test rows, 0..1; 0 gives no test rows.
+        share: share of test rows, 0..1. 0 gives no test rows.
         seed: decides the order of the groups.
         where: the site's name for errors.
 

@@ -64,7 +64,7 @@ class Split:
 
     @classmethod
     def of(cls, inputs: npt.NDArray[Any], labels: npt.NDArray[Any]) -> Split:
-        """Build a split from two NumPy arrays; the tensors share the arrays' memory."""
+        """Build a split from two NumPy arrays, whose memory the tensors share."""
         import torch
 
         return cls(torch.from_numpy(inputs), torch.from_numpy(labels))
@@ -208,10 +208,13 @@ class DataSet(ABC):
         """Describe in a few words which files or silos of this data set are in the data directory.
 
         Returns:
-            'made when first used' for a made-up data set, and 'K of N files in FOLDER' for a public
-            one. For the user's own data set, the names of the silos, with commas between. If there
-            is no data directory, no file is present, or the user's files are unusable, the result
-            is ''. A made-up data set needs no data directory.
+            One of these texts:
+
+            - 'made when first used' for a made-up data set, which needs no data directory.
+            - 'K of N files in FOLDER' for a public data set that fedsilo can download.
+            - The names of the silos, with commas between, for any other data set, such as the
+              user's own.
+            - '' if there is no data directory, no file is present, or the files are unusable.
         """
         if self.origin == "made-up":
             return "made when first used"
@@ -231,14 +234,16 @@ class DataSet(ABC):
 
     @abstractmethod
     def silo_names(self, settings: CommonSettings, places: Places) -> list[str]:
-        """Return the names of the silos; [] if only the sites know the names.
+        """Return the names of the silos, or [] if only the sites know the names.
 
         Raises:
             DataError: the files that name the silos cannot be read.
         """
 
     def load(self, name: str, settings: CommonSettings, places: Places) -> Silo:
-        """Load the silo ``name`` from the cache; create it there first if it is missing.
+        """Load the silo ``name`` from the cache, or create it there first if it is missing.
+
+        A silo is the training, validation and test data of one site.
 
         Raises:
             DataError: no silo has this name, a file is missing or unusable, or there are too few
@@ -266,7 +271,7 @@ class DataSet(ABC):
         site's images are rotated or have their own tone curve, new images are changed in the same
         way. If ``site`` is '', new images are not changed.
 
-        This base class always raises ``DataError``; data sets with images override the method.
+        This base class always raises ``DataError``. Data sets with images override the method.
 
         Raises:
             DataError: the data set has no images, or its files cannot be read.
@@ -287,7 +292,7 @@ class DataSet(ABC):
         return picture_measures(silo.inputs(), unit_pixels)
 
     def file_measures(self, name: str, settings: CommonSettings, places: Places) -> list[Measure]:
-        """Return features of a silo's files before resizing, for histograms; [] by default."""
+        """Return features of a silo's files before resizing, for histograms, by default []."""
         return []
 
     def left_out(self, silo: Silo, settings: CommonSettings, places: Places) -> LeftOutRows:
@@ -298,7 +303,7 @@ class DataSet(ABC):
         return LeftOutRows(silo.dropped)
 
     def gives_validation(self, settings: CommonSettings, places: Places) -> bool:
-        """Tell whether the files name validation samples; if so, none are cut. False by default."""
+        """Tell whether the files name validation samples, so none are cut. False by default."""
         return False
 
     def notices(self, settings: CommonSettings) -> list[str]:
@@ -313,7 +318,7 @@ class DataSet(ABC):
         return {}
 
     def unread_files(self, settings: CommonSettings, places: Places) -> list[str]:
-        """Describe files next to the data that are not read, one sentence each; [] by default."""
+        """Describe files next to the data that are not read, one sentence each, by default []."""
         return []
 
 
@@ -348,7 +353,7 @@ def fingerprint(split: Split) -> str:
 
 
 def no_such_silo(name: str, names: Sequence[str]) -> DataError:
-    """Build the error for a silo that does not exist; its message lists all silos."""
+    """Build the error for a silo that does not exist, with a message that lists all silos."""
     return DataError(
         f"there is no silo '{name}': {len(names)} silos are {', '.join(names)}; name one of them"
     )
@@ -365,7 +370,7 @@ def save_silo(
     Only the folder's owner may read it, because it may contain copies of patients' rows.
 
     Args:
-        folder: the folder; its mode becomes 700.
+        folder: the folder. Its mode becomes 700.
         splits: split -> samples.
         facts: the values that ``open_silo`` needs besides the arrays, such as name, distribution
             and classes. They must be JSON values. The splits' fingerprints are added.
@@ -392,8 +397,9 @@ def save_silo(
 def _constant_outcomes(facts: Mapping[str, Any], splits: Mapping[str, Split]) -> list[str]:
     """Return a sentence for each split whose numeric outcomes are all equal, because it has no R².
 
-    An empty split gets no sentence. If the task has no numeric outcome, the result is []. ``facts``
-    has the silo's 'name' and 'task'; without 'task', the task is classification.
+    R² measures a regression. If the task has no numeric outcome, the result is []. An empty split
+    gets no sentence. ``facts`` has the silo's 'name' and 'task'. Without 'task', the task is
+    classification.
     """
     sentences = []
     if TASKS[facts.get("task", CLASSIFICATION)].numeric:
@@ -409,7 +415,7 @@ def _constant_outcomes(facts: Mapping[str, Any], splits: Mapping[str, Split]) ->
 def cached_silo(
     folder: Path, name: str, facts: Sequence[Any], classes: int, fill: Callable[[Path], None]
 ) -> Silo:
-    """Open a silo in the cache; if it is missing or its files were altered, create it first.
+    """Open a silo in the cache, or create it first if it is missing or its files were altered.
 
     The silo's folder is ``<folder>/<folder_name>-<key>``. The key is a digest of ``facts``, so a
     silo with other facts has another folder.
@@ -422,8 +428,8 @@ def cached_silo(
         fill: function that writes the silo into a new folder with ``save_silo``.
 
     Raises:
-        DataError: the cached files were altered and cannot be created again, or ``fill`` raises it.
-            Other errors of ``fill`` are raised too.
+        DataError: the cached files were altered and cannot be created again.
+        Exception: any error that ``fill`` raises.
     """
     # Any other fact gives another folder, so an outdated silo is never opened by mistake
     target = folder / f"{folder_name(name)}-{json_digest(facts)[:_KEY_LENGTH]}"
@@ -475,7 +481,7 @@ def log_once(note: str) -> None:
 
 
 def _open_split(folder: Path, name: str) -> Split:
-    """Open the arrays of split ``name`` in a silo's folder; larger files are memory-mapped.
+    """Open the arrays of split ``name`` in a silo's folder, and memory-map the larger files.
 
     Files of at most 64 KiB, and files that cannot be mapped (such as empty arrays), are read.
     """

@@ -59,10 +59,10 @@ class DrawnImages(DataSet):
         return lambda path: read_square(path, 8, SIZE)[None]
 
     def _load(self, name: str, settings: CommonSettings, places: Places) -> Silo:
-        """Open a site's silo in the cache; if it is missing, draw and split the images first.
+        """Open a site's silo in the cache, or draw and split its images there first.
 
-        Without test folds, a quarter of the images are test images. Each part has about the same
-        shares of the task's strata, such as patients with an event.
+        If the settings have no test folds, a quarter of the images are test images. Each part has
+        about the same shares of the task's strata, such as patients with an event.
 
         Raises:
             DataError: there are too few images for the folds.

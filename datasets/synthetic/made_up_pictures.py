@@ -98,7 +98,7 @@ def texture(rng: np.random.Generator, size: int, waves: float) -> Field:
     Args:
         rng: draws the direction, phase and length of each wave.
         size: pixels per side.
-        waves: mean number of periods of a wave along a side; each wave has 0.5 to 1.5 times as
+        waves: mean number of periods of a wave along a side. Each wave has 0.5 to 1.5 times as
             many.
     """
     x, y = grid(size)
@@ -116,8 +116,8 @@ def texture(rng: np.random.Generator, size: int, waves: float) -> Field:
 def smooth_line(corners: npt.ArrayLike) -> Points:
     """Fit a cubic spline through ``corners`` (k, 2), and return 25 points on it, (25, 2).
 
-    The spline's parameter is 0, 1, 2, ... at the corners, and the points are equally spaced in this
-    parameter. The first and last points are the first and last corners.
+    The spline goes through the corners at the parameters 0, 1, 2 and so on. The points are equally
+    spaced in this parameter, from the first corner to the last.
     """
     from scipy.interpolate import CubicSpline
 
@@ -127,13 +127,14 @@ def smooth_line(corners: npt.ArrayLike) -> Points:
 
 
 def distance(size: int, line: Points) -> Field:
-    """Compute the distance of each pixel's centre from a polyline, (size, size), float32.
+    """Compute the distance of each pixel's centre from a line, (size, size), float32.
 
-    Coordinates and distances are in units of half a side: the picture goes from -1 to 1.
+    The line consists of straight segments. Coordinates and distances are in units of half a side:
+    the picture goes from -1 to 1.
 
     Args:
         size: pixels per side.
-        line: corners (k, 2) as (x, y), at least two.
+        line: the ends of the segments as (x, y), (k, 2), at least two.
     """
     x, y = grid(size)
     nearest = np.full((size, size), np.inf, dtype=np.float32)

@@ -27,9 +27,9 @@ def even_sequence(
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Order images so that each beginning of the sequence has nearly the same shares of the kinds.
 
-    Each image is of the kind that is furthest behind its share of the whole; on a tie, the first
-    such kind. But with probability ``again`` an image repeats the kind and subject (such as a
-    patient) of the image before it.
+    A kind is the class of an image, or decides it. Each image is of the kind that is furthest
+    behind its share of the whole, and on a tie of the first such kind. But with probability
+    ``again`` an image repeats the kind and subject (such as a patient) of the image before it.
 
     Args:
         counts: number of images of each kind.
@@ -97,7 +97,7 @@ class PhantomDataSet(ImageDataSet):
     def image(
         self, site: str, number: int, size: int, settings: CommonSettings
     ) -> npt.NDArray[Any]:
-        """Draw image ``number`` of a site, (channels, size, size); it is the same in every run."""
+        """Draw image ``number`` of a site, (channels, size, size), the same in every run."""
 
     @abstractmethod
     def read_file(self, path: Path, size: int, settings: CommonSettings) -> npt.NDArray[Any]:
@@ -110,12 +110,13 @@ class PhantomDataSet(ImageDataSet):
     def generators(
         self, site: str, number: int
     ) -> tuple[int, np.random.Generator, np.random.Generator]:
-        """Return an image's kind, and two random generators to draw it: its subject's and its own.
+        """Return an image's kind, and two random generators to draw the image with.
 
-        The kind and the subject come from the site's ``sequence``. The seeds depend on the data
-        set's key, the site, and the number of the subject or of the image, but not on the run's
-        seed. Both generators start anew at each call, so all images of one subject get the same
-        numbers from the subject's generator.
+        The first generator is that of the image's subject, such as a patient, and the second that
+        of the image. The kind and the subject come from the site's ``sequence``. The seeds depend
+        on the data set's key, the site, and the number of the subject or of the image, but not on
+        the run's seed. Both generators start anew at each call, so all images of one subject get
+        the same numbers from the first generator.
 
         Args:
             site: the site's name.
@@ -131,7 +132,7 @@ class PhantomDataSet(ImageDataSet):
         return list(self.counts)
 
     def index(self, site: str, settings: CommonSettings, places: Places) -> ImageIndex:
-        """List the first images of a site: 'split.sample-share' of all, but at least ``fewest``.
+        """List the first images of a site: the share 'split.sample-share', but at least ``fewest``.
 
         If the site has fewer than ``fewest`` images, all are listed. Images of one subject, such as
         a patient, are a group.
@@ -147,9 +148,10 @@ class PhantomDataSet(ImageDataSet):
         return index_images(f"{self.key}, {site}", Path(), images)
 
     def reader(self, index: ImageIndex, size: int, settings: CommonSettings) -> Reader:
-        """Return a function that draws the image with a given name, ``site/number``.
+        """Return a function that draws an image by its name, which is ``site/number``.
 
-        The same name, ``size`` and settings always give the same image. ``index`` is not used.
+        The function returns (channels, size, size). The same name, ``size`` and settings always
+        give the same image. ``index`` is not used.
         """
 
         def make(name: str) -> npt.NDArray[Any]:

@@ -78,7 +78,7 @@ class DermoscopyPhantom(PhantomDataSet):
 
         ``number`` is the image's index at the site, from 0. The site's fixed ``sequence`` says
         which lesion it shows. Images of one lesion have the same colour and texture, but differ in
-        the place and size of the lesion and in their noise. With 'data.colour-constancy', the
+        the place and size of the lesion and in their noise. If 'data.colour-constancy' is set, the
         colour of the light is removed.
         """
         kind, lesion, view = self.generators(site, number)
@@ -95,6 +95,8 @@ class DermoscopyPhantom(PhantomDataSet):
 
     def read_file(self, path: Path, size: int, settings: CommonSettings) -> Pixels:
         """Decode a photograph to uint8 (3, size, size).
+
+        If 'data.colour-constancy' is set, the colour of the light is removed.
 
         Raises:
             BrokenImageError: the file is missing or damaged, or cannot be used.
@@ -129,10 +131,10 @@ class MammographyPhantom(PhantomDataSet):
     def image(
         self, site: str, number: int, size: int, settings: CommonSettings
     ) -> npt.NDArray[np.int16]:
-        """Draw a mammogram, int16 (1, size, size); the same arguments always give the same image.
+        """Draw a mammogram, int16 (1, size, size), which is the same for the same arguments.
 
-        If 'data.intensity-profiles' is set, the mammogram is rendered with the site's vendor
-        profile.
+        If 'data.intensity-profiles' is set, the mammogram looks as if the machine of the site's
+        vendor had rendered it, with blur, noise and tone curve.
         """
         malignant, patient, view = self.generators(site, number)
         picture = _draw_breast(patient, view, size, bool(malignant))
@@ -141,7 +143,9 @@ class MammographyPhantom(PhantomDataSet):
         return as_int16(picture)[None]
 
     def read_file(self, path: Path, size: int, settings: CommonSettings) -> npt.NDArray[np.int16]:
-        """Decode a 16-bit radiograph to int16 (1, size, size), without rendering it again.
+        """Decode a 16-bit radiograph to int16 (1, size, size), without imitating any vendor's look.
+
+        Empty edges are cropped, and the rest is fitted into the square (``fit_square``).
 
         Raises:
             BrokenImageError: the file is missing, damaged or empty, or has another depth.
@@ -233,7 +237,8 @@ class AngiogramPhantom(PhantomDataSet, MaskedDataSet):
     def classes(self, settings: CommonSettings, places: Places) -> Classes:
         """Return the twelve classes, one for each pair of a source and an anatomy.
 
-        A class is named 'source-anatomy', which is also its only label. Both arguments are ignored.
+        A class is named 'source-anatomy', such as 'human-arch', and this name is its only label.
+        Both arguments are ignored.
         """
         classes = {}
         for source, anatomy in product(FRAME_COUNTS, ANATOMIES):
@@ -254,7 +259,7 @@ class AngiogramPhantom(PhantomDataSet, MaskedDataSet):
         return read_square(path, 8, size)[None]
 
     def load_masked(self, name: str, settings: CommonSettings, places: Places) -> Silo:
-        """Load the same frames in the same parts, with their masks; some masks are empty."""
+        """Load the same frames in the same parts, with their masks, of which some are empty."""
         return masked_silo(_WithMasks().load_arrays(name, settings, places))
 
 
@@ -267,8 +272,8 @@ def phantom_frame(site: str, number: int, size: int) -> tuple[Pixels, Pixels]:
     """Draw a frame of an angiogram and its mask, which marks the catheter.
 
     Frames of one sequence show the same vessels. A catheter is drawn with probability 0.88, in the
-    anatomy's first vessel; without it the mask is empty. If the source has a round field of view,
-    the frame is black outside the field, and the mask is 0 there.
+    anatomy's first vessel. Without a catheter the mask is empty. If the source has a round field of
+    view, the frame is black outside the field, and the mask is 0 there.
 
     Args:
         site: the source of the angiogram.

@@ -69,7 +69,7 @@ class VesselsSynthetic(PhantomDataSet, MaskedDataSet):
 
         The mask is 1 in a vessel and 0 elsewhere. Images of the same patient show the same vessels,
         but differ in their noise. The site decides the background, contrast, noise and mean
-        thickness of the vessels. The same site, number and size always give the same image;
+        thickness of the vessels. The same site, number and size always give the same image.
         ``settings`` is ignored.
         """
         _, patient, view = self.generators(site, number)

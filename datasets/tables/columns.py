@@ -72,16 +72,17 @@ class Column(FileModel):
         return self
 
     def _find_fault(self) -> str:
-        """Describe how the column's keys contradict each other, and what to do; '' if they do not.
+        """Describe how the column's keys contradict each other and what to do, or return ''.
 
         Only the first contradiction is described. These rules are checked in order:
 
-        - A categorical column, and no other, has levels, and they differ from each other.
+        - Only a categorical column has levels, and it must have some, which differ from each other.
         - The name of a column that is used has no '='.
         - A categorical column has at least two levels.
         - 'mean' and 'std' are both given or both missing.
-        - 'edges' are at most 64 rising numbers, and 'range' is two; both need a numeric column.
-        - Only numeric columns have 'unmeasured', 'indicator' or 'unit'.
+        - Only a numeric column has 'edges', which are at most 64 rising numbers.
+        - Only a numeric column has a 'range', which is two rising numbers.
+        - Only a numeric column has 'unmeasured', 'indicator' or 'unit'.
         - 'level-names' names only declared levels.
         """
         is_numeric = self.kind == "numeric"
@@ -127,7 +128,7 @@ class Column(FileModel):
         """Return the column's title and level names as they are shown to people.
 
         Brackets after the title contain the column's name, if it differs from the title, and the
-        unit: 'Age (age, years)'. A level reads 'name (level)'; levels without a name are left out.
+        unit: 'Age (age, years)'. A level reads 'name (level)'. Levels without a name are left out.
         """
         title = self.title or self.name
         within = []
@@ -143,7 +144,7 @@ class Column(FileModel):
         return ColumnWords(title, levels)
 
     def range_text(self) -> str:
-        """Return the range with its unit, such as '50 to 1500 mg/dl'; '' without a range."""
+        """Return the range with its unit, such as '50 to 1500 mg/dl', or '' without a range."""
         if not self.range:
             return ""
         low, high = self.range

@@ -33,12 +33,13 @@ _NUMBERS = ("integer", "floating", "mixed-integer-float", "decimal")  # pandas' 
 def write_frames(
     folder: Path, frames: Mapping[str, DataFrame], label: str, policy: str = "drop"
 ) -> None:
-    """Infer one schema from the sites' tables; write it and a CSV file per site into ``folder``.
+    """Infer one schema from the sites' tables, and write it and a CSV file per site.
 
     The schema, a file ``schema.yaml``, describes the columns for the data set 'table'. A column of
     numbers or booleans becomes numeric. A column of strings becomes categorical, with the strings
     of all sites as its levels. It becomes an ignored column if all sites together have only one
-    string. Each value in column ``label`` becomes a class.
+    string. Each value in column ``label`` becomes a class. If a table does not fit the schema, the
+    files that are already written stay.
 
     Args:
         folder: an existing folder.
@@ -48,8 +49,8 @@ def write_frames(
 
     Raises:
         DataError: columns differ between sites, the label's column is missing, there are not 2 to
-            1000 classes, or a table does not fit the schema. Or a column has dates, mixed types or
-            more than 64 distinct strings.
+            1000 classes, or a table does not fit the schema. Or a column has a date type, has
+            numbers at one site and strings at another, or has more than 64 distinct strings.
         OSError: a file cannot be written.
     """
     import pandas as pd
@@ -80,8 +81,8 @@ def write_frames(
 def _plain(frame: DataFrame) -> DataFrame:
     """Return a copy of a table with simpler column types, and with its column names as strings.
 
-    Spaces at the ends of the names are removed. Booleans become 0 and 1, and a column of objects
-    that are all numbers becomes numeric. Missing values stay missing.
+    Spaces at both ends of the names are removed. Booleans become 0 and 1, and a column of Python
+    objects that are all numbers becomes numeric. Missing values stay missing.
     """
     import pandas as pd
 
@@ -97,7 +98,7 @@ def _plain(frame: DataFrame) -> DataFrame:
 
 
 def _common_columns(columns: Mapping[str, list[str]], label: str) -> list[str]:
-    """Check that all sites have the same columns, in any order; return those of the first site.
+    """Check that all sites have the same columns, in any order, and return the first site's.
 
     Args:
         columns: site -> names of its columns.
@@ -142,8 +143,8 @@ def _column(name: str, sites: Mapping[str, Series[Any]]) -> dict[str, Any]:
           'ignored'.
 
     Raises:
-        DataError: one site has numbers and another has strings, the type is neither (such as
-            dates), a string cannot be printed on one line, or there are more than 64 distinct
+        DataError: one site has numbers and another has strings, or the type is neither (such as
+            dates). Or a string cannot be printed on one line, or there are more than 64 distinct
             strings.
     """
     import pandas as pd
@@ -193,10 +194,11 @@ def _kind(name: str, values: Series[Any]) -> str:
 
 
 def _texts(name: str, values: Series[Any]) -> list[str]:
-    """Return a column's distinct values as normalised strings; missing values are left out.
+    """Return a column's distinct values as normalised strings, without missing values.
 
-    If all strings are numbers, they are sorted by value, otherwise alphabetically. A warning is
-    logged for strings that are probably not levels of their own (``_mention_odd_texts``).
+    In the normalised form, 1.0 and 1 are the same string '1'. '' and '?' count as missing. If all
+    strings are numbers, they are sorted by value, otherwise alphabetically. A warning is logged for
+    strings that are probably not levels of their own (``_mention_odd_texts``).
 
     Raises:
         DataError: a string has a line break or an unprintable character.
@@ -223,7 +225,7 @@ def _are_numbers(texts: Iterable[str]) -> bool:
 
 
 def _mention_odd_texts(name: str, texts: Collection[str]) -> None:
-    """Log a warning if some strings of a column are probably not meant as levels of their own.
+    """Log a warning if some strings of a column are probably not meant as separate levels.
 
     A level is a value of a categorical column. The warning has a remark for each of these findings:
 
@@ -262,8 +264,8 @@ def _classes(label: str, values: Series[Any]) -> list[str]:
     label are ignored.
 
     Raises:
-        DataError: a value looks like a missing value or is not one printable line, or there are not
-            2 to 1000 classes.
+        DataError: a value is a word for a missing value (such as 'nan') or is not one printable
+            line, or there are not 2 to 1000 classes.
     """
     classes = _texts(label, values)
     odd = _WORDS_FOR_MISSING.intersection(map(str.casefold, classes))

@@ -56,9 +56,9 @@ class Heart(TableDataSet):
         return public_data()["heart"]
 
     def schema(self, places: Places) -> TableSchema:
-        """Return the schema of the UCI files; ``places`` is not used.
+        """Return the schema of the UCI files, whatever ``places`` is.
 
-        The values in ``self.cholesterol`` replace keys of the column 'chol'.
+        In the column 'chol', the keys in ``self.cholesterol`` replace those of the schema.
         """
         columns = []
         for column in _schema().columns:
@@ -68,9 +68,9 @@ class Heart(TableDataSet):
         return _schema().model_copy(update={"columns": columns})
 
     def lines_of(self, site: str, schema: TableSchema, places: Places) -> tuple[Lines, str]:
-        """Read the site's file as CSV lines, and return them with the file's path as text.
+        """Read the UCI file of a site, and return its lines of cells and its path as text.
 
-        The file's MD5 is checked before it is parsed.
+        The schema names the file. Its MD5 is checked before it is parsed.
 
         Raises:
             DataError: the file is missing, or its MD5 is not the published one.
@@ -195,7 +195,7 @@ class PulseOfSyntheticHeart(SyntheticHeart):
     def lines_of(self, site: str, schema: TableSchema, places: Places) -> tuple[Lines, str]:
         """Return the lines of ``heart-synthetic``, with the pulse moved to the end as the label.
 
-        The second value is the table's name for errors.
+        The second value is a name of the table, for errors.
         """
         lines, where = super().lines_of(site, schema, places)
         place = [column.name for column in _schema().columns].index(_PULSE)

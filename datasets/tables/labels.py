@@ -44,14 +44,14 @@ class Label(FileModel):
         return self
 
     def _find_fault(self) -> str:
-        """Describe how the label's keys contradict each other, and what to do; '' if they do not.
+        """Describe how the label's keys contradict each other and what to do, or return ''.
 
         Only the first contradiction is described. These rules are checked in order:
 
-        - The label of a regression has no 'classes', and any other label has them.
+        - The label of a regression has no 'classes'. Any other label must have them.
         - Only the label of a regression has 'unit', 'mean' or 'std'.
         - 'mean' and 'std' are both given or both missing.
-        - The label of survival, and no other, has a 'time'.
+        - The label of a survival task must have a 'time'. No other label has one.
         - Survival has two classes.
         """
         is_number = TASKS[self.task].numeric

@@ -48,19 +48,19 @@ def parse_new_rows(
 ) -> NewRows:
     """Read a table of new patients by the schema of the training data, for predictions.
 
-    The label's column may be missing. The first line is a header if the schema has one, if ids are
-    read, or if the line names a used column. With a header, columns may be in any order and case,
-    and unknown columns are counted and skipped. Without a header, columns must be in the schema's
-    order.
+    The label's column may be missing. The first line is a header in three cases: the schema has
+    one, ids are read, or the line names a column that becomes a feature. With a header, columns may
+    be in any order and case, and unknown columns are counted and skipped. Without a header, columns
+    must be in the schema's order.
 
     An empty cell is a missing value, whether or not the schema says so. A row that cannot be read
-    is left out, and ``faults`` has the reason under its line.
+    is left out, and ``faults`` of the result has the reason under its line.
 
     Args:
         lines: the table's lines.
         schema: the schema of the training data.
         where: the table's name for errors.
-        id_column: the column of patients' ids, which needs a header; None for no ids.
+        id_column: the column of patients' ids, which needs a header. None for no ids.
 
     Raises:
         DataError: a column is missing or named twice, or the table has no rows.
@@ -89,7 +89,7 @@ def parse_new_rows(
 
 
 def _read_row(schema: TableSchema, reader: RowReader, number: int, line: list[str]) -> list[float]:
-    """Read a row's features, in the schema's order.
+    """Read a row's features, in the order of ``TableSchema.features``.
 
     Args:
         schema: the schema.
@@ -98,7 +98,8 @@ def _read_row(schema: TableSchema, reader: RowReader, number: int, line: list[st
         line: the row's cells.
 
     Raises:
-        DataError: a value cannot be read, is outside its range, or is missing and the policy is
+        DataError: the row has another number of cells than the table has columns, or a value cannot
+            be read or is outside its range. Or a value is missing and the schema's policy is
             'drop'.
     """
     tokens = reader.tokens(number, line)
@@ -127,15 +128,15 @@ def _columns(
     The first line is a header if the schema has one, if ``id_column`` is given, or if the line
     names a column that becomes a feature. Upper and lower case, and extra spaces, do not matter.
 
-    Without a header the names are the schema's, in its order. The label's columns are left out if
-    the first line has exactly as many cells as the schema has other columns. Most labels have one
-    column, but a time to an event has two.
+    Without a header the names are the schema's, in its order. If the first line is too short by
+    exactly the label's columns, the table is taken to have no label. Most labels have one column,
+    but a time to an event has two.
 
     Args:
         lines: the table's lines, as (line number, cells).
         schema: the schema of the training data.
         where: the table's name, for errors.
-        id_column: the column of patients' ids, which the header must name; None for no ids.
+        id_column: the column of patients' ids, which the header must name. None for no ids.
 
     Returns:
         The columns' names, in the schema's spelling if the schema knows them, and the lines of the

@@ -117,7 +117,7 @@ def _split_header(
     is one. Without a header, the names are the schema's. ``where`` is the table's name, for errors.
 
     Raises:
-        DataError: the header does not have the same names as the schema; their order may differ.
+        DataError: the names in the header are not those of the schema. Their order may differ.
     """
     names = schema.column_names()
     # A Parquet file has column names even if the schema declares no header
@@ -132,7 +132,10 @@ def _split_header(
 def _number_contents(
     rows: npt.NDArray[np.float32], labels: npt.NDArray[Any], ignored: list[tuple[str, ...]]
 ) -> npt.NDArray[np.int64]:
-    """Number the distinct rows of a table from 0; equal rows get equal numbers.
+    """Number the distinct rows of a table from 0, so that equal rows get equal numbers.
+
+    Copies of a row can thus be kept in one part of a split. The numbers follow the order of first
+    appearance.
 
     Args:
         rows: features, (n, features).
@@ -151,7 +154,7 @@ def _number_contents(
 
 
 def as_matrix(rows: list[list[float]], schema: TableSchema) -> npt.NDArray[np.float32]:
-    """Convert rows to float32 (n, features); n may be 0."""
+    """Convert rows to float32 (n, features), where n may be 0."""
     return np.array(rows, dtype=np.float32).reshape(len(rows), len(schema.features()))
 
 
@@ -227,10 +230,10 @@ class RowReader:
         return [name for name in columns if tokens[name] in self.missing]
 
     def out_of_range(self, features: Sequence[float]) -> list[Column]:
-        """Return the columns whose value in a row (features,) is out of range.
+        """Return the columns whose value in a row is out of range.
 
-        A value at an end of the range is in range. NaN is never out of range. Columns without a
-        range are skipped.
+        ``features`` are all features of the row. A value at an end of the range is in range, and
+        NaN is never out of range. Columns without a range are skipped.
         """
         outside = []
         for place, column in self.ranged.items():
@@ -317,10 +320,14 @@ class RowReader:
     def label(self, number: int, tokens: Mapping[str, str]) -> float | tuple[float, float]:
         """Return the label of a line in the form of the schema's task.
 
-        For a classification it is the index of the class in the schema, and for a regression a
-        number. For survival it is a pair: the time, and 1 for an event or 0 for a censored patient.
-        Class labels are compared after normalisation, so '1.0' equals '1'. ``tokens`` maps columns
-        to the line's cells.
+        - For a classification it is the index of the class in the schema. Labels are compared after
+          normalisation, so '1.0' equals '1'.
+        - For a regression it is a number.
+        - For survival it is a pair: the time, and 1 for an event or 0 for a censored patient.
+
+        Args:
+            number: the line's number, for errors.
+            tokens: the line's cells, by column.
 
         Raises:
             DataError: the label is not declared, or a number or a time cannot be used.
@@ -394,7 +401,7 @@ class RowReader:
 
 
 def _as_number(token: str) -> float | None:
-    """Parse a cell's text as a finite float32 number; None if it is not one.
+    """Parse a cell's text as a finite float32 number, or return None if it is not one.
 
     'true' and 'false' count as 1 and 0, in any case. A number with '_' between its digits does not
     count as a number.

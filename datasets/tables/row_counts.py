@@ -30,7 +30,8 @@ class RowCounts:
         out of range is left out if 'out-of-range' is 'drop'.
 
         Values out of range are counted for each column, whether or not the row is kept. A row that
-        is left out is counted. If it lacks values, each column without a value is counted too.
+        is left out is counted. If this is for a missing value, each of its columns without a value
+        is counted too.
 
         Args:
             lacking: the row's columns without a value.
@@ -61,9 +62,10 @@ class RowCounts:
     def left_out(self) -> LeftOutRows:
         """Return the number of rows that were left out, in total and by column.
 
-        A column's number is that of left-out rows whose value there is missing. If the schema drops
-        rows with a value out of range, these rows count too. A row may count for several columns,
-        so the numbers may add up to more than the total.
+        A column counts the rows that were left out for missing values and lack a value in this
+        column. If the schema drops rows with a value out of range, it also counts its values out of
+        range. A row may count for several columns, so the numbers may add up to more than the
+        total.
         """
         without = Counter(self.missing)
         if self._schema.out_of_range == "drop":
@@ -92,6 +94,6 @@ class RowCounts:
 
 
 def _describe_counts(counts: Mapping[str, int]) -> str:
-    """Describe counts by column, such as '3 of age, 1 of pulse'; columns with 0 are left out."""
+    """Describe counts by column, such as '3 of age, 1 of pulse', leaving out columns with 0."""
     parts = [f"{count} of {name}" for name, count in counts.items() if count]
     return one_line(", ".join(parts), 300)

@@ -90,11 +90,11 @@ class TableSchema(FileModel):
         return [*names, *self.label.columns()]
 
     def features(self) -> tuple[str, ...]:
-        """Return the names of the columns' features, in the order of ``RowReader.features``.
+        """Return the names of all features, in the order of ``RowReader.features``.
 
-        First come the numeric columns. Then comes ``column=level`` for each level of a categorical
-        column except its first, and then ``column=unmeasured`` for each column with an indicator.
-        Ignored columns have no feature.
+        First come the names of the numeric columns. Then comes ``column=level`` for each level of a
+        categorical column except its first, and then ``column=unmeasured`` for each column with an
+        indicator. Ignored columns have no feature.
         """
         names = [column.name for column in self.numeric_columns()]
         for column in self.columns:
@@ -155,9 +155,9 @@ class TableSchema(FileModel):
     def digest(self, with_units: bool = False) -> str:
         """Compute a SHA-256 of all parts of the schema that sites must share to train one model.
 
-        These are the columns (name, kind, levels, mean, std, unmeasured, indicator), the label with
-        its classes or its unit, mean and std, the missing marks, and the policy. Ranges, titles,
-        histogram edges and sites do not count.
+        These are the columns (name, kind, levels, mean, std, unmeasured, indicator), the missing
+        marks and the policy. The label counts with its classes or with its unit, mean and std.
+        Ranges, titles, histogram edges and sites do not count.
 
         Args:
             with_units: whether to add the units of the columns, which may differ between hospitals'
@@ -187,19 +187,19 @@ class TableSchema(FileModel):
         return json_digest(facts)
 
     def missing_marks(self) -> Marks:
-        """Return the marks of a missing value; numbers match by value, '-9.0' like '-9'."""
+        """Return the marks of a missing value, where numbers match by value, '-9.0' like '-9'."""
         return Marks(self.missing)
 
     def declared_statistics(self) -> FeatureStatistics | None:
         """Return mean and standard deviation of every feature, (features,) each, from the schema.
 
-        They are used to standardise the features. A one-hot feature has mean 1 / levels, which also
-        replaces a missing value, and standard deviation 1. An indicator has 0.5 and 0.5, which
-        turns 0 and 1 into -1 and 1.
+        They are used to standardise the features. A numeric column has its declared values. A
+        one-hot feature has mean 1 / levels, which also replaces a missing value, and standard
+        deviation 1. An indicator has 0.5 and 0.5, which turns 0 and 1 into -1 and 1.
 
         Returns:
-            The statistics, with those of a numeric label at the end. None if a numeric column or a
-            numeric label declares no mean and std.
+            The statistics in the order of ``features``, then those of a numeric label. None if a
+            numeric column or a numeric label declares no mean and std.
         """
         means: list[float] = []
         stds: list[float] = []
@@ -252,7 +252,9 @@ class TableSchema(FileModel):
 
 
 def read_schema(path: Path) -> TableSchema:
-    """Read a table's schema from a YAML file and validate it; docs/tables.md shows an example.
+    """Read a table's schema from a YAML file and validate it.
+
+    docs/tables.md shows an example.
 
     Raises:
         DataError: the file is missing or is not valid YAML, a key is unknown or missing, or a value

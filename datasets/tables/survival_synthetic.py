@@ -60,7 +60,7 @@ class SyntheticSurvival(TableDataSet):
     headline = ("c-index", "brier", "loss")
 
     def schema(self, places: Places) -> TableSchema:
-        """Return the schema of all four hospitals; ``places`` is not used."""
+        """Return the schema of all four hospitals, whatever ``places`` is."""
         return _schema()
 
     def lines_of(self, site: str, schema: TableSchema, places: Places) -> tuple[Lines, str]:

@@ -47,7 +47,7 @@ class TableDataSet(DataSet):
 
     @abstractmethod
     def schema(self, places: Places) -> TableSchema:
-        """Return the schema; the keys of its ``sites`` are the silos' names."""
+        """Return the schema, in which the keys of ``sites`` are the silos' names."""
 
     @abstractmethod
     def lines_of(self, site: str, schema: TableSchema, places: Places) -> tuple[Lines, str]:
@@ -58,9 +58,9 @@ class TableDataSet(DataSet):
         return list(self.schema(places).sites)
 
     def column_words(self, settings: CommonSettings) -> Mapping[str, ColumnWords]:
-        """Return the schema's titles, units and names of levels, by column.
+        """Return the titles, units and level names that people see: column -> words.
 
-        Empty if the schema is not on this machine or cannot be read.
+        The mapping is empty if the schema is not on this machine or cannot be read.
         """
         try:
             schema = self.schema(find_places(settings.data_dir, settings.cache_dir))
@@ -72,9 +72,9 @@ class TableDataSet(DataSet):
         """Describe in one sentence how many rows are kept although a value is out of range.
 
         Returns:
-            A list with the sentence. [] if there are no such rows, the schema drops them, or the
-            data cannot be loaded. Also [] for a user's own tables, because each site logs this when
-            it opens its table.
+            A list with this sentence. The list is empty if there are no such rows, the schema drops
+            them, or the data cannot be loaded. It is also empty for a user's own tables, because
+            each site logs this when it opens its table.
         """
         places = find_places(settings.data_dir, settings.cache_dir)
         rows = 0
@@ -110,8 +110,8 @@ class TableDataSet(DataSet):
     def left_out(self, silo: Silo, settings: CommonSettings, places: Places) -> LeftOutRows:
         """Read the site's table again, and count the rows that its silo does not contain.
 
-        The result has the number of all these rows. For each column, it has the number of rows
-        whose value is missing or, with 'out-of-range: drop', out of range.
+        The result has the number of all these rows. For each column, it also has the number of rows
+        that were left out because a value is missing or, with 'out-of-range: drop', out of range.
 
         Raises:
             DataError: the table is missing or invalid.
@@ -121,7 +121,7 @@ class TableDataSet(DataSet):
         return parse_table(lines, schema, where).left_out
 
     def _load(self, name: str, settings: CommonSettings, places: Places) -> Silo:
-        """Read and split a site's table, or open the resulting silo in the cache.
+        """Open a site's silo in the cache, or create it there from the site's table.
 
         The table is read in both cases, because its lines are part of the cache's key.
 
@@ -181,13 +181,13 @@ class TableDataSet(DataSet):
         return rows
 
     def _count_copies(self, table: ParsedTable) -> int:
-        """Count the rows that repeat an earlier row; 0 for public tables, which are not checked."""
+        """Count the rows that repeat an earlier row, or return 0 for public tables."""
         if self.origin != "own":
             return 0
         return len(table.contents) - len(set(table.contents.tolist()))
 
     def _notes_of(self, table: ParsedTable, where: str) -> list[str]:
-        """Build the notes on a user's own table for the site's log; [] for a public table.
+        """Build the notes on a user's own table for the site's log, or [] for a public table.
 
         The result has the table's own notes and, if rows have copies, a sentence with the number of
         copies.
@@ -204,13 +204,14 @@ class TableDataSet(DataSet):
         return notes
 
     def _facts(self, name: str, schema: TableSchema, dropped: int) -> dict[str, Any]:
-        """Return the facts that a silo's file states about a table, by key.
+        """Return the facts about a table that are written into the silo's file, by key.
 
-        'name' and 'distribution' are both ``name``, and 'dropped' is the number of rows left out.
-        'features', 'classes' and 'task' come from the schema. 'schema' is the schema's digest,
-        which covers the units only if the table is the site's own. 'declared' has the lists 'mean'
-        and 'std' of all features and of a numeric label. It is None unless the schema declares
-        both numbers for each numeric column and for a numeric label.
+        - 'name' and 'distribution' are both ``name``, and 'dropped' is the number of rows left out.
+        - 'features', 'classes' and 'task' come from the schema.
+        - 'schema' is the schema's digest, which covers the units only if the table is the site's
+          own.
+        - 'declared' has the lists 'mean' and 'std' of all features and of a numeric label. It is
+          None unless the schema declares both for each numeric column and for a numeric label.
         """
         statistics = schema.declared_statistics()
         declared = None
@@ -232,7 +233,7 @@ def column_measures(schema: TableSchema, silo: Silo) -> list[Measure]:
     """Collect each column's values at a silo, in the schema's order, for histograms.
 
     A numeric column has its values. A categorical column has the index of each sample's level,
-    computed from the one-hot features; the first level, which has no feature, has index 0. Missing
+    computed from the one-hot features. The first level, which has no feature, has index 0. Missing
     values are NaN. Ignored columns are left out.
     """
     inputs = {part: values.double().numpy() for part, values in silo.inputs().items()}

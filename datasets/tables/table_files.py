@@ -73,8 +73,8 @@ def read_table(path: Path, delimiter: str = ",", guess_delimiter: bool = False) 
     Args:
         path: the file.
         delimiter: the character between the values of a CSV file.
-        guess_delimiter: whether to use the most frequent character in the first line of a CSV file:
-            ``delimiter``, ',', ';' or tab. On a tie the first of these is used.
+        guess_delimiter: whether to use, of ``delimiter``, ',', ';' and tab, the character that is
+            most frequent in the first line of a CSV file. On a tie the first of these is used.
 
     Returns:
         (line number, cells) for each line. In Parquet, the column names come first, with the number
@@ -107,7 +107,7 @@ def read_table(path: Path, delimiter: str = ",", guess_delimiter: bool = False) 
 
 
 def _kind_of(path: Path) -> str:
-    """Return the ending that decides how to read a file, such as '.xlsx'; '' for text.
+    """Return the ending that decides how to read a file, such as '.xlsx', or '' for text.
 
     If the path ends in .xlsx, .xlsm, .xls, .parquet or .pq, in any case, this ending is returned in
     lower case. For any other path the first four bytes of the file decide. If they match no known
@@ -138,12 +138,12 @@ def _kind_of(path: Path) -> str:
 
 
 def _read_packed(path: Path, kind: str, read: Callable[[Path], _Read]) -> _Read:
-    """Read an Excel or Parquet file by ``read``, and turn unexpected errors into one-line errors.
+    """Read an Excel or Parquet file with ``read``, and turn unexpected errors into one-line errors.
 
     Args:
         path: the file.
         kind: the format's ending, for errors.
-        read: the function that reads the file; its result is returned.
+        read: the function that reads the file. Its result is returned.
 
     Raises:
         DataError: the file is damaged, or ``read`` raises this error.
@@ -185,7 +185,7 @@ def _as_lines(path: Path, rows: Iterable[Sequence[Any]]) -> list[tuple[int, list
 
 
 def _cell(value: Any) -> str:
-    """Convert a cell to the string that a CSV file would have; '' for a missing value.
+    """Convert a cell to the string that a CSV file would have, which is '' for a missing value.
 
     Missing values are None, NaN, NaT and pandas's NA. Spaces at the ends are removed.
     """
@@ -224,9 +224,9 @@ def _unpack_text(path: Path) -> str:
 
 
 def _read_parquet(path: Path) -> DataFrame:
-    """Read a Parquet file as a data frame; a named index that pandas stored becomes columns again.
+    """Read a Parquet file as a data frame, and turn a named index into columns again.
 
-    An unnamed index stays the index, and the caller ignores it.
+    pandas stores such an index in the file. An unnamed index stays, and the caller ignores it.
 
     Raises:
         DataError: the file needs more memory than allowed (by default 1 GiB).
@@ -263,7 +263,7 @@ def _objects(column: Series) -> npt.NDArray[Any]:
 
 
 def _read_workbook(path: Path) -> list[list[Any]]:
-    """Read the rows of a workbook's first sheet, padded with None to the widest row.
+    """Read the rows of a workbook's first sheet, padded with None to the length of the longest row.
 
     Some programs write a formula without its value, which Excel computes when a person opens the
     file. Such a cell becomes ``OPEN_FORMULA``, so that it does not pass for a missing value.
@@ -286,7 +286,7 @@ def _read_workbook(path: Path) -> list[list[Any]]:
 
 
 def _sheet_rows(path: Path, stored: bool) -> Iterator[tuple[Any, ...]]:
-    """Yield the rows of a workbook's first sheet; rows may differ in length.
+    """Yield the rows of a workbook's first sheet, which may differ in length.
 
     Args:
         path: the workbook.
@@ -327,9 +327,9 @@ def check_parquet(path: Path) -> list[str]:
 
     The memory is computed from the file's footer, which states the number of cells and the unpacked
     bytes of each column. A string that is stored once may appear in every row. So the caller should
-    read the listed columns as codes into a dictionary of their distinct values.
+    read the listed columns as a dictionary of distinct values and a code for each row.
 
-    Nested columns, such as lists, are not listed, because they cannot be read as codes. Each of
+    Nested columns, such as lists, are not listed, because they cannot be read in this way. Each of
     their strings is assumed to be as large as all stored strings together.
 
     Returns:
@@ -371,8 +371,8 @@ def check_workbook(path: Path) -> set[Place]:
 
     An open formula is one whose value no program has stored. A small workbook may need much memory,
     because it is a zip archive, and because a reader pads every row to the widest. So each file in
-    the archive is inflated step by step. Its bytes are counted, and its cells too, including empty
-    ones: the largest row number times the largest column number so far.
+    the archive is inflated step by step, and its bytes and cells are counted. Empty cells count
+    too: the number of cells is the largest row number times the largest column number so far.
 
     Returns:
         (row, column), from 1, of each open formula, with those of all sheets in one set.
@@ -439,8 +439,8 @@ class _WorkbookPart:
     def _begin(self, name: str, attributes: dict[str, str]) -> None:
         """Handle the start of an XML element: count a row or a cell, or start watching a formula.
 
-        ``name`` is the element with its namespace. ``attributes`` has the cell's or row's place
-        ('r') and the cell's type ('t').
+        The XML parser calls it. ``name`` is the element with its namespace. ``attributes`` has the
+        cell's or row's place ('r') and the cell's type ('t').
 
         Raises:
             DataError: the cells so far, including empty ones, need too much memory.
@@ -479,8 +479,8 @@ class _WorkbookPart:
     def _end(self, name: str) -> None:
         """Handle the end of an XML element within a cell that has a formula.
 
-        After the formula, text counts as its value. If the cell ends without a value, its place is
-        added to ``open_formulas``. The watch ends with the cell.
+        The XML parser calls it. After the end of the formula, text counts as its value. If the cell
+        ends without a value, its place is added to ``open_formulas``. The watch ends with the cell.
         """
         element = name.rpartition(" ")[2]
         if element == "f":
@@ -500,9 +500,8 @@ class _WorkbookPart:
 def _row_number(text: str, usual: int) -> int:
     """Parse the number of a row in a workbook in the same way as openpyxl.
 
-    The text may be a float, such as '3e7'; a fraction is cut off. If the text is not a finite
-    number, for example because it is empty, the result is ``usual``, the previous row's number plus
-    1.
+    The text may be a float, such as '3e7'. A fraction is cut off. If the text is not a finite
+    number (it may be empty), the result is ``usual``, the previous row's number plus 1.
     """
     try:
         return int(float(text))

@@ -51,16 +51,18 @@ class TcgaBrca(TableDataSet):
     headline = ("c-index", "brier", "loss")
 
     def schema(self, places: Places) -> TableSchema:
-        """Return the schema of FLamby's file; ``places`` is not used."""
+        """Return the schema of FLamby's file, whatever ``places`` is."""
         return _schema()
 
     def lines_of(self, site: str, schema: TableSchema, places: Places) -> tuple[Lines, str]:
-        """Read the lines of a region's patients from FLamby's table, by FLamby's list of folds.
+        """Select the lines of a region's patients from FLamby's table, by FLamby's list of folds.
+
+        FLamby is a benchmark that divides the patients into regions, and each region into a
+        training and a test fold. Patients in neither fold of this region are left out.
 
         Returns:
             The table's header, the region's training patients, and then its test patients, each in
-            the table's order. The second value is "brca.csv, <site>", the name for errors. Patients
-            in neither fold of the region are left out.
+            the table's order. The second value is "brca.csv, <site>", the name for errors.
 
         Raises:
             DataError: a file is missing, or its MD5 is not the published one.
@@ -102,10 +104,10 @@ class TcgaBrca(TableDataSet):
     ) -> RowSplit:
         """Split a region's rows into training, validation and test rows, by default as FLamby does.
 
-        In ``table`` FLamby's training patients come first, and its test patients after them. If
-        'split.val-folds' is above 0, a validation fold is cut from the training patients. If
-        'split.test-folds' is above 0, FLamby's split is ignored, and all patients are divided into
-        folds.
+        In ``table``, the training patients of FLamby (a benchmark) come first, and then its test
+        patients. If 'split.val-folds' is above 0, a validation fold is cut from the training
+        patients. If 'split.test-folds' is above 0, FLamby's split is ignored, and all patients are
+        divided into folds. If 'split.use-test' is false, there are no test rows.
 
         Raises:
             DataError: there are too few rows for the folds.

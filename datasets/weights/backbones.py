@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 def weights_file(settings: CommonSettings) -> Path | None:
-    """Find the file that 'vit.backbone-weights' names.
+    """Find the file that 'vit.backbone-weights' names, with weights for a ViT or a ResNet-22.
 
     A relative path is looked up in the cache's folder of backbones and then in the data directory.
 
@@ -59,7 +59,9 @@ def weights_file(settings: CommonSettings) -> Path | None:
 
 
 def backbone_digest(settings: CommonSettings) -> str:
-    """Return a text that identifies the backbone's weights; it must be equal at all sites of a run.
+    """Return a text that identifies the backbone's weights.
+
+    It must be equal at all sites of a run.
 
     Returns:
         The SHA-256 of the weights file if there is one. For timm's weights and for random ones, the
@@ -97,8 +99,8 @@ def _origin(settings: CommonSettings) -> str:
 def load_backbone(network: nn.Module, settings: CommonSettings) -> None:
     """Load backbone weights into a ViT, or into a ResNet-22 if the settings name weights for it.
 
-    Other networks, and a ViT with 'random', are not changed. If the classifier is 'published', a
-    ResNet-22 also gets the classifier in the file.
+    Other networks, and a ViT with 'random', are not changed. If the setting of the classifier is
+    'published', a ResNet-22 also gets the classifier from the file.
 
     Raises:
         SettingError: in one of these cases:
@@ -254,13 +256,13 @@ def _fill(vit: VisionTransformer, state: dict[str, Any], where: str) -> None:
     none.
 
     Args:
-        vit: the network; its arrays are replaced, and its parameters stay frozen or trainable.
+        vit: the network. Its arrays are replaced, and its parameters stay frozen or trainable.
         state: array name -> array, of a ViT with the same width and depth. Arrays of a head are
             ignored.
         where: the origin of the weights for errors.
 
     Raises:
-        SettingError: timm cannot convert the weights; or an array is missing, surplus, of another
+        SettingError: timm cannot convert the weights. Or an array is missing, surplus, of another
             shape or not finite.
     """
     from timm.models.vision_transformer import checkpoint_filter_fn
@@ -283,14 +285,14 @@ def _fill(vit: VisionTransformer, state: dict[str, Any], where: str) -> None:
 
 
 def _architecture_fault(given: dict[str, Any], wanted: dict[str, Any]) -> str:
-    """Explain in a clause why weights do not fit the run's ViT; '' if they fit.
+    """Explain for an error why weights do not fit the run's ViT, or return '' if they fit.
 
     If arrays are missing or surplus, the text has their numbers and up to three names of each.
     Surplus arrays whose names begin with 'head' do not count, because a head belongs to the classes
     of other data. If the names fit, the text describes the first array with another shape.
 
-    Before shapes are compared, the three colours of the patch embedding in ``given`` are summed in
-    place if the run's images are grey and the weights are for colour images.
+    Shapes are compared after ``_sum_colours``, which changes ``given`` in place if the run's images
+    are grey and the weights are for colour images.
 
     Args:
         given: array name -> array of the weights.
@@ -313,9 +315,9 @@ def _architecture_fault(given: dict[str, Any], wanted: dict[str, Any]) -> str:
 
 
 def _assign(vit: VisionTransformer, arrays: dict[str, Any], where: str) -> None:
-    """Set the arrays of ``vit`` to ``arrays`` as float32; parameters keep ``requires_grad``.
+    """Set the arrays of ``vit`` to ``arrays`` as float32.
 
-    ``where`` is the origin of the arrays, for errors.
+    The parameters keep ``requires_grad``. ``where`` is the origin of the arrays, for errors.
 
     Raises:
         SettingError: an array has NaN or infinity.

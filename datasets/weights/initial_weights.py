@@ -37,12 +37,12 @@ _PREFIXES = ("image_encoder.", "visual.", "encoder.vit.", "")
 
 
 def load_initial_weights(network: nn.Module, settings: CommonSettings) -> None:
-    """Load the weights that 'train.initial-weights' names into ``network``; '' changes nothing.
+    """Load the weights that 'train.initial-weights' names into ``network``, if any.
 
     - 'timm:MODEL' loads timm's published weights.
     - 'encoder:FILE' loads only the encoder from the file of a run's model.
-    - 'FILE' loads a run's whole model if the file and the network have any array name in common.
-      Otherwise the file must have published weights of VGG16, a ViT or a plugin's network.
+    - 'FILE' loads a run's whole model if at least one array name is in both the file and the
+      network. Otherwise the file must have published weights of VGG16, a ViT or a plugin's network.
 
     Raises:
         SettingError: the weights do not exist, cannot be read or do not fit the network. Or a run
@@ -69,10 +69,10 @@ def load_initial_weights(network: nn.Module, settings: CommonSettings) -> None:
 def refuse_seen_start(settings: CommonSettings) -> None:
     """Check that this run's initial weights were not trained on the images that this run tests.
 
-    Initial weights may be the result of an earlier run, which itself may have started from the
-    weights of another run. Each earlier run must have another data set, or must have chosen its
-    test images by the same settings as this run (``refuse_other_provenance``). The search ends in
-    these cases:
+    Initial weights may be the result of an earlier run, which may have started from the weights of
+    a still earlier run. Each of these runs must have another data set, or must have chosen its test
+    images by the same settings as this run (``refuse_other_provenance``). The search for earlier
+    runs ends in these cases:
 
     - A run has no initial weights, or timm's.
     - An earlier run's file is missing, or was already checked.
@@ -123,10 +123,10 @@ def _file_named(settings: CommonSettings) -> str:
 
 
 def _only_encoder(network: nn.Module, state: Mapping[str, Any], path: Path) -> dict[str, Any]:
-    """Return the network's exchanged arrays, but with the encoder's arrays replaced from ``state``.
+    """Return the network's exchanged arrays, with those of the encoder taken from ``state``.
 
     Exchanged arrays are those that sites send to the server. Shapes are not checked here, and other
-    arrays of ``state`` are ignored.
+    arrays of ``state`` are ignored. ``path`` is the file of ``state``, for the error.
 
     Raises:
         SettingError: ``state`` lacks an array of the encoder, or the network has no encoder.
@@ -150,7 +150,7 @@ def _only_encoder(network: nn.Module, state: Mapping[str, Any], path: Path) -> d
 
 
 def _load(network: nn.Module, state: Mapping[str, Any], path: Path) -> None:
-    """Load the arrays of a run's file into ``network``; all names and shapes must match.
+    """Load the arrays of a run's file into ``network``, whose names and shapes must all match.
 
     Values become float32.
 
@@ -262,7 +262,7 @@ def _rename_arrays(state: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _find_prefix(names: Iterable[str]) -> str:
-    """Return the first known prefix that precedes 'blocks.' in some name; '' if none does."""
+    """Return the first known prefix that precedes 'blocks.' in some name, or '' if none does."""
     for prefix in _PREFIXES:
         if any(name.startswith(f"{prefix}blocks.") for name in names):
             return prefix

@@ -29,10 +29,11 @@ PARTITION = frozenset(keys_with(CommonSettings, "partition"))
 def provenance_of(settings: CommonSettings) -> dict[str, Value]:
     """Return the settings that decide which images of a data set are test images: key -> value.
 
-    These are the settings that the data set reads, without those that change only the pixels, the
-    files or the validation part. Setting 'dataset' itself is not included. If the data set reads
-    'split.silos', the settings of the partition are added. Other data sets keep each image in its
-    part (train, val, test) under every partition, so the partition does not matter.
+    Two runs with equal values thus have the same test images. The settings are those that the data
+    set reads, without those that change only the pixels, the files or the validation part. Setting
+    'dataset' itself is not included. If the data set reads 'split.silos', the settings of the
+    partition are added. Other data sets keep each image in its part (train, val, test) under every
+    partition, so the partition does not matter.
     """
     keys = data_set(settings.dataset).settings - _SAME_TEST
     if "split.silos" in keys:
@@ -75,7 +76,7 @@ def run_beside(weights: Path) -> CommonSettings | None:
     Settings that this version does not know are ignored.
 
     Returns:
-        The settings; None if ``config.toml`` is missing or is not readable TOML.
+        The settings, or None if ``config.toml`` is missing or is not readable TOML.
 
     Raises:
         SettingError: a setting has an invalid value.
