@@ -83,9 +83,14 @@ def decode_batches(layout: Layout, folder: Path) -> Pool:
     test = layout.test
     if is_binary:
         test = f"{layout.test}.bin"
-    if test not in names or len(names) < 2:
+    missing = ""
+    if not names:
+        missing = "all batches of training images"
+    elif test not in names:
+        missing = f"{test}, the test images"
+    if missing:
         raise DataError(
-            f"{folder} lacks {test}, the test images: run 'fedsilo fetch {layout.name} "
+            f"{folder} lacks {missing}: run 'fedsilo fetch {layout.name} "
             f"--data-dir {folder.parent}'"
         )
     names.remove(test)

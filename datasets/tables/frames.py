@@ -38,8 +38,8 @@ def write_frames(
     The schema, a file ``schema.yaml``, describes the columns for the data set 'table'. A column of
     numbers or booleans becomes numeric. A column of strings becomes categorical, with the strings
     of all sites as its levels. It becomes an ignored column if all sites together have only one
-    string. Each value in column ``label`` becomes a class. If a table does not fit the schema, the
-    files that are already written stay.
+    string. Each value in column ``label`` becomes a class. Nothing is written if a table does not
+    fit the schema.
 
     Args:
         folder: an existing folder.
@@ -69,12 +69,14 @@ def write_frames(
         "policy": policy,
         "sites": {site: f"{folder_name(site)}.csv" for site in plain},
     }
-    write_atomically(folder / SCHEMA_FILE, json.dumps(content, ensure_ascii=False))
     schema: TableSchema = check_content(TableSchema, content, DataError)
+    texts: dict[str, str] = {}
     for site, frame in plain.items():
-        text = frame[names].to_csv(index=False)
+        texts[site] = frame[names].to_csv(index=False)
         where = f"silo '{site}'"
-        parse_table(csv_lines(text, where), schema, where)  # refused here, before a run begins
+        parse_table(csv_lines(texts[site], where), schema, where)  # refused before a run begins
+    write_atomically(folder / SCHEMA_FILE, json.dumps(content, ensure_ascii=False))
+    for site, text in texts.items():
         write_atomically(folder / f"{folder_name(site)}.csv", text, 0o600)
 
 

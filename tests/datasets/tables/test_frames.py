@@ -122,6 +122,7 @@ def test_a_frame_that_cannot_be_used_is_refused_by_site_or_column(
 ) -> None:
     with refuses(DataError, *said):
         write_frames(tmp_path, {"north": NORTH, "south": south}, "ill")
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(
