@@ -139,8 +139,8 @@ def read_kit(path: Path) -> Kit:
         from its values.
 
     Raises:
-        KitError: the path does not exist, is not a complete kit, or is damaged or altered. Or it is
-            a zip that other users may access; the files of a folder may have any mode.
+        KitError: the path does not exist, is not a complete kit, or is damaged or altered. A zip
+            that other users may access is refused too. The files of a folder may have any mode.
         PermissionError: this user cannot read the zip.
     """
     files = _read_folder(path) if path.is_dir() else _read_zip(path)

@@ -110,9 +110,9 @@ class Check(Generic[S]):
 def examine(checks: Sequence[Check[S]], setup: S, about: str = "") -> Iterator[Finding]:
     """Run checks in order on one setup, and yield their findings.
 
-    A failed check does not stop later ones, but a check is skipped if one that it needs has not
-    passed with all its findings. An error of a check becomes a finding and is not raised. A check
-    runs only when its finding is requested.
+    A check is skipped if an earlier check that it needs has not passed. A check has passed if all
+    its findings have. Otherwise a failed check does not stop later ones. An error of a check
+    becomes a finding and is not raised. A check runs only when its finding is requested.
 
     Args:
         checks: the checks, each after the checks that it needs.

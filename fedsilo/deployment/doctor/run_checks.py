@@ -126,9 +126,10 @@ def _plan(setup: RunSetup) -> Sequence[Finding] | str:
 def _members(setup: RunSetup) -> Passed | Failed:
     """Check that the server and the run's sites on this machine run and are online.
 
-    The run's sites are those in 'server.sites', or all sites if the setting is empty or cannot be
-    read; the check 'settings' reports such a fault. Hospitals on other machines that are not online
-    are only listed as a detail, because nobody can start them from here.
+    The run's sites are those in 'server.sites', or all sites if the setting is empty. If it cannot
+    be read, all sites count too, because the check 'settings' reports this fault. Hospitals on
+    other machines that are not online are only listed as a detail, because nobody can start them
+    from here.
 
     Raises:
         Skipped: no deployment is named.
