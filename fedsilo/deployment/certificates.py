@@ -33,7 +33,7 @@ _LOCAL = ("localhost", "127.0.0.1")  # names that the server's own processes use
 
 
 def make_hospital_key() -> tuple[bytes, bytes]:
-    """Make a new key pair of a hospital, and return the private and the public key.
+    """Make a new key pair for a hospital, and return the private and the public key.
 
     Both are EC P-384 keys in OpenSSH's format, as bytes of text. The private key is not encrypted.
     """

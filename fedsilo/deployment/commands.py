@@ -238,10 +238,10 @@ def _silos(experiment: str, count: int | None, file: Path | None) -> list[str]:
 def share_signing_keys(deployment: Deployment) -> None:
     """Make a signing key for each site on this machine, and let the other sites trust it.
 
-    In secure sums, a site accepts another site only by a key that is marked as compared. Hospitals
-    compare their keys by telephone (``fedsilo hospital keys``), but one operator runs all these
-    sites, so each key is marked at all other sites here. Existing keys are kept. A mark for another
-    key of the same site is replaced. A mark for the same key keeps its date.
+    In secure sums, a site accepts another site only if the site's key is marked as compared.
+    Hospitals compare their keys by telephone (``fedsilo hospital keys``), but one operator runs all
+    these sites, so each key is marked at all other sites here. Existing keys are kept. A mark for
+    another key of the same site is replaced. A mark for the same key keeps its date.
     """
     from fedsilo.client_app.privacy.signing import KnownKeys, signing_key
     from fedsilo.client_app.site.node import own_folder_of, owner_only
@@ -349,10 +349,10 @@ def _start_missing(deployment: Deployment, say: Say) -> Deployment:
 
     The members are the server and the sites on this machine. Missing keys and certificates are made
     first. The server is started before the sites, which are registered as soon as it answers. If
-    the server still shows a registered site as online, its old process was killed, so the site's
-    start waits until the server has noticed. Three files are written: the configuration by which
-    ``flwr`` reaches the server, deployment.json, and the registry of node ids and keys. Each wait
-    takes at most 90 seconds.
+    the server still shows a site as online whose process was killed, the site's start waits until
+    the server has noticed. Three files are written: the configuration by which ``flwr`` reaches the
+    server, deployment.json, and the registry of node ids and keys. Each wait takes at most 90
+    seconds.
 
     Args:
         deployment: the deployment, whose folder must be locked.

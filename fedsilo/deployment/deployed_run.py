@@ -254,8 +254,8 @@ def resume_command(
     """Build the shell command that resumes the run ``name`` of a deployment.
 
     The command is ``fedsilo deploy run`` with ``--name`` and ``--set run.resume=true``. It repeats
-    ``--file``, ``--config``, ``--seed`` and each ``--set`` of the first call, if they were given,
-    but no former value of 'run.resume'. Words are quoted for a shell.
+    ``--file``, ``--config``, ``--seed`` and each ``--set`` of the first call, if they were given.
+    Only a ``--set`` of 'run.resume' is not repeated. Words are quoted for a shell.
     """
     words = ["fedsilo", "deploy", "run", experiment, "--deployment", str(folder)]
     if sources.file:

@@ -56,7 +56,7 @@ def mark_keys(folder: Path, compared: Sequence[str], forget: Sequence[str]) -> N
     Raises:
         SettingError: ``compared`` names this hospital itself, or has an invalid site name or code.
             Also raised for a site without a code if its key was not received, or has arrived or
-            changed since ``describe_keys`` listed it, and for an unknown site in ``forget``.
+            changed since ``describe_keys`` listed it. An unknown site in ``forget`` is refused too.
         CheckpointError: the list is damaged, or cannot be written.
     """
     known = KnownKeys(folder)

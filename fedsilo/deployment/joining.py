@@ -92,9 +92,9 @@ def renew(folder: Path, name: str, say: Say) -> MadeKit | str:
 
     Raises:
         FedsiloError: ``name`` is not in the deployment, the server does not answer, another command
-            changes the deployment, or the new key or certificate cannot be made. In these cases the
-            old key or certificate stays. If the old key cannot be removed, the hospital still uses
-            it, and the error gives the command that removes it.
+            changes the deployment, the new key cannot be registered, or the certificate cannot be
+            made. In these cases the old key or certificate stays. If the old key cannot be removed,
+            the hospital still uses it, and the error gives the command that removes it.
     """
     with open_locked(folder) as deployment:
         if name == SERVER:

@@ -115,8 +115,8 @@ def check_rules(
 ) -> SiteFile:
     """Parse the hospital's own site file, and check that no option contradicts it.
 
-    An option contradicts the file unless the file has the same key with the same value. Such an
-    option is accepted, because a service manager may give the same options at each start.
+    An option is accepted if the file has the same key with the same value, because a service
+    manager may give the same options at each start. Any other option contradicts the file.
 
     Args:
         text: the file's text.

@@ -305,8 +305,8 @@ def _refuse_used_folder(folder: Path, manifest: Manifest) -> None:
 def _replace_old_paths(folder: Path, before: str, now: str) -> None:
     """Change the paths in a restored deployment.json from the old folder to the new one.
 
-    These are the path of the deployment and the paths in the sites' node configs that are in the
-    old folder. Paths elsewhere, such as that of the data, stay.
+    The changed paths are that of the deployment, and those in the sites' node configs that are in
+    the old folder. Paths elsewhere, such as that of the data, stay.
 
     Args:
         folder: the folder with deployment.json, which may still have a temporary name.
@@ -327,9 +327,9 @@ def _list_notes(deployment: Deployment, manifest: Manifest) -> list[str]:
     """List notes for the operator of a restored deployment, one sentence each.
 
     There is a note for each version that differs from the backup's: those of fedsilo, its git
-    revision and Flower. If the deployment has an address for hospitals, a note asks to let it lead
-    to this machine. If there are sites on this machine, a note says that epsilon they spent after
-    the backup is missing. The list may be empty.
+    revision and Flower. If the deployment has an address for hospitals, a note asks the operator to
+    point it to this machine. If there are sites on this machine, a note says that epsilon they
+    spent after the backup is missing. The list may be empty.
     """
     # Other versions may refuse the hospitals' messages, or number them differently
     notes = []

@@ -219,7 +219,7 @@ def build_document(target: str, findings: Sequence[Finding]) -> dict[str, Any]:
     """Build the mapping that ``fedsilo doctor --json`` prints.
 
     Its keys are "target", "fedsilo" (the version), "exit-code", "count" (status -> number of
-    findings) and "findings" (a mapping of each finding's fields).
+    findings) and "findings" (a list with a mapping of each finding's fields).
 
     Args:
         target: ``site``, ``server`` or ``run``.

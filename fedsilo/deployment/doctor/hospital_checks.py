@@ -74,8 +74,8 @@ class HospitalRequest:
 def refuse_failing(setup: SiteSetup) -> None:
     """Check that a hospital's node can start, and that it is not connected already.
 
-    The checks of ``fedsilo doctor`` run until one fails. The server is then told its name, if it
-    can be reached, so that the server's operator knows the cause. Skipped checks are ignored. If no
+    The checks of ``fedsilo doctor`` run until one fails. Then the server is told the check's name,
+    if it can be reached, so that its operator knows the cause. Skipped checks are ignored. If no
     check fails, the server is asked whether this hospital is connected.
 
     Raises:

@@ -314,7 +314,7 @@ def _unlike_columns(setup: SiteSetup) -> list[str]:
     """Describe each column of the site's table whose mean is far from the mean in the schema.
 
     Such a column may be in another unit, for example. ``compare_with`` decides on the training
-    data, for example by means that differ by a factor of five. Columns with fewer than
+    data, mainly by whether the means differ by a factor of five. Columns with fewer than
     'privacy.sums-min-count' values are not compared. If the schema has no means, the list is empty.
     """
     silo = setup.site.silo

@@ -28,8 +28,8 @@ def install(unit: Unit) -> str:
 
     Raises:
         ServiceError: systemd does not run here or refuses the unit, or this user may not write it.
-            Also raised if the service's user is root, does not exist or does not own the folder, or
-            if the unit's name is not allowed or is that of another program's unit.
+            Also raised if the service's user is root, does not exist or does not own the folder.
+            The unit's name may also be invalid, or that of another program's unit.
     """
     path = _find_path(unit.name)
     _refuse_user(unit)

@@ -94,9 +94,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arguments: the arguments of ``flower-supernode``; None for those of this process.
 
     Returns:
-        The SuperNode's exit code when the SuperNode ends, 0 after SIGTERM or SIGINT, or 3 if the
-        worker ended because it would fail again. After an error at the start, which is printed to
-        stderr, 2.
+        The SuperNode's exit code when the SuperNode ends, or 0 after SIGTERM or SIGINT. It is 3 if
+        the worker ended because it would fail again, and 2 after an error at the start, which is
+        printed to stderr.
     """
     if arguments is None:
         arguments = sys.argv[1:]

@@ -53,7 +53,7 @@ class InstalledApp:
         files. These differences are refused:
 
         - A file in one of the folders in ``ROOMS`` differs, or only one side has it. These folders
-          have all code that runs at the server or at a hospital.
+          contain all code that runs at the server or at a hospital.
         - The table ``tool.flwr`` of pyproject.toml differs. It has the app's components and the
           defaults of all settings.
         - A Python file elsewhere could replace an installed package (see ``_is_strange``).
@@ -123,8 +123,8 @@ def installed_app(folder: Path | None = None) -> InstalledApp:
     """Read the fedsilo that is installed on this machine, to compare it with the apps of runs.
 
     The result has the content of pyproject.toml, and the SHA-256 of each file that Flower would put
-    in a bundle, the zip that a run sends. Only the folders in ``ROOMS`` count, which have all code
-    that runs at the server or at a hospital.
+    in a bundle, the zip that a run sends. Only the folders in ``ROOMS`` count, which contain all
+    code that runs at the server or at a hospital.
 
     Args:
         folder: the folder of pyproject.toml; None for the one of the fedsilo that is running.
@@ -296,10 +296,10 @@ def _unpack(bundle: bytes) -> dict[str, bytes]:
 
 
 def _project(text: bytes, whose: str) -> Mapping[str, Any]:
-    """Parse the bytes of a pyproject.toml. An empty file gives an empty mapping.
+    """Parse the bytes of a pyproject.toml, which may be empty, into a mapping.
 
     Args:
-        text: the content of the file, in UTF-8.
+        text: the content of the file, in UTF-8. Empty content gives an empty mapping.
         whose: the owner of the file in the error, such as "the run's".
 
     Raises:
