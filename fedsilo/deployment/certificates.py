@@ -33,7 +33,7 @@ _LOCAL = ("localhost", "127.0.0.1")  # names that the server's own processes use
 
 
 def make_hospital_key() -> tuple[bytes, bytes]:
-    """Make a new key pair of a hospital, and return the private and the public key.
+    """Make a new key pair for a hospital, and return the private and the public key.
 
     Both are EC P-384 keys in OpenSSH's format, as bytes of text. The private key is not encrypted.
     """
@@ -47,8 +47,7 @@ def make_authority(secrets: Path) -> None:
     """Make a new certificate authority and a new key for the server, and write their files.
 
     The files are ``ca.crt``, ``ca.key`` and ``server.key``. The authority's certificate is signed
-    by itself and is valid for ten years. The server's certificate is not made here; ``sign_server``
-    makes it.
+    by itself and is valid for ten years. ``sign_server`` makes the server's certificate.
 
     Args:
         secrets: an existing folder. Existing files of these names are replaced.
@@ -81,13 +80,14 @@ def make_authority(secrets: Path) -> None:
 def sign_server(secrets: Path, hosts: Sequence[str] = ()) -> datetime:
     """Make a new certificate for the server's key, and return the time at which it expires.
 
-    The authority in ``secrets`` signs it. It is valid for one year, also for localhost and
-    127.0.0.1, and is written to ``server.crt``. The key, ``server.key``, stays the same.
+    The authority in ``secrets`` signs the certificate, which is written to ``server.crt`` and is
+    valid for one year. Its names are localhost, 127.0.0.1 and ``hosts``. The server's key does not
+    change.
 
     Args:
         secrets: the folder of ``ca.crt``, ``ca.key`` and ``server.key``.
-        hosts: further names or addresses by which hospitals reach the server. If empty, all names
-            are taken from the existing certificate.
+        hosts: further names or IP addresses by which hospitals reach the server. If empty, all
+            names are taken from the existing certificate.
 
     Raises:
         DeploymentError: a file is missing or damaged (``server.crt`` too, if ``hosts`` is empty),

@@ -67,12 +67,12 @@ def hospital_address(host: str | None) -> str:
 
 
 def requested_node_config(options: DeploymentOptions) -> dict[str, Value]:
-    """Return the node config entries that the command's options request for all sites.
+    """Return the node config (settings of the sites' nodes) that the command's options request.
 
     The options ``device`` and ``data_dir`` become the keys 'device' and 'data-dir', the latter with
-    an absolute path. Each text key=value in ``node_config`` adds an entry, whose value is read as
-    TOML; it overrides the other two options. Options that were not given are left out. Whether a
-    key exists is not checked.
+    an absolute path. Each text key=value in ``node_config`` adds an entry. Its value is read as
+    TOML, or taken as a string if it is not valid TOML. Such an entry replaces an earlier one with
+    the same key. Options that were not given are left out. Whether a key exists is not checked.
 
     Raises:
         SettingError: a text in ``node_config`` does not have the form key=value.
@@ -92,13 +92,13 @@ def requested_node_config(options: DeploymentOptions) -> dict[str, Value]:
 def refuse_changes(deployment: Deployment, options: DeploymentOptions) -> None:
     """Check that the options given for an existing deployment agree with it.
 
-    Only options that were given are compared: ``host``, the number and the names of sites, and node
-    config entries. The order of site names does not matter. Node config entries are compared with
-    those of the first site, because all sites have the same ones. In a deployment without sites on
-    this machine, every requested entry differs.
+    Only options that were given are compared: ``host``, the number and the names of the sites on
+    this machine, and node config entries (settings of the sites' nodes). The order of site names
+    does not matter. Node config entries are compared with those of the first site, because all
+    sites have the same ones. Without sites on this machine, every requested entry differs.
 
     Raises:
-        SettingError: an option differs; the message names the first one. Or an option is malformed.
+        SettingError: an option is malformed or differs from the deployment. The message names it.
     """
     # All sites have the same keys, but for their names and folders, so the first one is compared
     config = next(iter(deployment.node_config.values()), {})
@@ -123,13 +123,13 @@ def refuse_changes(deployment: Deployment, options: DeploymentOptions) -> None:
 def refuse_other_silos(deployment: Deployment, experiment: str, options: DeploymentOptions) -> None:
     """Check that the silos of ``experiment`` are the sites of an existing deployment.
 
-    A silo is one site's part of the experiment's data, and its name must be a site's name. Nothing
-    is checked if the option ``site`` names the sites. Nothing is checked either if all sites are on
-    other machines and the option ``sites``, their number, is not given.
+    A silo is one site's part of the experiment's data. The names of the silos must be those of the
+    sites on this machine. The check is skipped if the option ``site`` names the sites. It is also
+    skipped if all sites are on other machines and the option ``sites``, their number, is not given.
 
     Raises:
-        SettingError: the names of the silos and of the sites differ. Or the experiment or its
-            settings are invalid, or it does not have the number of silos that ``sites`` requests.
+        SettingError: the names differ, the number of silos is not ``sites``, or the experiment or
+            its settings are invalid.
     """
     count, sites = options.get("sites"), several(options.get("site"))
     if sites or (deployment.address and not deployment.sites and not count):
@@ -145,16 +145,16 @@ def refuse_other_silos(deployment: Deployment, experiment: str, options: Deploym
 
 
 def plan_deployment(folder: Path, experiment: str, options: DeploymentOptions) -> Deployment:
-    """Plan a new deployment: its sites, its ports and the node config of its sites.
+    """Plan a new deployment: its sites, its ports and the node config (settings) of its sites.
 
-    The sites are those in the option ``site``. If it is not given, they are the silos of
-    ``experiment``, and the option ``sites`` may set their number. If only ``host`` is given, the
-    deployment begins without sites, because all of them may be on other machines.
+    The sites are those in the option ``site``. If it is not given, they are the silos (parts of the
+    data) of ``experiment``, and the option ``sites`` may set their number. If only ``host`` is
+    given, the deployment begins without sites, because all of them may be on other machines.
 
     The ports are free now, but are not reserved. With ``host``, the port for hospitals is the one
-    in that option, or 9092, and it is not checked. By default, sites use the CPU, have the level of
-    trust 'server', and use the folders in $FEDSILO_DATA and $FEDSILO_CACHE. No file of the
-    deployment is written; ``prepare`` does that.
+    in that option, or 9092, and it is not checked. By default, sites use the CPU and the folders in
+    $FEDSILO_DATA and $FEDSILO_CACHE. Their default level of trust is 'server': the server may see
+    each site's answers. No file of the deployment is written here. ``prepare`` does that.
 
     Args:
         folder: the absolute path of the deployment's folder, which need not exist.
@@ -163,8 +163,8 @@ def plan_deployment(folder: Path, experiment: str, options: DeploymentOptions) -
 
     Raises:
         SettingError: the experiment, an option or a site's name cannot be used, or there is no
-            site. Also raised if ``folder`` is in fedsilo's checkout, because a run would send the
-            folder to every site; only the checkout's folder ``deployment`` is allowed.
+            site. Also raised if ``folder`` is in fedsilo's checkout, which a run sends to every
+            site. Only the checkout's folder ``deployment`` is allowed.
         ProcessError: fedsilo was not installed from a checkout.
     """
     app = app_folder()
@@ -192,9 +192,10 @@ def plan_deployment(folder: Path, experiment: str, options: DeploymentOptions) -
 def prepare(planned: Deployment) -> None:
     """Create the folders of a new deployment, and write its deployment.json.
 
-    The folders are the deployment's own, one for each member, and ``flwr`` in each member's folder.
-    If they are new, only their owner can open them. Missing folders above them get the usual mode,
-    and existing folders keep theirs. An existing deployment.json is replaced.
+    The folders are the deployment's own, one for each member (the server and each site on this
+    machine), and ``flwr`` in each member's folder. Only the owner can open a new folder. Missing
+    folders above them get the usual mode, and existing folders keep theirs. An existing
+    deployment.json is replaced.
     """
     planned.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     for member in planned.members:
@@ -237,10 +238,10 @@ def _silos(experiment: str, count: int | None, file: Path | None) -> list[str]:
 def share_signing_keys(deployment: Deployment) -> None:
     """Make a signing key for each site on this machine, and let the other sites trust it.
 
-    In secure sums, a site accepts another site only by a key that is marked as compared. Hospitals
-    compare their keys by telephone (``fedsilo hospital keys``), but one operator runs all these
-    sites, so each key is marked at all other sites here. Existing keys are kept. A mark for another
-    key of the same site is replaced. A mark for the same key keeps its date.
+    In secure sums, a site accepts another site only if the site's key is marked as compared.
+    Hospitals compare their keys by telephone (``fedsilo hospital keys``), but one operator runs all
+    these sites, so each key is marked at all other sites here. Existing keys are kept. A mark for
+    another key of the same site is replaced. A mark for the same key keeps its date.
     """
     from fedsilo.client_app.privacy.signing import KnownKeys, signing_key
     from fedsilo.client_app.site.node import own_folder_of, owner_only
@@ -346,10 +347,11 @@ def up(folder: Path, experiment: str | None, options: DeploymentOptions, say: Sa
 def _start_missing(deployment: Deployment, say: Say) -> Deployment:
     """Start every member that does not run, register new sites, and wait until all are online.
 
-    Missing keys and certificates are made first. The server is started before the sites, which are
-    registered as soon as it answers. If the server still shows a registered site as online, the
-    site's start waits until the server has noticed that its old process is gone. The connection
-    file of ``flwr``, deployment.json and the registry are written. Each wait takes at most 90
+    The members are the server and the sites on this machine. Missing keys and certificates are made
+    first. The server is started before the sites, which are registered as soon as it answers. If
+    the server still shows a site as online whose process was killed, the site's start waits until
+    the server has noticed. Three files are written: the configuration by which ``flwr`` reaches the
+    server, deployment.json, and the registry of node ids and keys. Each wait takes at most 90
     seconds.
 
     Args:
@@ -384,7 +386,7 @@ def _start_missing(deployment: Deployment, say: Say) -> Deployment:
 
 
 def _find_silent_server(deployment: Deployment) -> list[str]:
-    """List the server if it does not answer a health request; otherwise return an empty list.
+    """List the server if it does not answer a health request, or return an empty list if it does.
 
     ``wait_for`` calls this function again and again until the list is empty.
     """
@@ -413,10 +415,11 @@ def logs(folder: Path, member: str, lines: int) -> str:
 
 
 def down(folder: Path) -> tuple[Deployment, list[str]]:
-    """End all processes of a deployment on this machine, sites before the server; keep its files.
+    """End all processes of a deployment on this machine, the sites before the server.
 
     Each process gets SIGTERM and, if it still runs after 10 seconds, SIGKILL. The sites end first
-    so that they can sign off at the server. The deployment is not locked meanwhile.
+    so that they can sign off at the server. All files are kept. The deployment is not locked
+    meanwhile.
 
     Returns:
         The deployment as it was read, and the members that were running, with the server first.

@@ -52,7 +52,8 @@ def run(
 ) -> Path:
     """Run an experiment on a deployment, wait for its end, and return the run directory.
 
-    Flower's log of the run is printed meanwhile.
+    The run's settings are written to a TOML file in the server's folder. Flower's log of the run is
+    printed meanwhile.
 
     Args:
         experiment: an experiment or a method.
@@ -65,9 +66,9 @@ def run(
         overrides: settings that take precedence over all others, including ``seed`` and ``name``.
 
     Raises:
-        FedsiloError: a setting is invalid, a member is down, the run directory cannot be used, or
-            the run failed. If a failed run has a directory, the message ends with the command that
-            resumes it.
+        FedsiloError: a setting is invalid, the server or a site on this machine is not online, the
+            run directory cannot be used, or the run failed. If a failed run has a directory, the
+            message ends with the command that resumes it.
     """
     deployment, settings, directory = plan(
         experiment, folder, sources, seed=seed, name=name, overrides=overrides
@@ -100,10 +101,10 @@ def plan(
     name: str | None = None,
     overrides: Mapping[str, Value] | None = None,
 ) -> tuple[Deployment, RunSettings, Path]:
-    """Build the settings of a run on a deployment, and check that it could start; start nothing.
+    """Build the settings of a run on a deployment, and check that it could start.
 
-    The check covers the run directory, and that the server and the run's sites on this machine run
-    and are online. Hospitals on other machines are not checked.
+    Nothing is started. The check covers the run directory, and that the server and the run's sites
+    on this machine run and are online. Hospitals on other machines are not checked.
 
     Args:
         experiment: an experiment or a method.
@@ -119,8 +120,8 @@ def plan(
         exist yet.
 
     Raises:
-        FedsiloError: the folder has no usable deployment, a member is down or offline, a setting is
-            invalid, or the run directory cannot be used.
+        FedsiloError: the folder has no usable deployment, the server or a site on this machine is
+            not online, a setting is invalid, or the run directory cannot be used.
     """
     deployment = read_deployment(folder)
     chosen: dict[str, Value] = {}
@@ -253,8 +254,8 @@ def resume_command(
     """Build the shell command that resumes the run ``name`` of a deployment.
 
     The command is ``fedsilo deploy run`` with ``--name`` and ``--set run.resume=true``. It repeats
-    ``--file``, ``--config``, ``--seed`` and each ``--set`` of the first call, if they were given,
-    but no former value of 'run.resume'. Words are quoted for a shell.
+    ``--file``, ``--config``, ``--seed`` and each ``--set`` of the first call, if they were given.
+    Only a ``--set`` of 'run.resume' is not repeated. Words are quoted for a shell.
     """
     words = ["fedsilo", "deploy", "run", experiment, "--deployment", str(folder)]
     if sources.file:

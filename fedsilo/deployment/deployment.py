@@ -127,10 +127,10 @@ class Deployment:
         return self.folder / "sites" / folder_name(member)
 
     def private_key(self, site: str) -> Path:
-        """Return the path of a site's private key, in OpenSSH's format.
+        """Return the path of a site's private key in OpenSSH's format, ``secrets/<site>.key``.
 
-        This machine has the file only for its own sites, because a hospital on another machine gets
-        its key in its kit.
+        This machine has the file only for its own sites. A hospital on another machine gets its key
+        in its kit, which is a zip.
         """
         return self.secrets / f"{folder_name(site)}.key"
 
@@ -269,8 +269,8 @@ class Deployment:
         and passes the site's node config to them. They connect to the server on this machine.
 
         Raises:
-            SettingError: the node config names a plugin file that this user has neither given nor
-                run, or whose content has changed since.
+            SettingError: the node config's 'plugin' names a Python file that this user has neither
+                given nor run, or whose content has changed since.
         """
         # Somebody else may have put a plugin's name into deployment.json
         named = str(self.node_config[site].get("plugin", ""))
@@ -361,7 +361,7 @@ def node_command(
         superlink: the server's address for hospitals, host:port.
         authority: the file of the authority's certificate.
         key: the file of the hospital's private key.
-        host: the host of the SuperNode's own Runtime API.
+        host: the host of the SuperNode's Runtime API, from which the worker takes messages.
         port: the port of that API.
         node_config: the node config. It becomes one argument of entries key=value, separated by
             spaces, with each value as JSON.
@@ -423,8 +423,8 @@ def plan(
 ) -> Deployment:
     """Plan a new deployment: the ports and the node config of its sites, sorted by name.
 
-    No file of the deployment is written. If ``shared`` names plugin files, they are recorded as
-    given by this user, so that the sites, which are started later, may load them.
+    No file of the deployment is written. If the key 'plugin' of ``shared`` names Python files, they
+    are recorded as trusted by this user, so that the sites may load them when they start.
 
     Args:
         folder: the absolute path of the deployment's folder.

@@ -31,7 +31,7 @@ def flwr(deployment: Deployment, *arguments: str, say: Say | None = None) -> dic
 
     Raises:
         DeploymentError: the command failed. The message has Flower's error or the last line of
-            output; if the server's certificate is the cause, it says so.
+            output. If the server's certificate is the cause, it says so instead.
         ProcessError: ``flwr`` is not installed.
     """
     command = [tool("flwr"), *arguments, "--format", "json"]

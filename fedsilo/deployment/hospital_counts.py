@@ -25,11 +25,11 @@ class HospitalCounts:
     counts_noise: float  # 'counts-noise' of the rules, in patients; 0 for the default noise
 
     def describe(self) -> Iterator[str]:
-        """Yield a line about each state of the data whose noisy counts this hospital has reported.
+        """Yield a line about each set of noisy counts that this hospital has reported.
 
-        Changed data are another state. A line begins with the site's name, and has the total of
-        each split and the amount of noise. If no counts were reported, the only line says so.
-        Nothing is charged to the ledger.
+        Changed data get a new set. A line begins with the site's name, and has the total of each
+        split, the amount of noise, and whether the next run draws the noise again. If no counts
+        were reported, the only line says so. Nothing is charged to the ledger.
         """
         kept = kept_counts(self.ledger)
         if not kept:
@@ -42,11 +42,13 @@ class HospitalCounts:
 
         The epsilon is charged to the hospital's ledger. The only line that is yielded says how
         epsilon over all runs rises. If no counts were sent yet, nothing is charged and no line is
-        yielded. If the next run already draws all of them again, nothing is charged and the line
-        says so. This is a generator, so nothing is charged before the first line is requested.
+        yielded. If all counts already have a new draw at the next run, nothing is charged and the
+        line says so. This is a generator, so nothing is charged before the first line is requested.
 
         Raises:
             EpsilonSpentError: epsilon would rise above the hospital's cap. Nothing changes then.
+            SettingError: the rules do not set the noise, and no noise is enough for a quarter of
+                the cap.
             CheckpointError: the ledger or the stored counts are damaged, or cannot be written.
         """
         kept = kept_counts(self.ledger)
@@ -80,10 +82,9 @@ def _describe(counts: NoisyCounts) -> str:
 def open_counts(kit: Path | None, node_config: Sequence[str]) -> HospitalCounts:
     """Find a hospital's noisy sample counts, and the ledger that records the epsilon spent on them.
 
-    The hospital is described by its node config, the settings of its node. The config comes from
-    the kit if one is given, with the entries of ``node_config`` on top. The cap on epsilon, its
-    delta and the noise come from the rules that apply, the stricter of the site file and the node
-    config. Neither the counts nor the ledger is read here.
+    The hospital's settings (node config) come from the kit if one is given, with the entries of
+    ``node_config`` on top. The cap on epsilon, its delta and the noise are the stricter ones of the
+    site file and the node config. Neither the counts nor the ledger is read here.
 
     Args:
         kit: the folder of the hospital's opened kit; None to use only ``node_config``.
@@ -92,8 +93,8 @@ def open_counts(kit: Path | None, node_config: Sequence[str]) -> HospitalCounts:
     Raises:
         SettingError: the hospital's name, its 'state-dir' or a cap on epsilon is missing, or the
             node config cannot be read.
-        RefusedError: the site file cannot be used, or the level of trust is ``nobody`` but there is
-            no cap on epsilon.
+        RefusedError: the site file cannot be used, or the level of trust is ``nobody`` (all that
+            leaves must be differentially private) but there is no cap on epsilon.
         KitError: the folder does not contain a kit, or the kit was altered.
     """
     if kit is None:

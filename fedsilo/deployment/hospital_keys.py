@@ -15,8 +15,8 @@ def find_own_folder(folder: Path) -> Path:
     The folder is ``<state-dir>/.own/<site>``. It is recognised by the hospital's signing key in it.
 
     Args:
-        folder: the folder of an opened kit, which has the state in ``state``; or a 'state-dir'; or
-            the wanted folder itself, which is returned without a check.
+        folder: the folder of an opened kit (with the state in ``state``), or a 'state-dir'. A
+            folder directly below one named ``.own`` is returned without a check.
 
     Raises:
         SettingError: no signing key is found, or the keys of several sites are.
@@ -48,16 +48,15 @@ def mark_keys(folder: Path, compared: Sequence[str], forget: Sequence[str]) -> N
 
     Args:
         folder: the hospital's own folder, as ``find_own_folder`` returns it.
-        compared: sites whose received key was compared; or SITE=CODE, where CODE is the code that
+        compared: sites whose received key was compared, or SITE=CODE, where CODE is the code that
             SITE read out. With a code, only the key with this code is accepted, even if it is still
             to come.
         forget: sites to remove from the list of known keys.
 
     Raises:
-        SettingError: ``compared`` names this hospital itself, or has an invalid site name or a
-            malformed code. Or, without a code, the site's key was not received, or has arrived or
-            changed since ``describe_keys`` listed it. Or ``forget`` names a site that is not in the
-            list.
+        SettingError: ``compared`` names this hospital itself, or has an invalid site name or code.
+            Also raised for a site without a code if its key was not received, or has arrived or
+            changed since ``describe_keys`` listed it. An unknown site in ``forget`` is refused too.
         CheckpointError: the list is damaged, or cannot be written.
     """
     known = KnownKeys(folder)

@@ -52,8 +52,8 @@ def add(folder: Path, names: Sequence[str], say: Say) -> list[MadeKit]:
 
     Raises:
         FedsiloError: a name is not allowed or already exists, the server does not answer, or
-            another command changes the deployment. Nothing was written then. Also raised if a
-            registration fails. The hospitals named before are then registered, but have no kit.
+            another command changes the deployment. In these cases nothing was written. If a
+            registration fails, the hospitals named before are registered, but have no kit.
     """
     with open_locked(folder) as deployment:
         # All names are checked before the first is registered, so after an error none is registered
@@ -92,9 +92,9 @@ def renew(folder: Path, name: str, say: Say) -> MadeKit | str:
 
     Raises:
         FedsiloError: ``name`` is not in the deployment, the server does not answer, another command
-            changes the deployment, or the new key cannot be registered. In these cases nothing was
-            written. Also raised if the old key cannot be removed. The hospital then still uses the
-            old key, and the error gives the command that removes it.
+            changes the deployment, the new key cannot be registered, or the certificate cannot be
+            made. In these cases the old key or certificate stays. If the old key cannot be removed,
+            the hospital still uses it, and the error gives the command that removes it.
     """
     with open_locked(folder) as deployment:
         if name == SERVER:
@@ -148,8 +148,8 @@ def revoke(folder: Path, name: str, say: Say) -> None:
 def register(deployment: Deployment, site: str, say: Say, public: Path | None = None) -> Deployment:
     """Register a site's public key at the server, and return the deployment with the node id.
 
-    The server assigns the site's node id. It is also written to deployment.json, but not to the
-    registry.
+    The server assigns the site's node id. The id is recorded in deployment.json, but not in the
+    registry, the file that tells the server which node is which site.
 
     Args:
         deployment: the deployment, whose server must answer.

@@ -139,8 +139,8 @@ def read_kit(path: Path) -> Kit:
         from its values.
 
     Raises:
-        KitError: the path does not exist, is not a complete kit, or is damaged or altered. Or it is
-            a zip that other users may access; the files of a folder may have any mode.
+        KitError: the path does not exist, is not a complete kit, or is damaged or altered. A zip
+            that other users may access is refused too. The files of a folder may have any mode.
         PermissionError: this user cannot read the zip.
     """
     files = _read_folder(path) if path.is_dir() else _read_zip(path)
@@ -169,9 +169,10 @@ _ANOTHER = "do not use the kit, and ask the server's operator for another"
 
 
 def _read_zip(path: Path) -> dict[str, bytes]:
-    """Read all files in a kit's zip: name -> content. Whether a file is missing is not checked.
+    """Read all files in a kit's zip, as a mapping of file names to contents.
 
-    The zip may be a symbolic link, which is followed, but not a pipe.
+    Whether a file is missing is not checked. The zip may be a symbolic link, which is followed, but
+    not a pipe.
 
     Raises:
         KitError: the zip does not exist or is damaged, ``_refuse_entries`` refuses its content (for
@@ -242,7 +243,7 @@ def _refuse_entries(path: Path, entries: Sequence[zipfile.ZipInfo]) -> None:
 
 
 def _read_folder(path: Path) -> dict[str, bytes]:
-    """Read the files of a kit that is unpacked in a folder: name -> content.
+    """Read the files of a kit that is unpacked in a folder, as a mapping of file names to contents.
 
     A missing file is left out of the result, and other files in the folder are ignored.
 

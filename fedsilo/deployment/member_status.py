@@ -21,16 +21,16 @@ class MemberStatus:
 
     @property
     def last_seen(self) -> str:
-        """The site's connection to the server in words, with its time; empty for the server itself.
+        """The site's connection to the server in words, with its time.
 
-        Without known times, it is only "online" or "offline". Otherwise it is the first that
-        applies:
+        The text is empty for the server itself. Without known times, it is only "online" or
+        "offline". Otherwise it is the first that applies:
 
-        - "never connected";
-        - "online since TIME";
-        - "offline", if the end of the newest connection is not known, because the server was down;
-        - "cannot start: CHECK (TIME)", if the newest start failed a check;
-        - "offline since TIME".
+        - "never connected"
+        - "online since TIME"
+        - "offline", if the end of the newest connection is not known, because the server was down
+        - "cannot start: CHECK (TIME)", if the newest start failed a check
+        - "offline since TIME"
 
         A time has the form "2026-03-03 09:41:07 UTC".
         """

@@ -50,8 +50,8 @@ def read_rules_given(options: RuleOptions) -> dict[str, Any]:
     Options that were not given are left out. Whether a rule of that key exists is not checked.
 
     Raises:
-        SettingError: a rule lacks '=', its key is given twice or is 'site', or its value is not
-            valid YAML.
+        SettingError: a rule lacks '=' or its key, the key is given twice or is 'site', or the value
+            is not valid YAML.
     """
     values: dict[str, Any] = {}
     if options.get("trust"):
@@ -115,11 +115,13 @@ def check_rules(
 ) -> SiteFile:
     """Parse the hospital's own site file, and check that no option contradicts it.
 
+    An option is accepted if the file has the same key with the same value, because a service
+    manager may give the same options at each start. Any other option contradicts the file.
+
     Args:
         text: the file's text.
         site: the hospital's name.
-        options: the command's options. An option equal to the file's value is accepted, because a
-            service manager may give the same options at each start.
+        options: the command's options.
         trusted_elsewhere: whether the node config has the level of trust.
 
     Returns:
@@ -177,8 +179,8 @@ def effective_rules(context: Context) -> SiteFile:
         context: Flower's context of the site, whose node config may name a site file.
 
     Raises:
-        RefusedError: the site file cannot be used, or the level of trust is ``nobody`` without a
-            cap on epsilon.
+        RefusedError: the site file cannot be used, or the level of trust is ``nobody`` (all that
+            leaves must be differentially private) without a cap on epsilon.
         SettingError: the node config has a wrong value.
     """
     rules = SiteFile(methods=_ALL, datasets=_ALL, records=_ALL)

@@ -45,10 +45,10 @@ class MadeBackup:
 
 
 def back_up(folder: Path, target: Path, passphrase: str, say: Say) -> MadeBackup:
-    """Write an encrypted copy of a deployment to the new file ``target``; the deployment may run.
+    """Back up a deployment, which may be running, into the new encrypted file ``target``.
 
     The deployment's folder is locked meanwhile, so that no hospital is added or revoked, but runs
-    go on. If the copy is inconsistent because a site or a run wrote meanwhile, the whole copy is
+    go on. If a site or a run writes meanwhile and makes the copy inconsistent, the whole copy is
     made again, up to five times in all. Only the owner can read the file.
 
     Args:
@@ -58,8 +58,9 @@ def back_up(folder: Path, target: Path, passphrase: str, say: Say) -> MadeBackup
         say: prints one line for a symbolic link that is left out (see ``BackupCopy.copy_all``).
 
     Raises:
-        BackupError: the target exists, cannot be made or is in a subfolder of the deployment's, the
-            database or the authority's certificate cannot be read, or no copy is consistent.
+        BackupError: the target exists, its folder is missing, or it is in a subfolder of the
+            deployment. Also raised if the database or the authority's certificate cannot be read,
+            or if all five copies are inconsistent.
         DeploymentError: the folder does not contain a deployment, or another command changes it.
         OSError: a file cannot be read or written.
     """
@@ -104,7 +105,7 @@ def _refuse_target(target: Path, deployment: Deployment) -> None:
 def _write_consistent(
     deployment: Deployment, part: Path, unsealed: Path, passphrase: str, say: Say
 ) -> Manifest:
-    """Write a backup of a deployment to the file ``part``, again and again until it is consistent.
+    """Write a backup of a deployment to the file ``part``, and repeat this until it is consistent.
 
     A backup is consistent if a restored deployment could resume its runs from it. At most five
     attempts are made. Each attempt copies the database first, then all other files, and
@@ -112,7 +113,7 @@ def _write_consistent(
 
     Args:
         deployment: the deployment, which may run.
-        part: the file to write; each attempt replaces it.
+        part: the file to write. Each attempt replaces it.
         unsealed: a folder for copies that are not encrypted yet.
         passphrase: the passphrase of the backup.
         say: prints what is left out, in the first attempt only.
@@ -212,7 +213,9 @@ def _describe(deployment: Deployment) -> Origin:
 
 
 def _authority_of(deployment: Deployment) -> str:
-    """Return the SHA-256 of the authority's certificate, by which a deployment is identified.
+    """Return the SHA-256 of the authority's certificate (``ca.crt``) in hexadecimal digits.
+
+    It identifies a deployment, because each deployment has its own authority.
 
     Raises:
         BackupError: the certificate's file is missing, not a regular file, or larger than 1 GiB.
@@ -280,9 +283,9 @@ def _refuse_used_folder(folder: Path, manifest: Manifest) -> None:
     """Check that the folder for a restored deployment does not exist or is empty.
 
     Raises:
-        BackupError: the folder is in use. The message says whether it contains the deployment of
-            this backup, another deployment or other files. Two deployments are the same if they
-            have the same authority. Or the authority's certificate there cannot be read.
+        BackupError: the folder is in use, or is a file. The message says whether it contains the
+            deployment of this backup, another deployment or other files. Deployments with the same
+            authority are the same. Also raised if the authority's certificate there cannot be read.
         DeploymentError: the folder contains a damaged deployment.
     """
     fault = ""
@@ -302,8 +305,8 @@ def _refuse_used_folder(folder: Path, manifest: Manifest) -> None:
 def _replace_old_paths(folder: Path, before: str, now: str) -> None:
     """Change the paths in a restored deployment.json from the old folder to the new one.
 
-    These are the path of the deployment and the paths in the sites' node configs that are in the
-    old folder. Paths elsewhere, such as that of the data, stay.
+    The changed paths are that of the deployment, and those in the sites' node configs that are in
+    the old folder. Paths elsewhere, such as that of the data, stay.
 
     Args:
         folder: the folder with deployment.json, which may still have a temporary name.
@@ -321,11 +324,12 @@ def _replace_old_paths(folder: Path, before: str, now: str) -> None:
 
 
 def _list_notes(deployment: Deployment, manifest: Manifest) -> list[str]:
-    """List sentences that the operator of a restored deployment should know.
+    """List notes for the operator of a restored deployment, one sentence each.
 
-    There may be sentences about other versions of fedsilo (also its git revision) and Flower, about
-    the address that hospitals use, and about epsilon that sites on this machine spent after the
-    backup. The list may be empty.
+    There is a note for each version that differs from the backup's: those of fedsilo, its git
+    revision and Flower. If the deployment has an address for hospitals, a note asks the operator to
+    point it to this machine. If there are sites on this machine, a note says that epsilon they
+    spent after the backup is missing. The list may be empty.
     """
     # Other versions may refuse the hospitals' messages, or number them differently
     notes = []

@@ -34,15 +34,15 @@ class BackupCopy:
         """Copy the deployment's files into the backup, and return whether the copy is consistent.
 
         The order is: secrets and kits, run directories, other files of the server, sites on this
-        machine. The database, deployment.json, logs, locks, temporary files, Flower's own folders
-        and the sites' caches are left out; the caller copies the first two. Symbolic links are not
-        copied either. ``say`` gets a line for each link, except for links directly in the folder of
-        runs.
+        machine. The database and deployment.json are left out, because the caller copies them.
+        Logs, locks, temporary files, Flower's own folders, the sites' caches and symbolic links are
+        not copied either. The field ``say`` gets a line for each link, except for links directly in
+        the folder of runs.
 
         Returns:
-            False if the copy must be made again: a site's files changed meanwhile, or a run
-            replaced all its checkpoints. If there are sites on this machine, also if a run now has
-            a newer checkpoint than the copy, because a site keeps only the states of two rounds.
+            False if the copy must be made again, because a site's files changed meanwhile or a run
+            replaced all its checkpoints. If there are sites on this machine, a checkpoint newer
+            than the copy also makes it False, because a site keeps only the states of two rounds.
             Otherwise True.
         """
         folder = self.deployment.folder
@@ -91,8 +91,8 @@ class BackupCopy:
     def _copy_site(self, site: str) -> bool:
         """Copy the files of a site on this machine, and return whether none changed meanwhile.
 
-        They are compared by size and time of the last write. Flower's folder and the cache of
-        decoded data are left out.
+        A file has changed if its size or the time of its last write differs, or if it is new or
+        gone. Flower's folder and the cache of decoded data are left out.
         """
         # Flower comes with it, which a restoration does not need
         from fedsilo.client_app.site.node import OWN
@@ -134,12 +134,12 @@ def _is_own_folder(path: Path) -> bool:
 
 
 def _files_in(folder: Path, left_out: Collection[Path]) -> Iterator[Path]:
-    """Yield the paths below a folder that a backup considers: its files and symbolic links.
+    """Yield the files below a folder that a backup copies, and the symbolic links that it reports.
 
-    Skipped are logs (.log), locks (.lock), half-written files, the database, and the folders
-    ``left_out``. A link to a folder is yielded even if ``left_out`` has it, and is never followed.
-    For each folder, links to folders come first, then its files (links to files included), then the
-    content of its subfolders; each group is sorted by name.
+    Logs (.log), locks (.lock), temporary files (such as ``.NAME.part-1``), the database, and the
+    folders ``left_out`` are skipped. Links are never followed. A link to a folder is yielded even
+    if it is in ``left_out``. In each folder, links to folders come first, then files and links to
+    files, then the content of subfolders. Each group is sorted by name.
     """
     for parent, folders, names in os.walk(folder):
         kept = []

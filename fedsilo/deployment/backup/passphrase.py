@@ -59,8 +59,8 @@ def _ask(is_new: bool) -> tuple[str, str]:
     """Ask for the passphrase at the terminal, twice for a new backup.
 
     Returns:
-        The passphrase and an empty string; if the two answers differ, an empty string and the
-        reason why they are refused.
+        The passphrase and an empty string. If the two answers differ, an empty string and the
+        reason for the refusal.
     """
     passphrase = getpass.getpass("Passphrase of the backup: ")
     if is_new and getpass.getpass("The same again: ") != passphrase:

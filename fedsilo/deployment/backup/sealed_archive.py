@@ -130,15 +130,20 @@ def derive_keys(passphrase: str, salt: str, cost: int) -> Keys:
 def _nonce(number: int, chunk: int, is_last: bool) -> bytes:
     """Build the nonce for the encryption of one chunk of a file: 12 bytes.
 
-    It is different for every chunk of a backup, because it consists of the file's number in the
-    backup, whether the chunk is the file's last one, and the chunk's number. Therefore chunks
-    cannot be swapped or cut off unnoticed.
+    Its bytes, in big-endian order, are ``number`` (4), ``is_last`` (1), three zeros, and ``chunk``
+    (4). So the nonce is different for every chunk of a backup, and chunks cannot be swapped or cut
+    off unnoticed.
+
+    Args:
+        number: the file's number in the backup, from 0.
+        chunk: the chunk's number in the file, from 0.
+        is_last: whether the chunk is the file's last one.
     """
     return struct.pack(">I?xxxI", number, is_last, chunk)
 
 
 def _chunks(source: IO[bytes], size: int) -> Iterator[tuple[bytes, bool]]:
-    """Read a file in pieces of ``size`` bytes; yield each piece, and whether it is the last.
+    """Read a file in pieces of ``size`` bytes, and yield each piece and whether it is the last.
 
     The last piece may be shorter. An empty file yields one empty piece.
     """
@@ -263,7 +268,7 @@ class SealedReader:
             raise BackupError(f"{path} was altered or damaged: {fault}; {_ANOTHER}")
 
     def _find_damage(self) -> str:
-        """Describe the first fault of the backup's files; an empty string if there is none.
+        """Describe the first fault of the backup's files, or return an empty string.
 
         First the files of the manifest and of the zip must be the same. Then, in the manifest's
         order, a file is faulty if its name leads out of the folder, if it cannot be read, or if its

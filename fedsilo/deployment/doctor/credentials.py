@@ -87,7 +87,7 @@ def _secret_fault(path: Path, marker: str, private: bool) -> tuple[str, str]:
 
 
 def read_certificate(path: Path) -> Certificate:
-    """Read a certificate in PEM format. Its dates and its signature are not checked.
+    """Read a certificate in PEM format, without checking its dates or its signature.
 
     Raises:
         Refused: the file is missing or not readable, or is not a certificate.
@@ -104,7 +104,8 @@ def read_certificate(path: Path) -> Certificate:
 def check_certificate(path: Path, now: datetime | None = None) -> Path:
     """Check that a certificate is valid at a point in time, and return its path.
 
-    Only its dates are checked, not its signature. ``now`` is in UTC; None means the current time.
+    Only its dates are checked, not its signature. ``now`` is in UTC, and None means the current
+    time.
 
     Raises:
         Refused: the certificate is missing, damaged, expired or not valid yet.
@@ -195,9 +196,9 @@ def check_handshake(address: str, authority: Path) -> None:
         authority: the file of the authority's certificate.
 
     Raises:
-        Refused: the address is malformed, the server does not answer or does not use TLS, or its
-            certificate has expired or belongs to another host or authority; or the authority's
-            file cannot be read, or is not a certificate.
+        Refused: the address is malformed, the server does not answer or does not use TLS, or the
+            authority's file cannot be used. Also raised if the server's certificate has expired, or
+            belongs to another host or authority.
     """
     host, port = split_address(address)
     try:
@@ -221,9 +222,9 @@ def _explain_failed_connection(
 ) -> Refused:
     """Build the error for a failed TLS connection to a server: its probable cause, and what to do.
 
-    The type of ``error`` decides. The causes are: the host name is unknown; the TLS handshake gets
-    no answer; the certificate is not trusted; the server closes the connection; the port does not
-    use TLS. Any other error means that the server does not answer. The caller raises the result.
+    The type of ``error`` decides. The causes are an unknown host name, a TLS handshake without an
+    answer, an untrusted certificate, a closed connection, and a port without TLS. Any other error
+    means that the server does not answer. The caller raises the result.
 
     Args:
         error: the error that the attempt to connect raised.
@@ -316,10 +317,10 @@ def check_clock(address: str, authority: Path, key: Path, now: datetime) -> str:
 def is_online(address: str, authority: Path, key: Path, node: int, now: datetime) -> bool:
     """Return whether a hospital's node is connected to the server now.
 
-    Two calls find this out. A heartbeat with an impossible interval shows whether the key is
-    registered for the node; the server refuses it, so it does not make a killed node look alive.
-    Then the check tries to activate the node. If the server refuses, the node is already connected.
-    Otherwise the check deactivates the node again.
+    Two calls find this out. The first is a heartbeat with an impossible interval, which the server
+    always refuses, so a killed node does not look alive. The refusal shows whether the key is
+    registered for the node. The second call activates the node. If the server refuses it, the node
+    is already connected. Otherwise the node is deactivated again.
 
     Args:
         address: the server's Fleet API, host:port.

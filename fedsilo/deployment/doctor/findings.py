@@ -110,9 +110,9 @@ class Check(Generic[S]):
 def examine(checks: Sequence[Check[S]], setup: S, about: str = "") -> Iterator[Finding]:
     """Run checks in order on one setup, and yield their findings.
 
-    A failed check does not stop later ones, but a check is skipped if one that it needs has not
-    passed with all its findings. An error of a check becomes a finding and is not raised. A check
-    runs only when its finding is requested.
+    A check is skipped if an earlier check that it needs has not passed. A check has passed if all
+    its findings have. Otherwise a failed check does not stop later ones. An error of a check
+    becomes a finding and is not raised. A check runs only when its finding is requested.
 
     Args:
         checks: the checks, each after the checks that it needs.
@@ -219,7 +219,7 @@ def build_document(target: str, findings: Sequence[Finding]) -> dict[str, Any]:
     """Build the mapping that ``fedsilo doctor --json`` prints.
 
     Its keys are "target", "fedsilo" (the version), "exit-code", "count" (status -> number of
-    findings) and "findings" (a mapping of each finding's fields).
+    findings) and "findings" (a list with a mapping of each finding's fields).
 
     Args:
         target: ``site``, ``server`` or ``run``.

@@ -72,14 +72,14 @@ class HospitalRequest:
 
 
 def refuse_failing(setup: SiteSetup) -> None:
-    """Check that a hospital's node can start, by the doctor's checks and at the server.
+    """Check that a hospital's node can start, and that it is not connected already.
 
-    The doctor's checks end at the first failure. Then the server is told the name of the failed
-    check, if it can be reached, so that its operator knows the cause. Skipped checks are ignored.
-    If no check fails, the server is asked whether this hospital is already connected.
+    The checks of ``fedsilo doctor`` run until one fails. Then the server is told the check's name,
+    if it can be reached, so that its operator knows the cause. Skipped checks are ignored. If no
+    check fails, the server is asked whether this hospital is connected.
 
     Raises:
-        KitError: a check failed, or the hospital is already connected. The message names the check.
+        KitError: a check failed, which the message names, or the hospital is already connected.
         Refused: the server does not say clearly whether the hospital is connected.
     """
     fault = ""
@@ -109,18 +109,18 @@ def prepare_node(
 ) -> SiteSetup:
     """Prepare the start of a hospital's node from its kit, and return the node's setup.
 
-    The kit, the hospital's rules and everything that the node needs are checked. Then the operator
-    confirms the kit, and it is written into the hospital's folder. No file there changes before. An
-    older kit in the folder is replaced, but its state and signing key are kept, and so are its
-    rules, unless the request has a site file. If the folder already has files, it is locked during
-    the checks too. The node is not started.
+    A kit has the files that a hospital needs to connect. The kit, the rules and all that the node
+    needs are checked. Then the operator confirms the kit, and only then is it written into the
+    hospital's folder. An older kit there is replaced. State, signing key and rules are kept, but a
+    site file in the request replaces the rules. If the folder already has files, it is locked
+    during the checks too. The node is not started.
 
     Args:
         request: the kit and the operator's options.
         confirm: takes the sentences that the operator must confirm, and raises an error unless the
-            operator agrees. Before the first start these are the kit's code and the rules; for a
-            new kit, the differences from the previous kit. It is not called if nothing must be
-            confirmed.
+            operator agrees. Before the first start these are the kit's code and the rules. For a
+            new kit, they are its code and the differences from the previous kit. If nothing must be
+            confirmed, it is not called.
         check_setup: raises an error for a setup that cannot start. If no server can be asked, the
             caller passes a function that checks nothing.
 
@@ -285,8 +285,8 @@ def _read_or_make_rules(request: HospitalRequest, kit: Kit, home: Path) -> str:
     """Return the text of the hospital's rules, from a site file or from the operator's options.
 
     The site file is the one that the operator requests, or else the one in ``home``. If none is
-    requested and ``home`` has none, a new text is made from the options. A level of trust must be
-    in the file or in the node config. A new text needs it in the options.
+    requested and ``home`` has none, a new text is made from the options, which must have a level of
+    trust. For a file, the level must be in the file or in the node config.
 
     Raises:
         RulesError: the rules cannot be used, the file is for another site, there is no level of
@@ -389,7 +389,7 @@ def open_temporarily(kit: Kit, rules: str = "") -> Iterator[Path]:
     """Write a kit's files into a temporary folder for the block, and yield the folder's path.
 
     Only the owner can read the folder, because it has the private key. It is removed after the
-    block. ``rules`` is the text of the site file; if it is empty, no site file is written.
+    block. ``rules`` is the text of the site file, which is not written if the text is empty.
     """
     with tempfile.TemporaryDirectory(prefix="fedsilo-kit-") as folder:
         kit.write(Path(folder))
@@ -477,7 +477,7 @@ def _lock_during(home: Path, site: str) -> Iterator[None]:
 
 
 def lock_kit_folder(home: Path, site: str) -> int:
-    """Lock a kit's folder so that only one node runs from it; return the lock's descriptor.
+    """Lock a kit's folder so that only one node runs from it, and return the lock's descriptor.
 
     The lock is an exclusive ``flock`` on the folder itself. The call does not wait for a lock that
     is taken. The lock ends when the descriptor is closed or the process ends. The descriptor is

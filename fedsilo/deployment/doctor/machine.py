@@ -160,7 +160,7 @@ def check_disk_space(folders: Iterable[Path], least: float) -> str:
 
     The free space is compared with ``least`` gigabytes (10^9 bytes). Then a test file of 1 MiB is
     written into the folder and removed again, because a quota or a failing disk shows only then.
-    The result has "FOLDER: N GB free" for each folder, joined by commas; without folders it is
+    The result has "FOLDER: N GB free" for each folder, joined by commas. Without folders it is
     empty.
 
     Raises:
@@ -198,10 +198,10 @@ def find_existing_folder(folder: Path) -> Path:
 
 
 def check_memory(least: float, most: float = 0.0) -> str:
-    """Check that a message would have enough memory, and describe the free memory in gigabytes.
+    """Check that there is enough memory to answer a message, and describe the free memory.
 
-    Inside a container, only memory below the container's limit counts as free. Gigabytes are 10^9
-    bytes.
+    The result is a text in gigabytes (10^9 bytes). Inside a container, only memory below the
+    container's limit counts as free.
 
     Args:
         least: gigabytes that a message needs.

@@ -126,9 +126,10 @@ def _plan(setup: RunSetup) -> Sequence[Finding] | str:
 def _members(setup: RunSetup) -> Passed | Failed:
     """Check that the server and the run's sites on this machine run and are online.
 
-    The run's sites are those in 'server.sites', or all sites if the setting is empty or cannot be
-    read; the check 'settings' reports such a fault. Hospitals on other machines that are not online
-    are only listed as a detail, because nobody can start them from here.
+    The run's sites are those in 'server.sites', or all sites if the setting is empty. If it cannot
+    be read, all sites count too, because the check 'settings' reports this fault. Hospitals on
+    other machines that are not online are only listed as a detail, because nobody can start them
+    from here.
 
     Raises:
         Skipped: no deployment is named.
@@ -179,9 +180,10 @@ def _sites(setup: RunSetup) -> Sequence[Finding]:
 def _describe_site(site: str, facts: Mapping[str, Any]) -> str:
     """Describe a site's data and software in one line.
 
-    If the name of the data distribution differs from the site's name, the line begins with it. Then
+    The line begins with the name of the data distribution, if that is not the site's name. Then
     follow the number of samples in each split, the number of samples left out (if any), and the
-    label counts of each split. Last come the software versions, each cut to 12 characters.
+    label counts of each split. Last come the software versions, each cut to 12 characters. If the
+    numbers of samples are unknown, the line says so.
 
     Args:
         site: the site's name, which is not part of the line.

@@ -210,9 +210,9 @@ def _registry(setup: ServerSetup) -> Verdict:
     """Check that the server's registry has each named hospital, with the right key.
 
     The registry is a file that binds each hospital's name to its node and key. The first hospital
-    that is missing or has another key gives the verdict ``Failed``. If a hospital's public key is
-    elsewhere, only its name is looked up. If hospitals are named, all others in the registry are
-    listed as a detail.
+    that is missing or has another key gives the verdict ``Failed``. If the setup has no public key
+    of a hospital, only its name is looked up. If hospitals are named, all others in the registry
+    are listed as a detail.
 
     Raises:
         Skipped: no registry is named.

@@ -130,7 +130,8 @@ class SiteSetup:
     def secrets(self) -> tuple[Path, Path]:
         """Return the paths of the authority's certificate and the hospital's key.
 
-        Checks call this only after they have found both files, so a missing path is a bug.
+        Checks call this only after they have found both files. A missing path is a bug, and fails
+        an assertion.
         """
         assert self.authority is not None
         assert self.key is not None
@@ -312,9 +313,9 @@ def _data(setup: SiteSetup) -> Passed:
 def _unlike_columns(setup: SiteSetup) -> list[str]:
     """Describe each column of the site's table whose mean is far from the mean in the schema.
 
-    Such a column may be in another unit, for example. ``compare_with`` decides, on the training
-    data. Columns with fewer than 'privacy.sums-min-count' values are not compared. If the schema
-    has no means, the list is empty.
+    Such a column may be in another unit, for example. ``compare_with`` decides on the training
+    data, mainly by whether the means differ by a factor of five. Columns with fewer than
+    'privacy.sums-min-count' values are not compared. If the schema has no means, the list is empty.
     """
     silo = setup.site.silo
     if silo.declared is None:
@@ -334,8 +335,8 @@ def _unlike_columns(setup: SiteSetup) -> list[str]:
 def _requests(setup: SiteSetup) -> Verdict:
     """Check whether the hospital would refuse the run, and describe the data that would leave.
 
-    The checks and their order are those of a real run: the request, the limits, the method and the
-    site's data, and the records to be sent. Nothing is trained or sent.
+    The checks and their order are those of a real run: the request (only with a site file), the
+    limits, the method and the site's data, and the records to be sent. Nothing is trained or sent.
 
     Returns:
         ``Failed`` if the method cannot use the site's data. Otherwise ``Passed``, with a detail for
@@ -376,7 +377,7 @@ def _describe_sent_data(settings: RunSettings, facts: SiteFacts) -> tuple[list[s
 
     Returns:
         The sorted names of the records, such as ``arrays/head.weight``, in the form of the site
-        file's rule 'records'; and sentences about the data, each beginning with "leaves".
+        file's rule 'records'. Then the sentences about the data, each beginning with "leaves".
     """
     from fedsilo.strategies.loop.ask import first_question
     from fedsilo.strategies.meeting.participants import Participants

@@ -22,7 +22,7 @@ def change_server_service(
 
     Args:
         folder: the deployment's folder.
-        options: the options of the unit, such as its user. They do not matter for ``uninstall``.
+        options: the options of the unit, such as its user. ``uninstall`` ignores them.
         install: whether to install and start the service.
         uninstall: whether to stop the service and remove its unit. The deployment itself is not
             read, and may be gone.
@@ -48,7 +48,7 @@ def change_hospital_service(
 
     Args:
         kit: the folder of the hospital's opened kit. For ``uninstall`` it may be gone.
-        options: the options of the unit, such as its user. They do not matter for ``uninstall``.
+        options: the options of the unit, such as its user. ``uninstall`` ignores them.
         install: whether to install and start the service.
         uninstall: whether to stop the service and remove its unit.
 
@@ -57,8 +57,8 @@ def change_hospital_service(
 
     Raises:
         SettingError: both ``install`` and ``uninstall`` are given.
-        FedsiloError: the kit was not opened and confirmed, or is not complete; or systemd or this
-            user's rights do not allow the change.
+        FedsiloError: the kit was not opened and confirmed, or is not complete. Also raised if
+            systemd or this user's rights do not allow the change.
     """
     _refuse_both(install, uninstall)
     if uninstall:

@@ -20,16 +20,16 @@ def install(unit: Unit) -> str:
     """Install a systemd service: write its unit file, and start it now and at each boot.
 
     An older unit file of the same name is replaced if fedsilo wrote it. A service that already runs
-    is not restarted, so it takes the new unit only at its next start. The text depends on the
-    version of systemd.
+    is not restarted, so it takes the new unit only at its next start. The unit's text depends on
+    the version of systemd.
 
     Returns:
         A sentence for the operator.
 
     Raises:
-        ServiceError: systemd does not run here or refuses the unit; the service's user is root,
-            does not exist or does not own the folder; the unit's name is not allowed or another
-            program's; or this user may not write the unit.
+        ServiceError: systemd does not run here or refuses the unit, or this user may not write it.
+            Also raised if the service's user is root, does not exist or does not own the folder.
+            The unit's name may also be invalid, or that of another program's unit.
     """
     path = _find_path(unit.name)
     _refuse_user(unit)
@@ -133,7 +133,7 @@ def _systemctl(*words: str) -> str:
     """Run ``systemctl`` with ``words`` and return its standard output.
 
     Raises:
-        ServiceError: the command failed; the message has the last line of its error output.
+        ServiceError: the command failed. The message has the last line of its error output.
     """
     # systemctl explains itself on the last line of standard error
     done = subprocess.run(["systemctl", *words], capture_output=True, text=True, check=False)

@@ -52,10 +52,10 @@ class LogLines:
     def format(self, line: str) -> str:
         """Format one line of output as a log line: time, level, run (if any) and text.
 
-        A line in the form of Flower or uvicorn states its level. An error of fedsilo's commands has
-        the level ERROR. Any other line gets the level of the line before. Colours are removed. The
-        result is empty for a line without text. It is also empty for a successful call of Flower's
-        API, because such lines are too frequent.
+        A line in the form of Flower or uvicorn states its level. A line that begins with "fedsilo:
+        error" has the level ERROR. Any other line gets the level of the line before, which is INFO
+        at first. Colours are removed. The result is empty for a line without text, and for a
+        successful call of Flower's API, because such lines are too frequent.
         """
         text = _COLOURS.sub("", line).rstrip()
         if _POLLED.fullmatch(text):
@@ -92,7 +92,7 @@ def run_logged(
 
     Args:
         command: the command's words.
-        lines: formats the lines.
+        lines: formats the lines. A line that it formats as an empty text is left out.
         target: gets the lines.
         environment: the command's environment; None for this process's.
         folder: the command's working folder; None for this process's.

@@ -22,10 +22,10 @@ from fedsilo.deployment.worker.installed import refuse_other_flower
 def serve(folder: Path) -> int:
     """Run the server of a deployment in the foreground, for a service, and return its exit code.
 
-    Missing certificates and keys are made, and the registry is written. Then the SuperLink is
-    started as a child process, and its output is written to stdout as log lines. deployment.json
-    records this process, not the child, as the server's: this process passes signals on, and ends
-    with the child.
+    Missing certificates and keys are made, and the registry and the configuration of ``flwr`` are
+    written. Then the SuperLink is started as a child process, and its output is written to stdout
+    as log lines. deployment.json records this process as the server's, not the child, because this
+    process passes signals on and ends with the child.
 
     Raises:
         FedsiloError: there is no usable deployment, its server already runs, another command
@@ -61,8 +61,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arguments: the command's arguments; None for those of this process.
 
     Returns:
-        The server's exit code; 1 after an error, which is printed to stderr. A missing or surplus
-        argument is such an error.
+        The server's exit code, or 1 after an error, which is printed to stderr. A missing or
+        surplus argument is such an error.
     """
     if arguments is None:
         arguments = sys.argv[1:]

@@ -81,10 +81,10 @@ class Unit:
     def text(self, systemd: int = 0) -> str:
         """Build the text of the systemd unit file for this service.
 
-        The service starts at boot and may write only to its own folder and the paths in
+        The service starts at boot. It may write only to its own folder and to those in
         ``writable``. It restarts after each failure, any number of times, but not after a normal
-        end. Access to devices is denied unless ``needs_devices`` is
-        set. The service does not start if the file ``required`` is missing.
+        end. It has no access to devices unless ``needs_devices`` is set. It does not start if the
+        file ``required`` is missing.
 
         Args:
             systemd: the major version of systemd. From 254 on, the pauses before restarts grow from
@@ -179,8 +179,8 @@ def build_hospital_unit(kit_path: Path, options: ServiceOptions) -> Unit:
     devices unless the device is 'cpu'. Nothing is written here.
 
     Raises:
-        ServiceError: ``kit_path`` is not a folder, or has no site file, which the first start
-            writes, so nobody has confirmed the hospital's rules. Or the site file cannot be read.
+        ServiceError: ``kit_path`` is not a folder, or its site file is missing or cannot be read.
+            The hospital's first start writes that file when the operator has confirmed the rules.
         KitError: the folder is not a complete kit, or was altered.
         SettingError: the node config cannot be parsed.
     """
@@ -215,8 +215,8 @@ def build_hospital_unit(kit_path: Path, options: ServiceOptions) -> Unit:
 def _list_writable(kit: Kit, folder: Path, node_config: Sequence[str]) -> list[Path]:
     """List the folders outside the kit's folder into which a hospital's node writes.
 
-    These are the folders for state and cache in the node config, and the folder of the audit log in
-    the site file, as far as they are set. The list is sorted and without duplicates.
+    These are the folders for state and cache that ``node_config`` names, and the folder of the
+    audit log that the site file names. The list is sorted, without duplicates, and may be empty.
 
     Raises:
         ServiceError: the site file cannot be read.
@@ -266,7 +266,7 @@ def _quote(word: str) -> str:
     """Write a word or a path so that systemd reads it unchanged in a list of a unit file.
 
     "%" and "$" are doubled. A word gets double quotes only if it has one of these two characters, a
-    space, a tab, a quote, a backslash or a semicolon.
+    space, a quote, a backslash, a semicolon or a control character such as a tab.
     """
     # systemd's quotes and backslashes are JSON's; % and $ have a meaning of their own
     text = json.dumps(word, ensure_ascii=False)

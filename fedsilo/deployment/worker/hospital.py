@@ -88,12 +88,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     The node has two processes: Flower's SuperNode, which receives messages, and fedsilo's worker,
     which answers them. The secret that both share is written to a temporary folder. Calls to this
-    machine bypass any proxy. The call returns when the SuperNode ends, with the SuperNode's code.
-    It also returns after SIGTERM or SIGINT, with 0, and when the worker ends because it would fail
-    again, with 3. After an error at the start, which is printed to stderr, the code is 2.
+    machine bypass any proxy.
 
     Args:
         arguments: the arguments of ``flower-supernode``; None for those of this process.
+
+    Returns:
+        The SuperNode's exit code when the SuperNode ends, or 0 after SIGTERM or SIGINT. It is 3 if
+        the worker ended because it would fail again, and 2 after an error at the start, which is
+        printed to stderr.
     """
     if arguments is None:
         arguments = sys.argv[1:]
@@ -139,7 +142,7 @@ def _supervise(supernode: Sequence[str], worker: Sequence[str]) -> int:
         worker: the words of the worker's command.
 
     Returns:
-        The SuperNode's exit code; 0 after a signal; or 3 (``CANNOT``) if the worker ended with this
+        The SuperNode's exit code, 0 after a signal, or 3 (``CANNOT``) if the worker ended with this
         code, because it would fail again.
     """
     signals: list[int] = []  # signals that asked this process to end

@@ -49,10 +49,11 @@ class InstalledApp:
     def refuse_other(self, bundle: bytes) -> None:
         """Check that the app that came with a run equals the installed one.
 
-        The app comes as ``bundle``, Flower's zip of its files. It is checked before the run is
-        answered. These differences are refused:
+        The worker calls this before it answers a run. ``bundle`` is Flower's zip of the app's
+        files. These differences are refused:
 
-        - A file in one of fedsilo's common folders (``ROOMS``) differs, or only one side has it.
+        - A file in one of the folders in ``ROOMS`` differs, or only one side has it. These folders
+          contain all code that runs at the server or at a hospital.
         - The table ``tool.flwr`` of pyproject.toml differs. It has the app's components and the
           defaults of all settings.
         - A Python file elsewhere could replace an installed package (see ``_is_strange``).
@@ -121,8 +122,9 @@ class InstalledApp:
 def installed_app(folder: Path | None = None) -> InstalledApp:
     """Read the fedsilo that is installed on this machine, to compare it with the apps of runs.
 
-    The result has the content of pyproject.toml and the SHA-256 of each file in the folders
-    ``ROOMS`` that Flower would put in a bundle.
+    The result has the content of pyproject.toml, and the SHA-256 of each file that Flower would put
+    in a bundle, the zip that a run sends. Only the folders in ``ROOMS`` count, which contain all
+    code that runs at the server or at a hospital.
 
     Args:
         folder: the folder of pyproject.toml; None for the one of the fedsilo that is running.
@@ -174,7 +176,7 @@ def refuse_other_flower() -> None:
     """Check that the installed version of Flower is one that fedsilo's worker supports.
 
     The worker uses internal parts of Flower, so only the version ``WORKER_FLOWER`` is supported.
-    Its first two numbers must be equal; the third may differ.
+    Its first two numbers must be equal, but the third may differ.
 
     Raises:
         SettingError: another version is installed.
@@ -294,10 +296,10 @@ def _unpack(bundle: bytes) -> dict[str, bytes]:
 
 
 def _project(text: bytes, whose: str) -> Mapping[str, Any]:
-    """Parse the bytes of a pyproject.toml. An empty file gives an empty mapping.
+    """Parse the bytes of a pyproject.toml, which may be empty, into a mapping.
 
     Args:
-        text: the content of the file, in UTF-8.
+        text: the content of the file, in UTF-8. Empty content gives an empty mapping.
         whose: the owner of the file in the error, such as "the run's".
 
     Raises:

@@ -309,9 +309,8 @@ def _run_flower_client_app(address: str, token: str, hospital: int) -> None:
     """Replace this process by Flower's own, which answers a task with the run's own app.
 
     The worker calls this function only if the hospital allows any app. Otherwise a task is answered
-    by the installed app. Flower's process is the command ``flwr-clientapp``. The one next to this
-    Python is used; if there is none, the one on the PATH. If that is missing too, the function
-    returns.
+    by the installed app. Flower's process is the command ``flwr-clientapp``, taken from the folder
+    of this Python, or else from the PATH. If it is in neither place, the function returns.
 
     Args:
         address: the address of the SuperNode's Runtime API, host:port.

@@ -73,13 +73,13 @@ class ShortWaits:
         self._looked = 0.0
 
     def sleep(self, seconds: float) -> None:
-        """Sleep in place of Flower's loop, which wants to sleep for ``seconds``, but usually less.
+        """Sleep in place of Flower's loop, but usually for less than the requested ``seconds``.
 
-        The time tells what the loop waits for. From 3 seconds on, it waits for a message: the sleep
-        takes at most 0.25 seconds for ten seconds after an arrival, and at most 1 second later.
-        Below 3 seconds, it waits for the reply to a message: the sleep takes 0.05 seconds and
-        counts as an arrival. Before such a sleep, ``look`` is called if it is set and was not
-        called during the last second.
+        The requested time tells what the loop waits for. From 3 seconds on, it waits for a message:
+        the sleep takes at most 0.25 seconds for ten seconds after an arrival, and at most 1 second
+        later. Below 3 seconds, it waits for the reply to a message: the sleep takes 0.05 seconds
+        and counts as an arrival. Before such a sleep, the callback ``look`` is called if it is set
+        and was not called during the last second.
         """
         if seconds < _IDLE:
             self.interval.note_arrival()
@@ -109,7 +109,7 @@ def shorten_waits(version: str, module: ModuleType) -> str | None:
         module: Flower's module with the loop.
 
     Returns:
-        None if the names were replaced; otherwise a sentence that explains why they were not.
+        None if the names were replaced, otherwise a sentence that explains why they were not.
     """
     known = getattr(module, "time", None) is time and hasattr(module, "_push_messages")
     if version != READ or not known:
