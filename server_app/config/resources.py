@@ -144,8 +144,8 @@ def worker_environments(resources: Mapping[str, Value]) -> list[dict[str, str]]:
     - the number of cores ('init-args-num-cpus') divided by the cores of a worker,
     - the number of sites ('num-supernodes'),
     - one worker per GiB of free memory,
-    - on each GPU, 1 / 'client-resources-num-gpus' workers, rounded down. This limit is used only if
-      that share is above 0 and GPUs exist.
+    - on each GPU, 1 / 'client-resources-num-gpus' workers, rounded down. A share above 1 counts as
+      1. This limit is used only if the share is above 0 and GPUs exist.
 
     Args:
         resources: all keys of ``RESOURCES`` with their values, as ``check_resources`` returns them.

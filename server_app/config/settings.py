@@ -396,10 +396,9 @@ def read_run_config(config: Path) -> RunConfig:
     If a setting has been renamed since the file was written, the result has its current key.
 
     Returns:
-        The three parts of the file: ``settings`` by key, such as 'train.class-weights'; ``launch``
-        with the engine and the resources; and ``environment`` with the versions of software. If the
-        file lacks ``launch`` or ``environment``, it is empty. The ranges of the settings are not
-        checked.
+        The three parts of the file. ``settings`` has a value by key, such as 'train.class-weights',
+        whose range is not checked. ``launch`` has the engine and the resources, and ``environment``
+        the versions of software. If the file lacks one of these two tables, it is empty.
 
     Raises:
         RunDirectoryError: another version of fedsilo wrote the file, or one of its tables is

@@ -186,8 +186,9 @@ class Recorder(Hook):
     def run_started(self, state: State, participants: Participants, total_rounds: int) -> None:
         """Record the traffic of each site's hello (its introduction), and each refused node.
 
-        A refused node becomes a failure of a site "unknown", which is written to failures.jsonl at
-        once. Nothing is written to the CSV files yet. ``total_rounds`` is not used.
+        A refused node becomes a failure of a site "unknown" with the code "not-admitted". It is
+        written to failures.jsonl at once. Nothing is written to the CSV files yet. ``total_rounds``
+        is not used.
         """
         for site, (down, up) in participants.traffic.items():
             self._add_traffic([state.round, "hello", site, down, up, 0.0, 0, 0])

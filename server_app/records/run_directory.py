@@ -194,7 +194,7 @@ def with_run_name(settings: RunSettings) -> RunSettings:
     """Return the settings with a run name, which is generated if they have none.
 
     A generated name has the method, the data set, the seed, the UTC time and the process id, such
-    as "fedavg-heart-seed0-20260102-030405-678".
+    as "fedavg-heart-seed0-20260102-030405-678". A colon in a plugin's name becomes "-".
     """
     common = settings.common
     if common.run_name:
