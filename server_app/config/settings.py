@@ -290,8 +290,8 @@ def resolve_recorded(values: Mapping[str, Value]) -> RunSettings:
 def read_recorded(values: Mapping[str, Value]) -> RunSettings:
     """Build the settings in a run directory, without checking that they fit together.
 
-    A run stays readable in this way even if a newer version of fedsilo refuses its combination of
-    settings. A plugin is executed only if the user trusts it, as in ``resolve_recorded``. Code that
+    So a run stays readable even if a newer version of fedsilo refuses its combination of settings.
+    A plugin is executed only if the user trusts it, as in ``resolve_recorded``. Code that
     opens data or networks must call ``resolve_recorded`` instead, which checks everything.
 
     Raises:

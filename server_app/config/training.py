@@ -139,8 +139,8 @@ def _check_early_stopping(common: CommonSettings) -> None:
 def why_not_together(common: CommonSettings) -> str:
     """Explain why the inline engine cannot train several sites of this run as one batch.
 
-    The method is checked first, then the task, then the settings. A method or a task may not
-    support batched training, and a setting may have a value that batched training does not support.
+    The method is checked first, then the task, then the settings. A method or a task may lack
+    support for batched training, and a setting may have a value that batched training cannot use.
 
     Returns:
         The first reason as a clause; empty if the sites can be trained as one batch.

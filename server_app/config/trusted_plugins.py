@@ -78,8 +78,8 @@ def remember_plugins(digests: Mapping[str, str]) -> None:
     """Record that the user has run these plugins, so that the user can read their runs later.
 
     The plugins are recorded in this process and in the user's file of trusted plugins
-    (``_digests_file``). A pair that is known already is not added again. If the file cannot be read
-    or written, a warning is printed to stderr, and no error is raised.
+    (``_digests_file``). A plugin that is known with the same SHA-256 is not added again. If the
+    file cannot be read or written, a warning is printed to stderr, and no error is raised.
 
     Args:
         digests: module -> SHA-256.

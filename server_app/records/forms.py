@@ -74,8 +74,8 @@ def check(form: Any, content: Any, where: str) -> None:
 def check_table(path: Path, columns: Iterable[str], rows: Iterable[Mapping[Any, Any]]) -> None:
     """Check the columns and cells of a run's CSV file.
 
-    A cell is invalid if it is not printable, if its column needs a number and it is none, or if it
-    is a 'value' that its metric cannot have.
+    A cell is invalid if it is not printable, if it is not the number that its column needs, or if
+    it is a 'value' that its metric cannot have.
 
     Args:
         path: the file. Only metrics.csv and traffic.csv must have certain columns (``COLUMNS``).
@@ -109,7 +109,7 @@ def _find_line_fault(cells: Mapping[Any, Any]) -> str:
 
     - It has too many or too few cells.
     - A cell is not printable.
-    - A column needs a number, such as 'round' or 'seconds', but the cell is none.
+    - A cell is not a number, although its column needs one, such as 'round' or 'seconds'.
     - The 'value' is one that the metric of the line cannot have (``_is_possible``).
 
     Args:

@@ -403,9 +403,9 @@ def silos_document(participants: Participants) -> dict[str, Any]:
 def only_writer(directory: RunDirectory, new: bool) -> Iterator[None]:
     """Create the run directory if it is missing, and lock it for this process while the block runs.
 
-    A new run without a checkpoint leaves nothing behind: if the block raises a FedsiloError, or the
-    disk is full, the directory is deleted. After any other exception it is kept. The lock file
-    remains in a directory that is kept.
+    If the block raises a FedsiloError, or the disk is full, the directory of a new run without a
+    checkpoint is deleted. After any other exception it is kept. A kept directory still has the lock
+    file.
 
     Args:
         directory: the run directory.

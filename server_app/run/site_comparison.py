@@ -34,8 +34,8 @@ def find_unlike_columns(participants: Participants, common: CommonSettings) -> l
     A site is compared with the site that has the median mean among the others. Its mean is far in
     one of two cases (``compare_sites`` has the exact rules):
 
-    - The means differ by a factor of five or more. They are also more than one standard deviation
-      apart, or the standard deviations differ by about the same factor.
+    - The means differ by a factor of five or more. In addition, they are more than one standard
+      deviation apart, or the standard deviations differ by about the same factor.
     - The means are more than three standard deviations apart, and a known change of unit, such as
       mmol/l to mg/dl, converts one to the other.
 
@@ -81,7 +81,7 @@ def unlike_columns(participants: Participants, common: CommonSettings) -> Iterat
     """Yield one line for each column and site where the mean is far from the other sites' means.
 
     ``find_unlike_columns`` finds them, so there are lines only at trust 'server'. The first ten are
-    described. If there are more, an eleventh line gives their number.
+    described. If there are more, an eleventh line gives the number of the remaining ones.
     """
     found = find_unlike_columns(participants, common)
     shown = found[:_SHOWN]
