@@ -44,7 +44,8 @@ def main(grid: Grid, context: Context) -> None:
     """Do the work that the setting 'run.purpose' names: a meeting, a survey or a training run.
 
     A meeting ("meet") asks the sites whether a run could begin. A survey ("survey") asks them to
-    describe their data. Neither trains anything.
+    describe their data. Neither trains anything. Flower calls this function when the server's app
+    starts.
 
     Args:
         grid: connects the server with the sites.

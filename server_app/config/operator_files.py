@@ -50,9 +50,11 @@ def operator_terms(common: CommonSettings) -> Terms:
     """Read the server operator's two files: the registry of sites, and the agreed weights of sites.
 
     The variable $FEDSILO_SITE_REGISTRY names the registry, and the setting 'run.site-weights' names
-    the file of weights. A '~' in these paths is expanded. If the variable is empty or not set,
-    ``registry`` of the returned ``Terms`` is None. If the setting is empty, ``weights`` is None.
-    The other fields have their defaults.
+    the file of weights. A '~' at the start of a path is expanded.
+
+    Returns:
+        The conditions for a site to take part. ``registry`` is None if the variable is empty or not
+        set, and ``weights`` is None if the setting is empty. The other fields have their defaults.
 
     Raises:
         SettingError: a named file cannot be used.
@@ -70,7 +72,8 @@ def read_registry(path: Path) -> Registry:
     """Read the registry file, which has the node id and the key of each site.
 
     Returns:
-        The path of the file, and the node id of each site. The keys are not returned.
+        The registry, with the file as ``path`` and site -> node id as ``nodes``. The keys are not
+        part of it.
 
     Raises:
         SettingError: the file cannot be read, has unknown keys or invalid values, or has the same
@@ -92,9 +95,12 @@ def registered_keys(path: Path) -> Mapping[str, str]:
 
 
 def read_weights(path: Path) -> AgreedWeights:
-    """Read the file of agreed weights: site -> the number of training samples that it counts for.
+    """Read the file of agreed weights, which has a number of training samples for each site.
 
-    A number must be from 1 to 10^9. The path of the file is also returned.
+    A site must not report more samples than its agreed number. Each number must be from 1 to 10^9.
+
+    Returns:
+        The agreement, with the file as ``path`` and site -> number as ``samples``.
 
     Raises:
         SettingError: the file cannot be read, or a site name or a number is invalid.
@@ -105,9 +111,11 @@ def read_weights(path: Path) -> AgreedWeights:
 def _read_entries(path: Path) -> Mapping[str, _Entry]:
     """Read the registry: site -> its entry, which has a node id and the fingerprint of a key.
 
+    Two sites with the same node id or key are refused, because one hospital would have two votes.
+
     Raises:
         SettingError: the file cannot be used, or two sites have the same node id or the same key.
-            One hospital would then have two votes. Only the first such pair is named.
+            Only the first such pair is named.
     """
     entries: dict[str, _Entry] = _read_by_site(path, _Entry)
     for part in ("node_id", "key"):

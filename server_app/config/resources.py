@@ -27,11 +27,12 @@ _CGROUP = Path("/sys/fs/cgroup")
 def check_resources(resources: Mapping[str, Value]) -> dict[str, Value]:
     """Check the resources for simulated sites, such as cores, and add defaults for missing keys.
 
-    The result is a new mapping, and numbers keep their type.
+    ``RESOURCES`` has the known keys with their defaults. The result is a new mapping, and given
+    values stay as they are.
 
     Raises:
         SettingError: a key is not in ``RESOURCES``, or a value is not a number from 0 to 1,000,000
-            ('num-supernodes': from 1).
+            (from 1 for 'num-supernodes', the number of sites). A bool is not a number.
     """
     for key, value in resources.items():
         if key not in RESOURCES:
@@ -50,17 +51,19 @@ def check_resources(resources: Mapping[str, Value]) -> dict[str, Value]:
 
 
 def check_device(device: str, share: float) -> None:
-    """Check that the processes of simulated sites will see the GPU that 'machine.device' names.
+    """Check that simulated sites will have the GPU that the setting 'machine.device' names.
 
-    If the device is "auto", PyTorch sees a GPU and ``share`` is 0, a warning is printed to stderr,
-    because the processes then use the CPU.
+    Each simulated site trains in a process that sees at most one GPU, as number 0. If the device is
+    "auto", PyTorch sees a GPU and ``share`` is 0, a warning is printed to stderr, because the sites
+    then train on the CPU.
 
     Args:
         device: the setting 'machine.device'.
         share: the share of a GPU that each process gets, or 0 for none.
 
     Raises:
-        SettingError: the device is 'cuda:N' with N above 0, or it is a GPU but ``share`` is 0.
+        SettingError: the device is 'cuda:N' with N above 0, or the device is a GPU and ``share`` is
+            0.
     """
     hint = (
         "set 'client-resources-num-gpus' in the experiment's 'resources' (0.5 for two clients at "
@@ -141,8 +144,8 @@ def worker_environments(resources: Mapping[str, Value]) -> list[dict[str, str]]:
     - the number of cores ('init-args-num-cpus') divided by the cores of a worker,
     - the number of sites ('num-supernodes'),
     - one worker per GiB of free memory,
-    - on each GPU, 1 / 'client-resources-num-gpus' workers, rounded down. This limit is used only if
-      that share is above 0 and GPUs exist.
+    - on each GPU, 1 / 'client-resources-num-gpus' workers, rounded down. A share above 1 counts as
+      1. This limit is used only if the share is above 0 and GPUs exist.
 
     Args:
         resources: all keys of ``RESOURCES`` with their values, as ``check_resources`` returns them.
@@ -169,10 +172,14 @@ def worker_environments(resources: Mapping[str, Value]) -> list[dict[str, str]]:
 
 
 def _list_gpus(most: int) -> list[str]:
-    """List the GPUs that this process can see: at most ``most`` of them, or all if ``most`` is 0.
+    """List the identifiers of the GPUs that this process can see, for CUDA_VISIBLE_DEVICES.
 
-    The identifiers are the entries of CUDA_VISIBLE_DEVICES. If this variable is empty or not set,
-    they are "0", "1" and so on. The list is empty if there is no GPU.
+    The identifiers are the entries of this process's own CUDA_VISIBLE_DEVICES. If the variable is
+    empty or not set, they are "0", "1" and so on. The list has at most as many entries as PyTorch
+    sees GPUs, so it is empty without a GPU.
+
+    Args:
+        most: the largest length of the list. 0 means no limit.
     """
     import torch
 

@@ -89,14 +89,14 @@ class RunSettings(Mapping[str, Value]):
         return decisive
 
     def run_config(self) -> dict[str, Any]:
-        """Return the settings as the run config of ``flwr run``, with groups as nested tables.
+        """Return the settings as the run config of ``flwr run``, with one nested mapping per group.
 
-        ``flwr run`` accepts only the keys in pyproject.toml. If the method is a plugin, its
-        settings with other keys are therefore not in their groups. They form one JSON string, full
-        key -> value, under 'plugin-settings' at the top level.
+        The group of a setting is the part of its key before the dot. Settings without a group are
+        at the top level.
 
-        Returns:
-            A mapping with a mapping for each group. Values without a group are at the top level.
+        ``flwr run`` accepts only keys that pyproject.toml declares. So the settings of a plugin
+        method that are not declared there are joined into one JSON string (full key -> value). This
+        string is under 'plugin-settings' at the top level.
         """
         values = self.as_mapping()
         foreign, declared = {}, declared_defaults()
@@ -116,8 +116,8 @@ class RunSettings(Mapping[str, Value]):
         nothing is added.
 
         Raises:
-            SettingError: 'plugin-digests' is already set, but the modules or digests in it differ
-                from those of the plugins in use.
+            SettingError: a plugin cannot be imported, or 'plugin-digests' is already set but does
+                not have the modules and digests of the plugins in use.
         """
         stated = self.common.plugin_digests
         plugs = registry.plugs_of(self.common)
@@ -173,13 +173,14 @@ def declared_defaults() -> Mapping[str, Value]:
 def resolve(values: Mapping[str, Value]) -> RunSettings:
     """Build the settings of a run from keys and values, and check that they fit together.
 
-    A missing key takes its default. Former keys are accepted, with a note in the log. The files of
-    'plugin' are executed, because they may define the method.
+    A missing key takes its default. A former key (a setting's name in an earlier version) is
+    accepted, with a note in the log. The plugin files that the setting 'plugin' names are executed,
+    because they may define the method.
 
     Raises:
         SettingError: a key is unknown or belongs to another method, a value has the wrong type or
-            range, the method or the data set is unknown, a plugin cannot be used, or settings
-            contradict each other.
+            range, the method or the data set is unknown, or a plugin cannot be used. The error is
+            also raised if settings contradict each other.
     """
     from fedsilo.models.privacy.promises import check_privacy_settings
     from fedsilo.strategies.loop.round_loop import refuse_site_count
@@ -214,7 +215,7 @@ def _possible_sites(common: CommonSettings) -> int | None:
     """Return the largest number of sites that can take part in a run; None if it is unknown.
 
     If 'server.sites' names the sites, the result is the number of names. Otherwise it is the number
-    of silos of the data set, or None if only the hospitals know that number.
+    of silos (the parts of the data set, one for each site), or None if only the hospitals know it.
 
     Raises:
         SettingError: 'server.sites' is not valid, or names more sites than there are silos.
@@ -234,13 +235,14 @@ def _possible_sites(common: CommonSettings) -> int | None:
 def _build_settings(values: Mapping[str, Value]) -> RunSettings:
     """Build settings with valid keys, types and ranges, without checking that they fit together.
 
-    Former keys are accepted, with a note in the log. A removed setting is dropped if it has its
-    former default. The files of 'plugin' are executed first, because they may define the method.
+    The plugin files in the setting 'plugin' are executed, because they may define the method. A
+    former key (a setting's name in an earlier version) is accepted, with a note in the log. A
+    setting that no longer exists is dropped if it has its former default.
 
     Raises:
-        SettingError: a key is unknown; a key of another method does not have its default; a value
-            has the wrong type or range; the method is unknown; or a file of 'plugin' cannot be
-            used.
+        SettingError: a key is unknown, a value has the wrong type or range, the method is unknown,
+            or a plugin file cannot be used. The error is also raised if a setting of another
+            method, or one that no longer exists, does not have its default.
     """
     values = current_settings(values)
     tell_renamed()
@@ -267,11 +269,13 @@ def _build_settings(values: Mapping[str, Value]) -> RunSettings:
 def resolve_recorded(values: Mapping[str, Value]) -> RunSettings:
     """Build and check the settings in a run directory, which an untrusted person may have written.
 
-    A plugin of the run is executed only if its SHA-256 is the recorded one, and if the reader
-    trusts it. The reader trusts a copy that --plugin names, code that this user has run before, and
-    an installed package that offers the plugin to fedsilo. While plugins are loaded, the working
-    folder is not on the import path, because it may be the run directory itself. Former keys become
-    current keys, without a note in the log.
+    A plugin of the run is executed only if the user trusts it and its SHA-256 is the recorded one.
+    The user trusts plugins that --plugin names, code that the user has run before, and plugins that
+    an installed package offers to fedsilo. While plugins are loaded, the working folder is not on
+    the import path, because it may be the run directory itself.
+
+    A former key (a setting's name in an earlier version) becomes the current key, without a note in
+    the log.
 
     Raises:
         SettingError: a setting is invalid, settings contradict each other, or a plugin cannot be
@@ -286,13 +290,12 @@ def resolve_recorded(values: Mapping[str, Value]) -> RunSettings:
 def read_recorded(values: Mapping[str, Value]) -> RunSettings:
     """Build the settings in a run directory, without checking that they fit together.
 
-    A newer version of fedsilo may refuse a combination of settings that an older version accepted,
-    but the old run must stay readable. A plugin is executed only if the reader trusts it, as in
-    ``resolve_recorded``. Code that opens data or networks must call ``resolve_recorded`` instead,
-    which checks everything.
+    So a run stays readable even if a newer version of fedsilo refuses its combination of settings.
+    A plugin is executed only if the user trusts it, as in ``resolve_recorded``. Code that
+    opens data or networks must call ``resolve_recorded`` instead, which checks everything.
 
     Raises:
-        SettingError: a setting is not valid by itself, or a plugin cannot be imported or may not be
+        SettingError: a single setting is not valid, or a plugin cannot be imported or may not be
             executed.
     """
     values = current_settings(values, quietly=True)
@@ -301,17 +304,18 @@ def read_recorded(values: Mapping[str, Value]) -> RunSettings:
 
 
 def _plugin_defaults(method: str, known: Mapping[str, Value]) -> dict[str, Value]:
-    """Return the default of each of a plugin method's own settings, by key.
+    """Return key -> default for each setting of a method that is a plugin.
+
+    The plugin's settings share a group (the part of a key before its dot). The group must not be
+    one that fedsilo already uses, nor the name of a built-in method. A settings class that fedsilo
+    itself defines is exempt from this rule.
 
     Args:
         method: the name of the plugin.
-        known: key -> default for all of fedsilo's own settings, which show the groups in use. The
-            group is the part of a key before its dot.
+        known: key -> default for all of fedsilo's own settings, whose groups are in use.
 
     Raises:
-        SettingError: no plugin has that name, or the ``group`` of its settings class is one of
-            fedsilo's groups or methods. Such a group is allowed only if fedsilo itself defines the
-            settings class.
+        SettingError: no plugin has that name, or its group is taken.
     """
     cls = settings_class(method)
     group = str(vars(cls).get("group", ""))
@@ -352,12 +356,14 @@ def _refuse_foreign_keys(
 
 
 def read_toml(path: Path) -> dict[str, Value]:
-    """Read the settings of a TOML file, such as a run directory's config.toml, by key.
+    """Read the settings of a TOML file, such as a run directory's config.toml: key -> value.
 
-    The entries "format", "launch" and "environment" are left out. Former keys become current keys.
-    The log has a note about them only if the file lacks the entry "format", which every config.toml
-    has. Keys that do not exist are returned too. If a setting takes a YAML string, a list or table
-    in its place becomes JSON.
+    The entries "format", "launch" and "environment" are left out, because they are not settings.
+    Unknown keys are kept. If a setting takes a YAML string, a list or table in its place becomes
+    JSON.
+
+    A former key (a setting's name in an earlier version) becomes the current key. Unless the file
+    has the entry "format", as each config.toml does, the next note in the log names the former key.
 
     Raises:
         SettingError: the file is missing or larger than 1 MiB, is not valid TOML, gives a setting
@@ -390,10 +396,9 @@ def read_run_config(config: Path) -> RunConfig:
     If a setting has been renamed since the file was written, the result has its current key.
 
     Returns:
-        The three parts of the file: ``settings`` by key, such as 'train.class-weights'; ``launch``
-        with the engine and the resources; and ``environment`` with the versions of software. If the
-        file lacks ``launch`` or ``environment``, it is empty. The ranges of the settings are not
-        checked.
+        The three parts of the file. ``settings`` has a value by key, such as 'train.class-weights',
+        whose range is not checked. ``launch`` has the engine and the resources, and ``environment``
+        the versions of software. If the file lacks one of these two tables, it is empty.
 
     Raises:
         RunDirectoryError: another version of fedsilo wrote the file, or one of its tables is
@@ -416,10 +421,10 @@ def read_run_config(config: Path) -> RunConfig:
 
 
 def _check_table(content: Any, name: str, config: Path) -> dict[str, Any]:
-    """Check that a part of config.toml is a table of single values or tables, and return a copy.
+    """Check that a part of config.toml is a table, and return a shallow copy of it.
 
-    The values in inner tables are not checked. If several values are wrong, the error names the
-    first one.
+    Each value must be a bool, a number, a string or another table. The values in inner tables are
+    not checked. If several values are wrong, the error names the first one.
 
     Args:
         content: the part, as parsed.
@@ -436,10 +441,17 @@ def _check_table(content: Any, name: str, config: Path) -> dict[str, Any]:
 
 
 def _find_table_fault(content: Any, name: str) -> str | None:
-    """Describe the first fault of a part of config.toml that should be a table; None without fault.
+    """Describe the first fault of a part of config.toml that should be a table.
 
-    The part is faulty if it is not a table, or has a value that is neither single nor a table.
-    ``name`` is the name of the part, for the text.
+    The part is faulty if it is not a table. It is also faulty if one of its values is neither a
+    table nor a bool, a number or a string.
+
+    Args:
+        content: the part, as parsed.
+        name: the name of the part, for the description.
+
+    Returns:
+        The description, or None if the part has no fault.
     """
     if not isinstance(content, dict):
         return f"'{name}' must be a table"
@@ -450,11 +462,11 @@ def _find_table_fault(content: Any, name: str) -> str | None:
 
 
 def parse_assignment(text: str) -> tuple[str, Value]:
-    """Parse ``key=value`` from ``--set`` into a key and a value.
+    """Parse ``key=value``, as given to the option ``--set``, into a key and a value.
 
     The value is read as TOML. If it is not valid TOML, or if it is a date or a time, it is taken as
-    a string. A list or a table becomes JSON if the setting takes a YAML string. A former key
-    becomes its current key. Whether the key exists is not checked.
+    a string. A list or a table becomes JSON if the setting takes a YAML string. A former key (a
+    setting's name in an earlier version) becomes the current key. Unknown keys are accepted.
 
     Raises:
         SettingError: there is no '=', the key is empty, or the value is a list or a table but the
@@ -469,13 +481,14 @@ def parse_assignment(text: str) -> tuple[str, Value]:
 
 
 def parse_pair(text: str) -> tuple[str, Any]:
-    """Parse ``key=value`` into a key and a value, without checking the key.
+    """Parse ``key=value`` into a key and a value. The key is not checked.
 
     The value is read as TOML. If it is not valid TOML, or if it is a date or a time, it is taken as
-    a string. An empty value is an empty string.
+    a string. An empty value is an empty string. Spaces around the key and the value are removed.
 
     Raises:
-        SettingError: there is no '=', the key is empty, or further lines have more pairs.
+        SettingError: there is no '=', the key is empty, or the text has several lines with a pair
+            each.
     """
     key, equals, raw = text.partition("=")
     try:

@@ -43,18 +43,22 @@ _VECTORISED: Mapping[str, tuple[Value, ...]] = {
 def check_training(common: CommonSettings, is_table: bool) -> None:
     """Check the settings of optimiser, schedule, class weights, augmentation and early stopping.
 
-    Early stopping is always checked. If 'machine.vectorised' is above 1, the function also checks
-    that several sites can be trained as one batch. The other settings are checked only if one of
-    them does not have its default, because this check imports PyTorch.
+    Early stopping is always checked. The other training settings are checked by the sites' own
+    rules, which import PyTorch. This is done only if one of these settings does not have its
+    default. If 'machine.vectorised' is above 1, the function also checks that several sites can be
+    trained as one batch.
 
     Args:
         common: the run's common settings.
         is_table: whether the data set is a table and not images.
 
     Raises:
-        SettingError: a site would refuse the settings, the settings of early stopping have no
-            effect or need a metric that is noisy or never measured, or the sites cannot be trained
-            as one batch.
+        SettingError: in one of these cases:
+
+            - A site would refuse the settings.
+            - The settings of early stopping have no effect, or need a metric that has noise or is
+              not measured.
+            - The sites cannot be trained as one batch, although 'machine.vectorised' is above 1.
     """
     _check_early_stopping(common)
     if common.vectorised > 1:
@@ -135,9 +139,8 @@ def _check_early_stopping(common: CommonSettings) -> None:
 def why_not_together(common: CommonSettings) -> str:
     """Explain why the inline engine cannot train several sites of this run as one batch.
 
-    The method is checked first, then the task, then the settings. A method may have training steps
-    that several sites cannot take as one. A setting may have a value that batched training does not
-    support.
+    The method is checked first, then the task, then the settings. A method or a task may lack
+    support for batched training, and a setting may have a value that batched training cannot use.
 
     Returns:
         The first reason as a clause; empty if the sites can be trained as one batch.

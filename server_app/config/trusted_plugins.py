@@ -32,13 +32,15 @@ _run_here: set[tuple[str, str]] = set()  # (module, digest) of each plugin that 
 
 
 def name_plugins(entries: Iterable[object]) -> None:
-    """Trust the user's own copies of plugins for the rest of this process.
+    """Trust the plugins that the user names, for the rest of this process.
 
-    A module is trusted whether or not it is installed. Nothing is executed here.
+    A plugin recorded in a run is executed only if it is trusted. The named plugins are then used in
+    place of the recorded ones with the same module name. Nothing is executed here, and a module is
+    trusted even if it is not installed.
 
     Args:
-        entries: files FILE.py, or modules of installed packages. As in the setting 'plugin', one
-            entry may list several of them, separated by commas.
+        entries: files FILE.py, or modules of installed packages. One entry may list several of
+            them, separated by commas, as in the setting 'plugin'.
 
     Raises:
         SettingError: a file is missing, or is not a regular file.
@@ -50,11 +52,11 @@ def name_plugins(entries: Iterable[object]) -> None:
 
 
 def _name_plugin(entry: str) -> None:
-    """Trust the user's own copy of one plugin until this process ends.
+    """Trust a plugin that the user names, until this process ends.
 
-    The copy will be used in place of the file or module that a run has recorded. Nothing is
-    executed, and whether a module is installed is not checked. A module is trusted under its
-    top-level name.
+    The named file or module will be used in place of the one that a run has recorded under the same
+    module name. Nothing is executed, and whether a module is installed is not checked. A module is
+    trusted under its top-level name.
 
     Args:
         entry: a file, such as "~/mine.py", or the name of an installed module. A name that does not
@@ -73,11 +75,11 @@ def _name_plugin(entry: str) -> None:
 
 
 def remember_plugins(digests: Mapping[str, str]) -> None:
-    """Add plugins that this user runs to the memory of this process and to the user's file.
+    """Record that the user has run these plugins, so that the user can read their runs later.
 
-    The user can then read the runs of these plugins without naming the plugins again. The file is
-    that of trusted plugins (``_digests_file``). Pairs that are known already are not added twice.
-    If the file cannot be read or written, a warning is printed to stderr, and no error is raised.
+    The plugins are recorded in this process and in the user's file of trusted plugins
+    (``_digests_file``). A plugin that is known with the same SHA-256 is not added again. If the
+    file cannot be read or written, a warning is printed to stderr, and no error is raised.
 
     Args:
         digests: module -> SHA-256.
@@ -112,12 +114,12 @@ def approve_plugins(
     """Check that each plugin in use may be executed, and keep only trusted files in 'plugin'.
 
     A plugin in use must be trusted (see ``_approve``), and its SHA-256 must be the one in
-    'plugin-digests'. An installed module is imported here, right after this check, and is not
-    listed in the returned 'plugin'. A plugin file is listed there, but is not executed here.
+    'plugin-digests'. A plugin file is kept in 'plugin', and is not executed here. An installed
+    module is not kept, because it is imported here, right after its check.
 
-    A file in 'plugin' that no setting uses may be one that another plugin imports. It is listed
-    before the plugins in use, if the user named it by ``--plugin`` or has run the same bytes.
-    Otherwise it is left out, and no error is raised.
+    A file in 'plugin' that no setting uses may be one that another plugin imports. If the user
+    named it by ``--plugin`` or has run the same bytes before, it is kept, before the plugins in
+    use. Otherwise it is dropped without an error.
 
     Args:
         values: the settings, as a config.toml has them. They are not changed.
@@ -126,13 +128,13 @@ def approve_plugins(
             trusted plugin without a digest is accepted.
 
     Returns:
-        A copy of ``values`` whose 'plugin' has the paths of the files, separated by commas. It is
-        an empty string if there are none.
+        A copy of ``values`` whose 'plugin' has the paths of the kept files, separated by commas. It
+        is an empty string if there are none.
 
     Raises:
-        SettingError: a plugin in use is not trusted, cannot be read, is another version than the
-            recorded one, or cannot be imported. Unless the import failed, the message says how the
-            user can trust the plugin.
+        SettingError: a plugin in use is not trusted, cannot be read, does not have the recorded
+            SHA-256, or cannot be imported. Unless the import failed, the message says how the user
+            can trust the plugin.
     """
     recorded = _group_by_module(str(values.get("plugin", "")))
     pins = plugins.stated_digests(str(values.get(plugins.PINS, "")))
@@ -155,10 +157,13 @@ def approve_plugins(
 
 
 def remember_files(named: str) -> None:
-    """Remember the digests of the plugin files that a value of the setting 'plugin' names.
+    """Record that the user has run the plugin files in a value of the setting 'plugin'.
 
-    They are stored as ``remember_plugins`` does it. Installed modules in ``named`` are skipped.
-    Nothing is executed, and no file is refused.
+    ``remember_plugins`` stores the SHA-256 of each file. Installed modules are skipped. Nothing is
+    executed, and no file is refused.
+
+    Args:
+        named: the value of the setting: files and modules, separated by commas.
     """
     digests = {}
     for module, entry in _group_by_module(named).items():
@@ -175,15 +180,15 @@ def _group_by_module(named: str) -> dict[str, str]:
 def refuse_unknown_files(named: str, where: str) -> None:
     """Check that this user has run every plugin file that a settings file names.
 
-    The file must still have the bytes that the user has run, so a file that cannot be read is
-    refused. Installed modules are not checked.
+    A file is accepted only with the same bytes that the user has run. So a file that has changed or
+    cannot be read is refused. Installed modules are not checked.
 
     Args:
-        named: the value of the setting 'plugin'.
+        named: the value of the setting 'plugin': files and modules, separated by commas.
         where: the settings file, for the error.
 
     Raises:
-        SettingError: names the first plugin file that this user has not run.
+        SettingError: the user has not run a plugin file. The first such file is named.
     """
     for entry in plugins.plugin_entries(named):
         module = plugins.module_of(entry)
@@ -195,27 +200,26 @@ def refuse_unknown_files(named: str, where: str) -> None:
 
 
 def _approve(module: str, recorded: str, pin: str) -> str:
-    """Check that a plugin of a run may be executed, and return its file or import its module.
+    """Approve a plugin of a run: return its file, or import it if it is an installed module.
 
-    A plugin may be executed if the user trusts it and its SHA-256 equals the recorded one. The user
-    trusts a plugin that they name by ``--plugin``, a plugin with the recorded SHA-256 that they
-    have run before, and an installed module that a package offers to fedsilo. Trust is checked
-    first, so that the bytes of other plugins are not even read.
+    A plugin may be executed if the user trusts it and its SHA-256 equals the recorded one. Trust is
+    checked first, so that the bytes of other plugins are not even read. The user trusts three kinds
+    of plugins: those named by ``--plugin``, those that the user has run before with the recorded
+    SHA-256, and installed modules that a package offers to fedsilo.
 
     Args:
         module: the name of the plugin's module.
-        recorded: the file or module in the run's setting 'plugin'; empty if the setting does not
+        recorded: the file or module in the run's setting 'plugin', or empty if the setting does not
             name the plugin.
-        pin: the SHA-256 that the run has recorded; empty if it has recorded none.
+        pin: the SHA-256 that the run has recorded, or empty if it has recorded none.
 
     Returns:
-        For a plugin file, its path: the file that ``--plugin`` names or, if the option does not
-        name the plugin, ``recorded``. A plugin that is an installed module is imported here, and
-        the result is an empty string.
+        For a plugin file, its path: the file that ``--plugin`` names or, without one, ``recorded``.
+        For an installed module, an empty string.
 
     Raises:
-        SettingError: the plugin is not trusted, cannot be read, has another SHA-256, or does not
-            import.
+        SettingError: the plugin is not trusted, cannot be read, has another SHA-256, or cannot be
+            imported.
     """
     entry = _named.get(module, recorded)
     is_file = entry.endswith(".py")

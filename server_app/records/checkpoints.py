@@ -50,8 +50,9 @@ class CheckpointHook(Hook):
         """Write this round's checkpoint, then delete all checkpoints except the newest two.
 
         The checkpoint has the method's state, the decisive settings (those that change the result),
-        and the state of each hook that has a name. The file is ``round-<six digits>.safetensors``.
-        If the process is killed meanwhile, the older checkpoints stay intact.
+        and the state of each hook (observer of the run) that has a name. The file is ``round-<six
+        digits>.safetensors``. If the process is killed meanwhile, the older checkpoints stay
+        intact.
         """
         of_hooks = {}
         for name, hook in self.hooks.items():
@@ -63,10 +64,12 @@ class CheckpointHook(Hook):
             old.unlink()
 
     def resume(self) -> State | None:
-        """Load the newest intact checkpoint, and restore the hooks from it, in place.
+        """Load the newest intact checkpoint, and restore the run's hooks from it, in place.
 
-        A damaged file is skipped with a warning in the log, and the one before it is tried. An
-        intact file that does not fit this run is an error, even if an older one would fit.
+        Hooks are observers of the run that keep records, and the checkpoint has the state of each
+        hook with a name. A damaged file is skipped with a warning in the log, and the one before it
+        is tried. An intact file that does not fit this run is an error, even if an older one would
+        fit.
 
         Returns:
             The state in the checkpoint, or None if the folder has no checkpoint.
@@ -74,7 +77,8 @@ class CheckpointHook(Hook):
         Raises:
             CheckpointError: the checkpoint belongs to other settings, to another version or to
                 another round than its name says, or no checkpoint is intact.
-            SettingError: the checkpoint has a removed setting without its former default.
+            SettingError: the checkpoint has a removed setting without its former default, or a
+                removed choice of a setting.
         """
         files = sorted(self.folder.glob("round-*.safetensors"))
         for path in reversed(files):
@@ -116,7 +120,8 @@ class CheckpointHook(Hook):
             CheckpointError: a setting differs. The message has both values. The error is also
                 raised, with another message, if the checkpoint's run used the removed setting
                 'wire-feedback' with 'server.wire-precision' "bf16".
-            SettingError: another removed setting does not have its former default.
+            SettingError: another removed setting does not have its former default, or a setting has
+                a choice that was removed.
         """
         before = current_settings(recorded, str(path), quietly=True)
         fault = ""
@@ -137,9 +142,10 @@ class CheckpointHook(Hook):
 
 
 def statistics_as_lists(pooled: FeatureStatistics) -> dict[str, Any]:
-    """Convert the means and standard deviations that standardise a table to lists for JSON.
+    """Convert the pooled means and standard deviations of a table's columns to lists for JSON.
 
-    The keys are "mean" and "std". Each list has one number per column.
+    The statistics are those that standardise the table. The keys are "mean" and "std", and each
+    list has one number per column.
     """
     statistics = {}
     for name, values in vars(pooled).items():
@@ -205,8 +211,9 @@ class BestRound(Hook):
     def round_ended(self, state: State) -> None:
         """Judge the model of the previous round, and keep the new state to be judged next.
 
-        The sites have measured the previous round's model during this round. The model is written
-        to a file if its validation metric is the best so far.
+        The sites have measured the previous round's model during this round. To judge it means to
+        compare its validation metric with the best so far. A better model is written to the file of
+        the best round.
         """
         self._judge_round()
         self.unjudged = state
@@ -216,11 +223,13 @@ class BestRound(Hook):
         self._judge_round()
 
     def why_finished(self, state: State) -> str | None:
-        """Return the reason to stop early, or None to continue.
+        """Return the reason to stop training early, or None to continue.
 
-        Training stops once as many measured rounds as 'server.patience' have passed since the best
-        round. A round with an equal value is not a better one. The setting is at least 1, so early
-        stopping cannot be turned off by it.
+        Training stops once at least 'server.patience' measured rounds have passed since the best
+        round. A round with an equal value is not better.
+
+        Args:
+            state: the state after the last round, whose number is in the reason.
         """
         if self.waited < self.common.patience:
             return None
@@ -268,11 +277,12 @@ class BestRound(Hook):
         return gain > 0
 
     def _mean_over_sites(self, values: Mapping[str, Mapping[str, float]]) -> float:
-        """Return the early-stopping metric's mean over sites, weighted by their validation samples.
+        """Return the mean of the early-stopping metric over sites.
 
-        Sites that did not report the metric do not count. If no site with validation samples
-        reported it, the result is NaN. If secure aggregation has summed the metric, its mean over
-        all samples is known under the name "all", and is returned unchanged.
+        Each site has the number of its validation samples as its weight. Sites that did not report
+        the metric do not count. If no site with validation samples reported it, the result is NaN.
+        In a run with secure aggregation, only the mean over all samples is known, under the name
+        "all". It is then returned unchanged.
 
         Args:
             values: site -> metric -> value.

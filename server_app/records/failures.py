@@ -84,11 +84,12 @@ class FailureLog:
 def read_failures(directory: RunDirectory) -> list[dict[str, Any]]:
     """Read a run's failures.jsonl, and return one mapping for each line.
 
-    The list is empty if there is no such file.
+    The keys are "round", "phase", "site", "code" and "cause". The list is empty if there is no such
+    file.
 
     Raises:
         RunDirectoryError: the file cannot be read, a line is not valid JSON, or a line does not
-            have exactly the keys ``KEYS`` in their order.
+            have exactly these keys in this order.
     """
     path = directory.file(FAILURES)
     if not path.exists():

@@ -41,11 +41,11 @@ class Content(dict[str, Any]):
 
 
 def read_content(text: str, path: Path) -> Any:
-    """Parse the text of a run's JSON file, and check the content against the form of that file.
+    """Parse the text of a run's JSON file, and check that its content has the form of that file.
 
-    ``FORMS`` has the forms by file name. The name is the last part of ``path``, and the content of
-    any other file is not checked. The file itself is not read. Every JSON object in the result is a
-    ``Content``, whose error for a missing key names ``path``.
+    ``FORMS`` has the forms (types that pydantic checks) by file name. The name is the last part of
+    ``path``, and the content of any other file is not checked. The file itself is not read. Every
+    JSON object in the result is a ``Content``, a dict whose error for a missing key names ``path``.
 
     Raises:
         RunDirectoryError: the content does not have the form in ``FORMS``.
@@ -60,7 +60,7 @@ def check(form: Any, content: Any, where: str) -> None:
     """Check that the parsed content of a run's file has the type ``form``.
 
     Args:
-        form: a ``RunObject`` or another type that pydantic can check.
+        form: a type that pydantic can check, usually one of the models of a run's files.
         content: the parsed content.
         where: the file, for the error.
 
@@ -74,9 +74,12 @@ def check(form: Any, content: Any, where: str) -> None:
 def check_table(path: Path, columns: Iterable[str], rows: Iterable[Mapping[Any, Any]]) -> None:
     """Check the columns and cells of a run's CSV file.
 
+    A cell is invalid if it is not printable, if it is not the number that its column needs, or if
+    it is a 'value' that its metric cannot have.
+
     Args:
-        path: the file. Only metrics.csv and traffic.csv must have certain columns (``COLUMNS``),
-            and may have others.
+        path: the file. Only metrics.csv and traffic.csv must have certain columns (``COLUMNS``).
+            They may have others too.
         columns: the cells of the first line.
         rows: the other lines, each as column -> cell.
 
@@ -99,10 +102,18 @@ def check_table(path: Path, columns: Iterable[str], rows: Iterable[Mapping[Any, 
 
 
 def _find_line_fault(cells: Mapping[Any, Any]) -> str:
-    """Describe the first fault in one line of a table; empty if the line has no fault.
+    """Describe the first fault in one line of a table, or return "" if the line has no fault.
 
-    The text continues a sentence that begins with, for example, "line 7". A line has a fault if it
-    has too many or too few cells, an invalid cell, or a 'value' that its metric cannot have.
+    The text continues a sentence that begins with, for example, "line 7". A line has a fault in one
+    of these cases:
+
+    - It has too many or too few cells.
+    - A cell is not printable.
+    - A cell is not a number, although its column needs one, such as 'round' or 'seconds'.
+    - The 'value' is one that the metric of the line cannot have (``_is_possible``).
+
+    Args:
+        cells: column -> cell, as csv.DictReader returns a line.
     """
     # csv.DictReader has the key None if there are too many cells, and the value None if too few
     if None in cells or None in cells.values():

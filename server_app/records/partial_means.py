@@ -36,7 +36,7 @@ def sites_without(metrics: SiteMetrics, sites: Sequence[str]) -> dict[str, list[
 
 
 def over_sites(summaries: Iterable[Summary], metric: str) -> str:
-    """Describe the sites of a mean: "over sites", or "over 3 of 4 sites, without va".
+    """Describe the sites of a mean, such as "over sites" or "over 3 of 4 sites, without north".
 
     A site is left out of the mean if the metric is missing at this site in any of the summaries. If
     more than five sites are left out, they are counted but not named.
@@ -65,8 +65,9 @@ def over_sites(summaries: Iterable[Summary], metric: str) -> str:
 def describe_partial_means(summaries: Sequence[Summary], metrics: Sequence[str]) -> list[str]:
     """Build a sentence for each group of metrics whose means leave out the same sites.
 
-    The metrics are grouped for each data set separately, and equal sentences are listed only once.
-    If all means are over all sites, the list is empty.
+    An example is "'all' of auc, loss is the mean over 3 of 4 sites, without north", in which 'all'
+    is the row of means. The metrics are grouped for each data set separately, and equal sentences
+    are listed only once. If all means are over all sites, the list is empty.
 
     Args:
         summaries: the summaries of runs, each with ``dataset``, ``lacking`` (metric -> sites
@@ -112,13 +113,13 @@ def find_hidden(
 def describe_hidden(hidden: Mapping[str, Sequence[str]], common: CommonSettings) -> list[str]:
     """Build a sentence for each group of metrics that are hidden at the same sites.
 
-    Each sentence names the metrics, the sites and the possible reasons. Without hidden metrics the
-    list is empty.
+    The sentence begins with, for example, "n/a at north, south: auc", and gives the possible
+    reasons in brackets. Without hidden metrics the list is empty.
 
     Args:
-        hidden: metric -> sites, from ``find_hidden``.
-        common: the run's settings, with the level of trust and the floor (the smallest number of
-            samples whose metrics may be shown).
+        hidden: metric -> the sites at which it is hidden.
+        common: the run's settings. Its level of trust and its floor (the smallest number of samples
+            whose metrics may be shown) decide the reasons.
     """
     metrics_at: dict[str, list[str]] = {}
     for metric, sites in hidden.items():

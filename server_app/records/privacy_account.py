@@ -50,10 +50,15 @@ class PrivacyHook(Hook):
     def objection(self, round_: int, phase: str, reply: Reply) -> str | None:
         """Return the reason to refuse a site's reply, or None to accept it.
 
-        A reply is refused if it has arrays but does not state the epsilon that the site has spent.
-        With or without arrays, it is refused if its epsilon is above the run's cap
-        ('privacy.max-epsilon', 0 for none), apart from rounding. A site with a correct ledger never
-        exceeds the cap, so such a report means that the ledger is wrong.
+        A reply is refused in two cases:
+
+        - It has arrays but does not state the epsilon that the site has spent, so perhaps it has no
+          noise.
+        - Its epsilon is above the run's cap 'privacy.max-epsilon', apart from rounding. A cap of 0
+          means no cap.
+
+        A site with a correct ledger (its record of spent epsilon) never exceeds the cap, so the
+        second case means that the ledger is wrong.
         """
         if reply.arrays and DP_EPSILON not in reply.metrics:
             return _NO_NOISE
@@ -66,9 +71,9 @@ class PrivacyHook(Hook):
         return None
 
     def phase_ended(self, round_: int, phase: str, replies: Mapping[str, Reply]) -> None:
-        """Store the epsilon that each site reports, if it is above the stored one.
+        """Store the epsilon that each site has reported, unless a larger one is stored already.
 
-        A reply without an epsilon counts as 0.
+        A reply without an epsilon counts as 0. ``round_`` and ``phase`` are not used.
         """
         for site, reply in replies.items():
             said = float(reply.metrics.get(DP_EPSILON, 0.0))
@@ -77,9 +82,9 @@ class PrivacyHook(Hook):
     def why_end(self, state: State, error: SiteError) -> str | None:
         """Return the reason to end the run normally because a site's epsilon is spent, or None.
 
-        There is a reason if three conditions hold: ``error`` is a TooFewSitesError, at least one
-        site failed because its epsilon is spent, and a round has finished. Before the first
-        finished round, there is no model to keep, so the run fails with the error.
+        There is a reason only if three conditions hold: ``error`` is a TooFewSitesError, at least
+        one site failed because its epsilon is spent, and a round has finished. Before the first
+        finished round there is no model to keep, so the run fails with the error.
 
         Args:
             state: the state after the last finished round.
@@ -109,9 +114,12 @@ class PrivacyHook(Hook):
         """Build the guarantee in privacy.json: the mechanism, and the epsilon of each site.
 
         The entry "epsilon" is the largest epsilon of any site, or 0 if no site has spent any.
-        "sites" has each site's epsilon, and "of" is a sentence on what the guarantee covers. The
-        other entries are delta, the clipping norm, the noise multiplier, the noise of statistics,
-        the accountant and the mechanism.
+        "sites" has each site's epsilon, and "of" is a sentence on the protection that epsilon
+        describes and on its limits. The other entries are "delta", "sample-clip-norm",
+        "noise-multiplier", "statistics-noise", "accountant" and "mechanism".
+
+        Args:
+            participants: the sites of the run, which decide the keys of "sites".
         """
         common = self.common
         sites = {site: self.spent(site) for site in participants.sites()}

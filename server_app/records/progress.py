@@ -136,11 +136,11 @@ def read_progress(folder: Path) -> Progress | None:
 
 
 def _describe_fault(error: ValidationError) -> str:
-    """Describe why a progress file is invalid, with the remedy.
+    """Describe why a progress file is invalid, and say what to do.
 
     The text continues a sentence that begins with the file's name. If the JSON is invalid, the run
-    may just be writing the file, so the remedy is to wait. Any other fault means that another
-    version wrote the file, or that somebody altered it.
+    may just be writing the file, so the advice is to wait or to resume the run. Any other fault
+    means that another version wrote the file, or that somebody altered it.
     """
     first = error.errors()[0]
     # Half a file is not valid JSON: on a network drive, a reader may see a file being replaced
@@ -157,7 +157,7 @@ def _describe_fault(error: ValidationError) -> str:
 
 
 def mark_interrupted(folder: Path) -> None:
-    """Change the state in a run's progress files from "running" to "interrupted".
+    """Change the state in progress.json and progress.prom from "running" to "interrupted".
 
     The phase and the remaining seconds are cleared. If progress.json is missing or has another
     state, nothing is written. Call this only if the run's process was killed before it could write
@@ -214,10 +214,17 @@ def format_metrics(metrics: Iterable[Metric], common: Mapping[str, str]) -> str:
 def _list_metrics(progress: Progress) -> Iterator[Metric]:
     """Yield the Prometheus metrics of a run's progress, each as (name, help text, samples).
 
-    A sample is (labels, value). The metrics are the run's method, data set and state, its rounds,
-    the sites of its phase, failures, bytes, the costs of each site, the server's memory, the time
-    left, and the time of writing. A site has no sample of its epsilon without differential privacy,
-    and the time left has none while it is unknown.
+    A sample is (labels, value). The metrics are, in this order:
+
+    - the run's method, data set and state, as labels of a sample with the value 1,
+    - the numbers of all and of finished rounds,
+    - the number of sites of the phase in each state, such as "answered",
+    - failures, and bytes in each direction,
+    - the seconds, peak memory and epsilon of each site,
+    - the server's memory, the seconds left, and the time of writing.
+
+    The epsilon has no samples without differential privacy, and the seconds left have none while
+    they are unknown.
     """
     about = {"method": progress.method, "dataset": progress.dataset, "state": progress.state}
     yield "fedsilo_run_info", "What runs, and whether it has ended.", [(about, 1)]
@@ -260,7 +267,7 @@ def _list_metrics(progress: Progress) -> Iterator[Metric]:
 
 
 def clock(seconds: float) -> str:
-    """Format seconds as ``m:ss``, or as ``h:mm:ss`` from one hour on. Seconds are rounded."""
+    """Format seconds, which are rounded, as ``m:ss``, or as ``h:mm:ss`` from one hour on."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     if hours:

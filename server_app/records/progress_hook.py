@@ -48,9 +48,9 @@ Marks = Callable[[State], Mapping[int, str]]
 def _never_raises(method: Callable[..., None]) -> Callable[..., None]:
     """Wrap a method of ``ProgressHook`` so that a failure of the display cannot stop the run.
 
-    The method handles an event of the run. It is called under the hook's lock. If it succeeds, the
-    thread that writes the progress files is woken. If it raises, the exception is passed to
-    ``report``.
+    The method handles an event of the run, and is called under the hook's lock. If it succeeds, the
+    thread that writes the progress files is woken. If it raises an exception, ``report`` gets the
+    exception (and logs the first one), and nothing is raised.
     """
 
     @functools.wraps(method)
@@ -113,10 +113,11 @@ class ProgressHook(Hook):
     def following(self) -> Iterator[None]:
         """Write the progress files in a thread while the block runs, and record how the run ended.
 
-        The state becomes "finished", "failed" (with the error) or "interrupted", for an exception
-        such as KeyboardInterrupt. The argument of that exception becomes the path of the run
-        directory. All exceptions are raised again. At the end, the thread gets 5 seconds to write
-        the last state.
+        The state becomes "finished" if nothing is raised. It becomes "failed", with the error's
+        text, after an Exception, and "interrupted" after any other exception, such as
+        KeyboardInterrupt. In the last case, the only argument of the exception becomes the path of
+        the run directory. All exceptions are raised again. At the end, the thread gets 5 seconds to
+        write the last state.
         """
         thread = Thread(target=self._write_until_ended, name="progress", daemon=True)
         thread.start()
@@ -195,14 +196,16 @@ class ProgressHook(Hook):
     def round_ended(self, state: State) -> None:
         """Print one line about a finished round, and note the round in the progress.
 
-        The line has the training loss, validation metrics, the method's remark about the round, if
-        there is one, and the time left. The loss is that of this round. The validation metrics are
-        those of the model that the round started with, because the sites have not measured the new
-        model yet.
+        The line has these parts:
 
-        Loss and metrics are unweighted means over sites. The loss is the mean over the sites that
-        sent it. A validation metric is shown only if all sites with validation metrics have sent
-        it. The time left is estimated from the mean duration of the rounds of this process.
+        - the training loss of this round: the mean over the sites that sent it,
+        - validation metrics of the model that the round started with, because the sites have not
+          measured the new model yet. A metric is shown only if all sites with validation metrics
+          have sent it,
+        - the method's remark about the round, if there is one,
+        - the time left, estimated from the mean duration of the rounds of this process.
+
+        The means are not weighted.
 
         Args:
             state: the method's state after the round, which also has the round's number.
@@ -230,7 +233,7 @@ class ProgressHook(Hook):
         self.say("  ".join(parts))
 
     def report(self, error: Exception) -> None:
-        """Log the first error in showing or writing the progress. Later errors are ignored."""
+        """Log the first error in showing or writing the progress, and ignore all later errors."""
         if not self.reported:
             self.reported = True
             reason = f"{type(error).__name__}: {one_line(error, 200)}"
@@ -266,10 +269,11 @@ class ProgressHook(Hook):
     def _build_snapshot(self) -> Progress:
         """Return a copy of the progress with current times, memory, and costs of the sites.
 
-        ``left_out`` is the number of entries in the recorder's failure log. ``seconds_left`` is set
-        only if the run is running and has finished a round in this process. It is the mean duration
-        of these rounds times the number of unfinished rounds, minus the time since the current
-        round began, and never below 0.
+        A site's costs are its seconds, bytes, peak memory and epsilon. ``left_out`` is the number
+        of entries in the recorder's failure log. ``seconds_left`` is set only if the run is running
+        and has finished a round in this process. It is the mean duration of these rounds times the
+        number of unfinished rounds, minus the time since the current round began, and never below
+        0.
         """
         # The copy is made under the lock; the rest takes time, and no event should wait for it
         with self.lock:

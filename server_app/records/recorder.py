@@ -52,7 +52,7 @@ class GrowingCsv:
         The open rows of the previous call are overwritten. The first call replaces an existing
         file, and writes the header first. Cells beyond the header's columns are cut off.
         Afterwards, the attribute ``final`` has the number of bytes up to the last final row, and
-        their CRC-32.
+        the CRC-32 of these bytes.
 
         Args:
             final: rows that will not change after this call.
@@ -102,10 +102,10 @@ class GrowingCsv:
         self.final = {"bytes": size + len(added), "crc32": crc32}
 
     def rows(self) -> Iterator[list[str]]:
-        """Yield the rows of the file that will not change any more, as lists of strings.
+        """Yield the file's final rows (those that will not change any more), as lists of strings.
 
-        These final rows are in the order of the file. The header, and open rows after them, are not
-        yielded. Before the first call of ``write`` there are no rows. The final part of the file is
+        The rows are in the order of the file, without the header and without the open rows at the
+        end. Before the first call of ``write`` there are no rows. The final part of the file is
         read into memory at once.
         """
         if self.final["bytes"]:
@@ -186,8 +186,9 @@ class Recorder(Hook):
     def run_started(self, state: State, participants: Participants, total_rounds: int) -> None:
         """Record the traffic of each site's hello (its introduction), and each refused node.
 
-        A refused node becomes a failure of a site "unknown", which is written to failures.jsonl at
-        once. Nothing is written to the CSV files yet. ``total_rounds`` is not used.
+        A refused node becomes a failure of a site "unknown" with the code "not-admitted". It is
+        written to failures.jsonl at once. Nothing is written to the CSV files yet. ``total_rounds``
+        is not used.
         """
         for site, (down, up) in participants.traffic.items():
             self._add_traffic([state.round, "hello", site, down, up, 0.0, 0, 0])
@@ -210,12 +211,14 @@ class Recorder(Hook):
         self.directory.write_json(SILOS, silos_document(participants))
 
     def phase_ended(self, round_: int, phase: str, replies: Mapping[str, Reply]) -> None:
-        """Record each reply's traffic and memory, and its metrics if the phase trains or evaluates.
+        """Record each reply's traffic and costs, and its metrics if the phase trains or evaluates.
 
-        A reply's working time, steps, samples and unrepeatable operations are recorded too. Nothing
-        is written to a file until the round ends. Metrics of the site's own trained model belong to
-        ``round_``. Metrics of the received model belong to the round before, except in the phase
-        'evaluate' (the final evaluation), where they belong to ``round_``.
+        Costs are the working time, steps, samples and peak memory, and the names of operations that
+        are not deterministic. Nothing is written to a file until the round ends.
+
+        Metrics of the site's own trained model belong to ``round_``. Metrics of the received model
+        belong to the round before, except in the phase 'evaluate' (the final evaluation), where
+        they belong to ``round_``.
         """
         # Sites measured the model of the round before, or in the final evaluation the last model
         described = round_ - 1
@@ -254,7 +257,8 @@ class Recorder(Hook):
         Args:
             round_: the round, from 1.
             phase: the phase in which the sites measured.
-            means: key of a measurement -> mean over all samples of all sites.
+            means: ``<model>.<split>.<metric>`` -> the mean over all samples of all sites. The model
+                is the received or the trained one.
         """
         described = round_ - 1
         if phase == messages.EVALUATE:
@@ -268,10 +272,15 @@ class Recorder(Hook):
     def updates_measured(
         self, round_: int, phase: str, contributions: Mapping[str, UpdateStatistics]
     ) -> None:
-        """Record the norm of each site's update, and its cosine to the model's step.
+        """Record the norm of each site's update, and its cosine to the change of the global model.
 
-        The cosine is left out if it is undefined. The rows belong to ``round_`` and have "update"
-        in place of a split.
+        The rows of metrics.csv belong to ``round_``, and have "update" in place of a split and
+        "norm" or "cosine" as the metric. A cosine that is None is left out. ``phase`` is not used.
+
+        Args:
+            round_: the round.
+            phase: the phase whose replies are updates.
+            contributions: site -> the norm and the cosine of its update.
         """
         for site, part in contributions.items():
             self._new_metrics.append([round_, site, UPDATE, "norm", part.norm])
@@ -286,8 +295,8 @@ class Recorder(Hook):
         """Append the rows since the last call to metrics.csv and traffic.csv.
 
         Rows of rounds before ``state.round`` become final. Rows of ``state.round`` are written as
-        open rows, because the sites measure this round's model one round later, and its rows must
-        then be sorted in. Every row of traffic.csv is final at once.
+        open rows, which the next call overwrites. The sites measure this round's model one round
+        later, and those rows must then be sorted in. Every row of traffic.csv is final at once.
         """
         # The sites measure a round's model one round later, so this round's rows may still grow
         rows = sorted([*self.open, *self._new_metrics], key=_ORDER)
@@ -303,12 +312,18 @@ class Recorder(Hook):
     run_ended = round_ended  # the final evaluation adds rows after the last round
 
     def state(self) -> Any:
-        """Return the recorder's values for a checkpoint, as JSON values.
+        """Return the recorder's values for a checkpoint, in a form that JSON can hold.
 
-        The keys "metrics" and "traffic" have the size in bytes and the CRC-32 of the final rows in
-        that CSV file. "open" has the rows of metrics.csv that may still move, and "last" those of
-        the newest final round. "sites" has each site's bytes down, bytes up and seconds. The other
-        keys are "peak-memory" (bytes by site), "unrepeatable" (names of operations) and "failures".
+        The keys are:
+
+        - "metrics" and "traffic": the size in bytes and the CRC-32 of the final rows in that CSV
+          file,
+        - "open": the rows of metrics.csv whose position may still change,
+        - "last": the rows of the newest final round,
+        - "sites": site -> bytes down, bytes up and seconds,
+        - "peak-memory": site -> bytes,
+        - "unrepeatable": the names of operations that are not deterministic,
+        - "failures": the entries of failures.jsonl.
         """
         return {
             "metrics": self.metrics.final,
@@ -359,8 +374,8 @@ class Recorder(Hook):
         Args:
             round_: the round that the metrics belong to.
             split: ``train``, ``val`` or ``test``.
-            trained: whether to return the metrics of the sites' own trained models, without their
-                prefix ``trained-``, instead of those of the received model.
+            trained: if True, the metrics are those of the sites' own trained models, and their
+                prefix ``trained-`` is removed. Otherwise they are those of the received model.
         """
         found: dict[str, dict[str, float]] = {}
         # Older rows are only in the file, because no hook needs them during the run

@@ -84,7 +84,10 @@ class RunDirectory:
         write_atomically(self.path / name, json.dumps(content, indent=2, sort_keys=False) + "\n")
 
     def read_json(self, name: str) -> Any:
-        """Read a JSON file of the run. The content is checked if ``FORMS`` has the file's name.
+        """Read a JSON file of the run, and check its content if ``FORMS`` has the file's name.
+
+        ``FORMS`` has the types of the contents by file name, such as summary.json. Reading a
+        missing key of the result raises a RunDirectoryError.
 
         Raises:
             RunDirectoryError: the file is missing, cannot be read, or is not of the expected form.
@@ -105,8 +108,8 @@ class RunDirectory:
     def read_csv(self, name: str) -> list[dict[str, str]]:
         """Read a CSV file of the run, and return one mapping per row: column -> cell as a string.
 
-        metrics.csv and traffic.csv must have the columns in ``COLUMNS``, which are all columns
-        except two that earlier versions did not write ("steps" and "samples" of traffic.csv). In
+        metrics.csv and traffic.csv must have the columns in ``COLUMNS``. Only the columns "steps"
+        and "samples" of traffic.csv may be missing, because earlier versions did not write them. In
         every file, the cells of columns with a known name must be possible values.
 
         Raises:
@@ -136,7 +139,7 @@ class RunDirectory:
 def refuse_outside(run_dir: Path, path: Path) -> None:
     """Check that ``path`` is not a symbolic link that leads out of the run directory.
 
-    Such a link would let the sender of a directory choose a file on the reader's machine that
+    With such a link, the sender of a directory could choose a file on the reader's machine that
     fedsilo reads or writes. A path that is not a link is accepted, even if it does not exist.
 
     Raises:
@@ -191,7 +194,7 @@ def with_run_name(settings: RunSettings) -> RunSettings:
     """Return the settings with a run name, which is generated if they have none.
 
     A generated name has the method, the data set, the seed, the UTC time and the process id, such
-    as "fedavg-heart-seed0-20260102-030405-678".
+    as "fedavg-heart-seed0-20260102-030405-678". A colon in a plugin's name becomes "-".
     """
     common = settings.common
     if common.run_name:
@@ -207,10 +210,13 @@ def with_run_name(settings: RunSettings) -> RunSettings:
 def free_name(settings: RunSettings) -> Iterator[RunSettings]:
     """Yield the settings with a free run name, which is reserved while the ``with`` block runs.
 
-    A name is taken if a directory has it, or if another process is about to use it. Then the first
-    free number from 2 is appended, such as ``hearts-2``, and a printed line says so. Until the
-    block ends, no other process that calls this function gets the name. Settings of a resumed run,
-    or with an invalid name, are yielded unchanged.
+    A name is taken if its run directory exists, or if another process is about to use it. Then the
+    first free number from 2 is appended, such as ``hearts-2``, and a printed line says so. Until
+    the block ends, no other process that calls this function gets the name.
+
+    Settings of a resumed run are yielded unchanged, and so are settings with an empty or invalid
+    name. A folder with only the remains of a run that died before its start does not count as
+    taken.
     """
     common = settings.common
     path = runs_folder(common.out) / common.run_name
@@ -245,11 +251,11 @@ def _is_free_for_us(path: Path, held: ExitStack) -> bool:
 
 
 def _why_not_free(path: Path) -> str:
-    """Explain why a new run cannot use ``path``.
+    """Explain why a new run cannot use ``path``, as a clause for a printed line.
 
-    If the path is not in use (see ``_is_taken``), the text says that another process is starting a
-    run there. Otherwise it says that the path exists and, if an unfinished run is there, names the
-    command that continues it.
+    If nothing that a run must keep is at the path (see ``_is_taken``), the text says that another
+    process is starting a run there. Otherwise it says that the path exists. If an unfinished run is
+    there, it also names the command that continues the run.
     """
     if not _is_taken(path):
         return f"another process is starting a run in {path}"
@@ -352,16 +358,24 @@ def this_environment() -> dict[str, Any]:
 
 
 def silos_document(participants: Participants) -> dict[str, Any]:
-    """Build the content of silos.json: site -> its facts.
+    """Build the content of silos.json: site -> the facts that the site has stated.
 
-    Each site has the keys "distribution" (the group it is in), "sizes" (split -> samples),
-    "label_counts" (split -> samples of each class), and "fingerprints" (split -> digest of its
-    data). It also has "dropped" (the number of left-out samples), "schema", "classes" and
-    "backbone". Three keys are optional:
+    Each site has these keys:
 
-    - "task", the task's name if the task is not classification,
-    - "software", if the site sent its versions, as hospitals do,
-    - "agreed", the number of training samples that 'run.site-weights' gives this site, if any.
+    - "distribution": the group of similar sites that it is in,
+    - "sizes": split -> number of samples,
+    - "label_counts": split -> number of samples of each class (or other stratum of the task),
+    - "fingerprints": split -> SHA-256 of its samples,
+    - "dropped": the number of left-out samples,
+    - "schema": the digest of a table's schema, or of images' classes and size,
+    - "classes": the names of the classes,
+    - "backbone": the digest of the weights that the network starts from.
+
+    Three keys are optional:
+
+    - "task": the task's name, if the task is not classification,
+    - "software": versions by name, if the site sent them, as hospitals do,
+    - "agreed": the number of training samples that 'run.site-weights' gives this site, if any.
     """
     agreed = participants.agreed_samples()
     document: dict[str, Any] = {}
@@ -389,17 +403,20 @@ def silos_document(participants: Participants) -> dict[str, Any]:
 def only_writer(directory: RunDirectory, new: bool) -> Iterator[None]:
     """Create the run directory if it is missing, and lock it for this process while the block runs.
 
-    If a new run fails in the block with a FedsiloError, or because the disk is full, and has no
-    checkpoint yet, the directory is deleted. After any other exception the directory is kept. The
-    lock file remains in the directory.
+    If the block raises a FedsiloError, or the disk is full, the directory of a new run without a
+    checkpoint is deleted. After any other exception it is kept. A kept directory still has the lock
+    file.
 
     Args:
         directory: the run directory.
         new: whether the run is new and not resumed.
 
     Raises:
-        RunDirectoryError: another process writes to the directory; ``new`` is True, but the
-            directory already has a run; or the disk is full while the block runs.
+        RunDirectoryError: in one of these cases:
+
+            - Another process writes to the directory.
+            - The run is new, but the directory already has a run.
+            - The disk is full while the block runs.
     """
     directory.path.mkdir(parents=True, exist_ok=True)
     # Following a link here would let the sender of a directory choose a file of ours to empty
@@ -428,8 +445,8 @@ def _explain_full_disk(directory: RunDirectory) -> Iterator[None]:
     """Turn the OSError of a full disk or quota in the block into an error that names the remedy.
 
     The RunDirectoryError names the file, and asks the user to make room. If the run has a
-    checkpoint, it gives the command to resume the run. Otherwise it asks to start the run again.
-    Other errors pass through.
+    checkpoint, the error gives the command to resume the run. Otherwise it asks the user to start
+    the run again. Other errors pass through.
     """
     try:
         yield

@@ -44,10 +44,10 @@ _OTHERS_MODELS = re.compile(r"^(trained|own)-|-from-.*$")
 def rests_on_classes(metric: str) -> bool:
     """Return whether a metric is computed from each class separately.
 
-    This is true for balanced accuracy, AUC and average precision. It is also true if these have a
+    This is true for balanced accuracy, AUC and average precision. It stays true if their name has a
     prefix ``trained-`` or ``own-`` or a suffix such as ``-from-north``, because they are then the
-    same metric of another model. And it is true for ``class``, the name of the whole family of
-    metrics by class.
+    same metric of another model. It is also true for the name ``class``, which stands for all
+    metrics of single classes. For a single one of these, such as ``class.0.auc``, it is false.
     """
     return metric == CLASS or _OTHERS_MODELS.sub("", metric) in _OVER_CLASSES
 
@@ -77,9 +77,10 @@ class Floors:
     def counts(self) -> dict[tuple[str, str], Counts | None]:
         """The number of samples of each class that may be shown, by (site, split).
 
-        None takes the place of a hidden count. A count is hidden if it is below the floor, or if it
-        would reveal such a count by subtraction from the total (``suppress``). If the split has
-        fewer samples than the floor, None takes the place of all its counts.
+        The floor is the setting 'privacy.sums-min-count'. None takes the place of a count below the
+        floor. Such a count could follow by subtraction from the total, so further counts may be
+        None too (``suppress``). If the whole split has fewer samples than the floor, its entry is
+        None and not a list.
         """
         # The package of the ClientApp brings Flower, which commands that only list do not need
         from fedsilo.client_app.summary.suppression import secret_of, suppress
@@ -99,8 +100,9 @@ class Floors:
     def hidden_classes(self, site: str, split: str) -> frozenset[int] | None:
         """Return the numbers of the classes whose count in a site's split is hidden.
 
-        The set is empty if nothing is hidden, or if the site sent no counts. None means that the
-        split has fewer samples than the floor, so none of its metrics may be shown.
+        The set is empty if nothing is hidden, or if the site sent no counts. The result is None,
+        and no metric of the split may be shown, if the split has fewer samples than the floor
+        ('privacy.sums-min-count').
         """
         if (site, split) not in self.counts:
             return frozenset()  # the site sent no counts, so its metrics are sums over sites
@@ -111,10 +113,10 @@ class Floors:
 
     @cached_property
     def sites_with_hidden_counts(self) -> set[str]:
-        """The sites with a hidden count in any split that has samples at some site.
+        """The names of the sites with a hidden count, in any split that has samples at some site.
 
-        No page may show how many metrics by class such a site sent: a class without samples has no
-        AUC, so that number would reveal that the hidden count is 0.
+        No page may show how many metrics of single classes such a site sent. A class without
+        samples has no AUC, so the number of AUCs would reveal that a hidden count is 0.
         """
         # Only splits with samples at some site have metrics that could reveal a count
         used = set()
@@ -133,9 +135,10 @@ class Floors:
     def shown_silos(self) -> Document:
         """Return the content of silos.json with None in place of each hidden number.
 
-        Three kinds of numbers become None:
+        The floor is the setting 'privacy.sums-min-count'. Three kinds of numbers become None:
 
-        - hidden label counts, which are all label counts of a split below the floor,
+        - the label counts that ``counts`` hides, among them all label counts of a split below the
+          floor,
         - the sizes of splits below the floor,
         - the numbers of left-out samples below the floor.
         """
@@ -155,9 +158,15 @@ class Floors:
     def shown_rows(self, rows: Sequence[Row]) -> list[Row]:
         """Select the rows of metrics.csv that may be shown, in their order.
 
-        ``shows`` decides. A row is left out if its split has fewer samples than
-        'privacy.sums-min-count', or if its metric is unknown. It is also left out if a hospital at
-        'trust: nobody' would not send it, or if it would reveal a hidden count of a class.
+        ``shows`` decides for each row. In short, it refuses a row in four cases:
+
+        - The row's split has fewer samples than 'privacy.sums-min-count'.
+        - The name of the metric is not valid.
+        - The run is at 'trust: nobody', and a hospital would not send this metric.
+        - The value would reveal a hidden count of a class, or how single patients were predicted.
+
+        Args:
+            rows: rows of metrics.csv, each as column -> cell.
         """
         shown = []
         for row in rows:
@@ -169,9 +178,13 @@ class Floors:
     def shown_summary(self, summary: Document) -> Document:
         """Return the content of summary.json without the metrics that must not be shown.
 
-        This concerns the test and the validation metrics. If any metric of a split is hidden at a
-        site, the split's means are computed again over the shown metrics, so that they do not
+        Test and validation metrics are checked, by ``shows``. If any metric of a split is hidden at
+        a site, the split's means are computed again over the shown metrics, so that they do not
         reveal the hidden one. ``summary`` is not changed.
+
+        Args:
+            summary: the content of summary.json. It has no validation metrics by site, so those of
+                the last round decide about the validation means.
         """
         groups = {site: str(facts["distribution"]) for site, facts in self.silos.items()}
         # summary.json has no validation metrics by site, so the last round's rows stand in for them
@@ -200,8 +213,11 @@ class Floors:
     def sent_rows(self, rows: Sequence[Row]) -> list[Row]:
         """Select the rows of metrics.csv that the sites sent, whether they may be shown or not.
 
-        The norm and direction of an update are left out, because the server computes them. At
-        'trust: nobody' only the metrics that the task always has remain.
+        The norm and cosine of an update are left out, because the server computes them. In a run at
+        'trust: nobody', only the task's basic metrics (``always``), such as the loss, remain.
+
+        Args:
+            rows: rows of metrics.csv, each as column -> cell.
         """
         private = self.common.trust == NOBODY
         sent = []
@@ -214,21 +230,25 @@ class Floors:
     def shows(self, at: int, site: str, split: str, metric: str, value: float) -> bool:
         """Return whether a metric of round ``at`` may be shown.
 
-        The norm and direction of an update are always shown. Any other metric is hidden if its name
-        is not a valid metric's name, or if its split has fewer samples than the floor. In a run at
-        'trust: nobody', every metric is hidden that the task does not always have. If no class of
-        the split is hidden, every remaining metric is shown.
+        The first rule that fits decides:
 
-        If a class of the split is hidden, these rules apply. A metric of one class is shown if that
-        class is not hidden. An accuracy is shown if it does not reveal a patient. Balanced
-        accuracy, AUC and average precision are hidden. A metric by bin is shown only if the
-        accuracy of the last round is known and may be shown. All other metrics are shown.
+        - The norm and cosine of an update are shown.
+        - A metric with an invalid name is hidden. In a run at 'trust: nobody', only the task's
+          basic metrics (``always``), such as the loss, can be shown, and all others are hidden.
+        - If the split has fewer samples than the floor ('privacy.sums-min-count'), the metric is
+          hidden. If no class of the split has a hidden count, the metric is shown.
+        - A metric of one class is shown if the count of that class is not hidden.
+        - An accuracy is shown if it does not reveal how single patients were predicted.
+        - Balanced accuracy, AUC and average precision are hidden.
+        - A metric of another part of the samples, such as a bin, is shown only if the last round's
+          accuracy is known and may be shown.
+        - Any other metric is shown.
 
         Args:
-            at: the round. In the last round metrics by class are shown too, so the rule for
-                accuracy is stricter there.
+            at: the round. In the last round metrics of single classes are shown too, so the rule
+                for accuracy is stricter there.
             site: the site's name.
-            split: the split, or ``UPDATE`` for the norm and direction of an update.
+            split: the split, or ``UPDATE`` for the norm and cosine of an update.
             metric: the metric's name in metrics.csv.
             value: the metric's value, which is used only for an accuracy.
         """
@@ -259,16 +279,17 @@ class Floors:
     def _gives_away(
         self, at: int, site: str, split: str, metric: str, value: float, hidden: frozenset[int]
     ) -> bool:
-        """Return whether an accuracy reveals that at most one prediction is right, or is wrong.
+        """Return whether an accuracy reveals how single patients were predicted.
 
         A reader who knows the number of samples can compute the number of right predictions: the
-        accuracy times the number of samples. The result is True if 0 or 1 predictions are right, or
-        if 0 or 1 are wrong, because this reveals how single patients were predicted.
+        accuracy times the number of samples. The result is True if at most one prediction is right,
+        or if at most one is wrong.
 
         In the last round, the number of right predictions is also shown for each class that is not
         hidden. From the metric 'accuracy' a reader can then compute how many predictions are right
         in the ``hidden`` classes together. So the same rule is also applied to the samples of the
-        hidden classes, if at least one class is shown and the number is known for each shown class.
+        hidden classes. This needs at least one shown class, and a known number for each shown
+        class.
 
         Args:
             at: the round of the accuracy.

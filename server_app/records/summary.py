@@ -51,22 +51,25 @@ COUNTED = "with each reply: the epsilon that the site has spent in this run"
 
 
 def leaves_by_trust(trust: str, task: Task) -> list[str]:
-    """Return the sentences on the data that leave a site with every method, at a level of trust.
+    """Return the sentences on the data that leave a site at a level of trust, with any method.
 
     Args:
-        trust: the run's level of trust.
-        task: the run's task, which names the metrics in the sentences.
+        trust: the run's level of trust: "server", "sums" or "nobody".
+        task: the run's task, which gives the names of metrics for the sentences.
     """
     return [sentence.format(**task_words(task)) for sentence in _BY_TRUST[trust]]
 
 
 def task_words(task: Task) -> dict[str, str]:
-    """Name the data of a task that leave a site, as phrases for sentences: placeholder -> phrase.
+    """Return the phrases on a task's data with which the sentences of privacy.json are filled in.
 
-    'measured' and 'counted' are the task's phrases for the measurements and counts that leave at
-    trust 'server', such as "R2 and loss". 'always' joins the names of the metrics that leave
-    at trust 'sums' with commas and "and". 'noisy' joins those that leave at trust 'nobody'
-    (``part_ranges``), or is "no measurement" if there are none.
+    The keys are placeholders in these sentences, which say which data leave a site:
+
+    - "measured" and "counted": the task's own phrases for the measurements and counts that leave at
+      trust 'server', such as "R2 and loss",
+    - "always": the names of the metrics that leave at trust 'sums', joined by commas and "and",
+    - "noisy": the names of the metrics that leave with noise at trust 'nobody' (``part_ranges``),
+      joined in the same way, or "no measurement" if there are none.
     """
     return {
         "measured": task.measured_words,
@@ -105,8 +108,8 @@ def by_distribution(
 ) -> dict[str, dict[str, float]]:
     """Return distribution -> metric -> mean over the distribution's sites, sorted by distribution.
 
-    A distribution is a group of sites. The means are unweighted. Rows that belong to no
-    distribution, such as "all", are left out.
+    A distribution is a group of similar sites. The means are unweighted, and are over the sites
+    that have the metric. A name that is not in ``distribution_of``, such as "all", is left out.
 
     Args:
         values: site -> metric -> value.
@@ -132,19 +135,20 @@ def privacy_document(
 
     Args:
         method: the method's name.
-        trust: the run's level of trust.
+        trust: the run's level of trust: "server", "sums" or "nobody".
         task: the run's task.
         leaves: the method's own sentences on the data that leave a site.
-        totals: the total bytes, "down" and "up"; only "up" is used.
+        totals: the total bytes, "down" and "up". Only "up" is used.
         guarantee: the guarantee of differential privacy, or the sentence that there is none.
         perturbation: a description of noise that gives no privacy guarantee. If it is empty, the
             document has no such entry.
 
     Returns:
         The keys "method", "trust" (the level and its promise), "leaves each site", "bytes up",
-        "guarantee" and "epsilon" (a number, or "none"), and perhaps "perturbation". "leaves each
-        site" has the sentences for every method, those for the level of trust, and then ``leaves``.
-        With differential privacy, a last sentence says that replies state the epsilon.
+        "guarantee" and "epsilon" (a number, or "none"). If there is a ``perturbation``, it is an
+        entry too. "leaves each site" has the sentences for all runs, those for the level of trust,
+        and then ``leaves``. With differential privacy, a last sentence says that replies state the
+        epsilon.
     """
     # The package of the ClientApp brings Flower, which commands that only list do not need
     from fedsilo.client_app.site.trust import MEANINGS
@@ -222,8 +226,8 @@ def summary_lines(
 ) -> Iterator[Table | str]:
     """Yield the test results of a finished run for printing.
 
-    The results are one table, or, if the run knows only means over sites, a title and a line of
-    means.
+    The results are one table. If the run knows only means over sites, they are two lines instead: a
+    title, and the means.
 
     Args:
         summary: the content of summary.json, possibly without values that must stay hidden.
@@ -259,12 +263,13 @@ def mean_line(mean: Mapping[str, float]) -> str:
 def _select_rows(values: Values, metrics: Sequence[str]) -> Values:
     """Select the rows to show: all sites or, if there are many, quantiles and the five worst sites.
 
-    More than 20 sites are many. The worst sites have the lowest values of the first metric. If
-    ``metrics`` is empty, all sites are returned. At least one site must have each metric.
+    More than 20 sites are many. The quantiles are 5, 25, 50, 75 and 95 %, each metric by itself.
+    The worst sites have the lowest values of the first metric. If ``metrics`` is empty, all sites
+    are returned.
 
     Args:
         values: site -> metric -> value.
-        metrics: the metrics of the table, in order.
+        metrics: the metrics of the table, in order. For each, at least one site must have a value.
     """
     if len(values) <= MANY or not metrics:
         return values
@@ -304,7 +309,7 @@ def _format_cells(row: Mapping[str, float], metrics: Sequence[str]) -> list[str]
 
 
 def worst(values: Mapping[str, float], *, high_is_worse: bool = False) -> list[str]:
-    """Return the five names with the lowest values, lowest first; all names if there are fewer.
+    """Return the five names with the lowest values, lowest first, or all names if there are fewer.
 
     Names with equal values are in alphabetical order. If ``high_is_worse``, the five names with the
     highest values are returned, highest first, and names with equal values are in reverse

@@ -285,13 +285,13 @@ class TrackingHook(Hook):
                 self.tracker.send(means(self._select_shown(metrics, last_round), traffic))
 
     def _select_shown(self, rows: Iterable[Row], last_round: int | None = None) -> Iterator[Row]:
-        """Yield the rows of metrics.csv that others may see, and that a tracker may therefore get.
+        """Yield the rows of metrics.csv that may be shown to others, and so sent to a tracker.
 
         Args:
             rows: rows of metrics.csv.
-            last_round: the number of the last round after the final evaluation; None while the run
-                goes on. Rows of the last round follow stricter rules, because metrics by class are
-                shown too.
+            last_round: the number of the last round after the final evaluation, or None while the
+                run goes on. Rows of the last round follow stricter rules, because metrics of single
+                classes are shown too.
         """
         last: dict[str, Any] = {split: {} for split in SPLITS}
         if last_round is not None:
@@ -307,7 +307,7 @@ class TrackingHook(Hook):
         """Run the block. If it fails, log a warning, and send nothing more in this run.
 
         The exception is not raised again, so the run continues. ``tracker`` becomes None. If a
-        library is missing, the warning names the extra to install.
+        library is missing, the warning names the optional dependencies of fedsilo to install.
         """
         try:
             yield
@@ -322,8 +322,8 @@ class TrackingHook(Hook):
 def means(metrics: Iterable[Row], traffic: Iterable[Row]) -> list[Scalar]:
     """Return the mean of each metric and the sum of each traffic column over sites, by round.
 
-    The tag of a mean is ``<split>/<metric>``, and that of a sum ``traffic/<column>``. Means are
-    unweighted.
+    The name (``tag``) of a mean is ``<split>/<metric>``, and that of a sum ``traffic/<column>``.
+    Means are unweighted.
 
     Some metrics are left out: those of one class or bin, those of another site's model, and those
     with the prefix ``own-``. Metrics of the sites' own trained models are kept only on the training

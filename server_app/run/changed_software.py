@@ -20,11 +20,12 @@ _OWN_VERSIONS = {
 def changed_software(directory: RunDirectory) -> str:
     """Describe in one line the changes of software and processor since the run began.
 
-    Such changes may alter the rounding, and so the results. The line compares config.toml, written
-    when the run began, with this machine: packages, Python, fedsilo, fedsilo's git revision and the
-    processor. A package is compared only if it was installed at the start and still is. Changes are
-    sorted by name. The result is an empty string if nothing has changed, or if the directory has no
-    config.toml.
+    Such changes may alter the rounding, and so the results. The run's config.toml is compared with
+    this machine: packages, Python, fedsilo, fedsilo's git revision and the processor. A package is
+    compared only if it was installed at the start and still is. Changes are sorted by name.
+
+    Returns:
+        The line, or "" if nothing has changed or if the directory has no config.toml.
 
     Raises:
         RunDirectoryError: another version of fedsilo wrote config.toml, or it is malformed.
@@ -48,8 +49,9 @@ def changed_software(directory: RunDirectory) -> str:
 def _read_versions(environment: Mapping[str, Any]) -> dict[str, str]:
     """Read the versions of software, and the processor, from config.toml's environment, by name.
 
-    The names are those of packages, "fedsilo", "fedsilo's revision", "Python" and "the processor".
-    A missing entry is left out. A version is cut to 20 characters, and the processor to 80.
+    The result is name -> text. The names are those of packages, "fedsilo", "fedsilo's revision",
+    "Python" and "the processor". A missing entry is left out. A version is cut to 20 characters,
+    and the processor to 80.
     """
     versions = {}
     for name, version in environment.get("packages", {}).items():
@@ -65,9 +67,14 @@ def _read_versions(environment: Mapping[str, Any]) -> dict[str, str]:
 def changed_site_software(directory: RunDirectory, participants: Participants) -> Iterator[str]:
     """Yield a line for each set of software changes at sites since silos.json was written.
 
-    A line lists all changes at a site, and names every site with exactly the same changes. There is
-    no line about a site without changes, a new site, a site that does not answer now, or a site
-    that states no software, such as a simulated one. If there is no silos.json, nothing is yielded.
+    A line lists the changes, and names every site with exactly these changes. These sites have no
+    line:
+
+    - a site without changes, or a new site,
+    - a site that does not answer now,
+    - a site that states no software, such as a simulated site.
+
+    If there is no silos.json, nothing is yielded.
 
     Args:
         directory: the directory of a resumed run, before silos.json is written anew.
@@ -93,7 +100,7 @@ def _describe_changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
     """Describe the versions that differ, such as "torch 2.6 is now 2.7", sorted by name.
 
     The descriptions are joined by commas. The text is empty if no version differs. A package that
-    only ``before`` or only ``now`` has is left out. Each version is cut to 80 characters.
+    is missing from ``before`` or ``now`` is left out. Each version is cut to 80 characters.
     """
     parts = []
     for name in sorted(before.keys() & now.keys()):

@@ -88,9 +88,10 @@ class Plan:
 
 
 def check_purpose(plan: Plan) -> Problem:
-    """Return a SettingError unless 'run.purpose' is "train"; otherwise None.
+    """Return a SettingError unless the setting 'run.purpose' is "train".
 
-    With any other purpose, such as "survey", nothing would be trained.
+    With any other purpose, such as "survey", nothing would be trained. For "train", the result is
+    None.
     """
     if plan.common.purpose == "train":
         return None
@@ -125,8 +126,8 @@ def check_weights(plan: Plan) -> Problem:
 def check_cut(plan: Plan) -> Problem:
     """Check that splitting the images into silos leaves no silo empty. The result is always None.
 
-    Without this check, the same error would come from every silo. If fedsilo does not split the
-    data set's images at random, nothing is checked.
+    A silo is the data of one simulated site. Without this check, the same error would come from
+    every silo. If fedsilo does not split the data set's images at random, nothing is checked.
 
     Raises:
         FedsiloError: from ``cut_of``, if a silo would be empty.
@@ -151,7 +152,11 @@ def check_vectorised(plan: Plan) -> Problem:
 
 
 def check_ray_address(plan: Plan) -> Problem:
-    """Return a SettingError if the plan has a Ray address but does not use Ray; otherwise None."""
+    """Return a SettingError if the plan has a Ray address but does not use Ray.
+
+    A plan uses Ray if its engine is "ray", or "auto" with a Ray address. The result is None if the
+    plan has no address, or if it uses Ray.
+    """
     if not plan.ray_address or plan.uses_ray():
         return None
     return SettingError(
@@ -189,8 +194,11 @@ def check_memory(plan: Plan) -> Problem:
     """Return a SettingError if the processes that Ray starts need more than the free memory.
 
     There are as many processes as sites, but at most cores / 'client-resources-num-cpus', or one
-    per core if that setting is 0. Each is assumed to need 0.4 GB. The result is None if the
-    processes fit, if the plan does not use Ray, or if it has the address of a running Ray cluster.
+    per core if that setting is 0. Each is assumed to need 0.4 GB.
+
+    Returns:
+        The error, or None if the processes fit. The result is also None if the plan does not use
+        Ray, or has the address of a running Ray cluster.
     """
     if not plan.uses_ray() or plan.ray_address:
         return None
@@ -246,13 +254,11 @@ class Beginning:
 
 
 def check_site_count(beginning: Beginning) -> Problem:
-    """Check that enough sites take part for the run's settings.
-
-    Every fault is raised. The result, which other checks use for a fault, is therefore always None.
+    """Check that enough sites take part for the run's settings. The result is always None.
 
     Raises:
-        SettingError: from ``refuse_site_count``, if the aggregation, secure aggregation or
-            'server.sites-per-round' needs more sites.
+        SettingError: 'server.sites-per-round' is above the number of sites, or the aggregation or
+            secure aggregation needs more sites (``refuse_site_count``).
     """
     refuse_site_count(beginning.common, len(beginning.participants.sites()))
     return None
@@ -295,10 +301,12 @@ def check_same_sites(beginning: Beginning) -> Problem:
 def check_early_stopping(beginning: Beginning) -> Problem:
     """Return a SettingError if no site can report the validation metric for early stopping.
 
-    The result is None if the metric is "none". It is also None if at least one site measures on
-    validation samples whose labels can define the metric: AUC needs samples of all classes, for
-    example. Labels that the server does not know exactly count as sufficient. Without this check,
-    the run would train all its rounds and then find no best round.
+    Without this check, the run would train all its rounds and then find no best round.
+
+    Returns:
+        The error, or None if the metric is "none". The result is also None if at least one site
+        measures on validation samples whose labels can define the metric. AUC, for example, needs
+        samples of all classes. Labels that the server does not know exactly count as sufficient.
     """
     common, metric = beginning.common, beginning.common.early_stopping_metric
     # Sites without validation samples never report, so they do not count here
@@ -323,9 +331,9 @@ def check_early_stopping(beginning: Beginning) -> Problem:
 def _may_report(metric: str, facts: SiteFacts, common: CommonSettings) -> bool:
     """Return whether a site's validation labels suffice to define ``metric``.
 
-    The run's task (classification, for example) decides it. The result is also True if the label
-    counts are unknown or if the run uses differential privacy. It is also True if the method is a
-    plugin, because such a method may measure in its own way.
+    The run's task (classification, for example) has the rule, such as that AUC needs samples of all
+    classes. The result is True if the server does not know the exact label counts, as with
+    differential privacy. It is also True if the method is a plugin, because its metrics may differ.
     """
     counts = facts.label_counts.get("val")
     # Without exact counts nothing is known. A plugin's method may measure in its own way
@@ -349,7 +357,7 @@ def missing_silos(participants: Participants, common: CommonSettings) -> Iterato
 
     A silo is a site's part of the data set. If 'server.sites' names the run's sites, other silos do
     not count as missing. If the server does not know the silos' names, no silo counts as missing.
-    In a simulation, the data set's own notices come first, for example about centres without
+    In a simulation, the data set's own notices come first, such as a line on centres without
     images.
     """
     if participants.are_simulated():
@@ -371,9 +379,9 @@ def missing_silos(participants: Participants, common: CommonSettings) -> Iterato
 def _known_silos(common: CommonSettings, participants: Participants) -> list[str]:
     """Return the names of all silos, or an empty list if the server cannot know the names.
 
-    The names come from the data set. But if only real hospitals know how many silos exist, they are
-    the names in the operator's registry, sorted. The list is empty if a registry is needed but
-    missing, or if the data set cannot be read.
+    A silo is a site's part of the data set. The data set lists the names. If only real hospitals
+    know how many silos exist, the names in the operator's registry are returned instead, sorted.
+    The list is empty if that registry is missing, or if the data set cannot be read.
     """
     if silo_count(common) is None and not participants.are_simulated():
         registry = participants.terms.registry
@@ -419,8 +427,9 @@ def refused_nodes(participants: Participants, common: CommonSettings) -> Iterato
 def heaviest_site(participants: Participants, common: CommonSettings) -> Iterator[str]:
     """Yield one line if a single site reports more than 90 % of all training samples.
 
-    A site that sends no label counts has 0 samples here. Nothing is yielded for fewer than three
-    sites, or if weights were agreed beforehand ('run.site-weights').
+    Such a site decides every average. A site that sends no label counts has 0 samples here. Nothing
+    is yielded for fewer than three sites, or if weights were agreed beforehand
+    ('run.site-weights').
     """
     sizes = {}
     for name, facts in participants.facts.items():
@@ -439,9 +448,9 @@ def odd_sites(participants: Participants, common: CommonSettings) -> Iterator[st
 
     For each site, these properties are reported in this order:
 
-    - something odd in its training labels, such as a single class, which the task recognises,
+    - unusual training labels, such as a single class, as the task judges them,
     - no test samples,
-    - metrics that the site withholds on some splits,
+    - splits on which the site withholds its metrics,
     - left-out samples.
 
     If no site has test samples, a single line at the start says so in place of a line for each

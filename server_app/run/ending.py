@@ -68,8 +68,8 @@ def write_end(
 
     The files are written in this order:
 
-    - the model or, if the method has no global model, standardisation.json with the statistics that
-      standardise a table (no file if there are none either),
+    - the model. If the method has no global model, standardisation.json takes its place, with the
+      statistics that standardise a table (no file without such statistics),
     - privacy.json, the data that left the sites,
     - summary.json, the results and costs,
     - the documents: evidence.json and the method's own files.
@@ -81,7 +81,7 @@ def write_end(
     Args:
         directory: the run directory.
         loop: the round loop, after its last round.
-        hooks: the hooks of the run.
+        hooks: the hooks of the run, which have its records.
         seconds: the duration of each part of the run in seconds, by the part's name.
         say: prints one line.
     """
@@ -124,8 +124,8 @@ def _build_seconds(parts: Mapping[str, float], recorder: Recorder) -> dict[str, 
         recorder: has the working time of each site.
 
     Returns:
-        Part of the run -> its duration, rounded to three decimals. Under "sites", it has each
-        site's working seconds as recorded.
+        Part of the run -> its duration, rounded to three decimals. The entry "sites" has site ->
+        its working seconds, as recorded.
     """
     seconds: dict[str, Any] = {}
     for name, value in parts.items():
@@ -142,10 +142,10 @@ def _write_documents(
 ) -> None:
     """Write evidence.json and the method's own documents.
 
-    evidence.json is written only if a site has reported evidence, which only evidential networks
-    do. If one document cannot be built or written, ``say`` prints a line about it, and the others
-    are still written. But ``method.documents`` builds all of the method's documents at once: if it
-    fails, one line is printed and none of them is written.
+    evidence.json is written only if a site has reported evidence, as sites with evidential networks
+    do. If one document cannot be written, ``say`` prints a line about it, and the next one follows.
+    But ``method.documents`` builds all of the method's documents at once. If it fails, one line is
+    printed, and none of the method's documents is written.
     """
     state, method = loop.state, loop.method
     test = recorder.values(state.round, "test")
@@ -177,11 +177,11 @@ def _report_failure_of(document: str, say: Callable[[str], None]) -> Iterator[No
 
 
 def _build_privacy(method: Method, hooks: RunHooks) -> dict[str, Any]:
-    """Build the content of privacy.json: the data that left the sites, and how private it is.
+    """Build the content of privacy.json: the data that left the sites, and how private the run is.
 
-    It has the sentences on the data, the bytes, and the guarantee of differential privacy with its
-    epsilon or, without differential privacy, the sentence that there is none. ``privacy_document``
-    describes the keys.
+    The content has the sentences on the data, the bytes, the guarantee and the epsilon. Without
+    differential privacy, the guarantee is a sentence that there is none. If the method adds noise
+    without a guarantee, a description of it follows. ``privacy_document`` has the keys.
     """
     guarantee: str | dict[str, Any] = summaries.NO_PRIVACY
     if hooks.privacy:
@@ -200,10 +200,15 @@ def _build_privacy(method: Method, hooks: RunHooks) -> dict[str, Any]:
 def _build_results(loop: RoundLoop, recorder: Recorder) -> dict[str, Any]:
     """Build the part of summary.json that holds the results. Nothing in it is hidden.
 
-    The part has the run's identity, the final test metrics by site with their means, and the means
-    of the final validation metrics. It also has the reason why training ended early (None if it did
-    not), the method's remarks by round, the failures, and the digests of plugins, if the run used
-    any. Test metrics of one class, finding or bin are left out.
+    The part has these entries:
+
+    - the method, data set, seed, number of rounds and aggregation,
+    - the final test metrics by site, without those of one class, finding or bin,
+    - the means of the final test and validation metrics, over all sites and by distribution (group
+      of sites),
+    - the reason why training ended early, or None,
+    - the method's remarks by round, and the failures,
+    - the digests of plugins, if the run used any.
     """
     state, method, common = loop.state, loop.method, loop.method.common
     distribution_of = _distributions_of(method)
@@ -288,10 +293,10 @@ def floors_of(method: Method, recorder: Recorder, rounds: int) -> Floors:
 def _show_table(
     method: Method, floors: Floors, summary: Mapping[str, Any], console: Console
 ) -> None:
-    """Print the table of test results that may be shown, as reports and ``fedsilo compare`` do.
+    """Print the table of test results, with only the metrics that may be shown.
 
     Lines below the table name the metrics that are hidden at a site, and the sites that a mean
-    leaves out.
+    leaves out. If a metric is hidden, a last line says where the user finds all values.
 
     Args:
         method: the run's method, for its settings and sites.
@@ -330,7 +335,7 @@ _OF_PARTS = (
 
 
 def without_bins(values: summaries.Values) -> dict[str, dict[str, float]]:
-    """Return each site's metrics without those for a single class, finding or calibration bin.
+    """Return each site's metrics without those for a single class, finding or bin of samples.
 
     The name of a metric shows whether it is for such a part (``read_metric``). The mean of such
     metrics over sites would have no meaning. Metrics of other sites' models are kept, and metrics
@@ -352,15 +357,18 @@ def without_bins(values: summaries.Values) -> dict[str, dict[str, float]]:
 
 
 def evidence_document(values: summaries.Values) -> dict[str, Any]:
-    """Build evidence.json: metric family -> site -> bin number -> count, right and mean.
+    """Build evidence.json, which has bins of the test predictions by their certainty.
 
-    A bin holds the predictions whose certainty is in one of ten ranges: their number, the number of
-    right ones and the mean certainty. The families are "reliability" and "certainty". A site
-    without bins is left out, and a family without sites too. The document is therefore empty if no
-    site reported bins.
+    A bin holds the predictions whose certainty is in one of ten ranges. The families of metrics
+    with bins are "reliability" and "certainty". A site without bins is left out, and so is a family
+    without sites. So the document is empty if no site reported bins.
 
     Args:
         values: site -> metric -> value, on the test samples.
+
+    Returns:
+        Family -> site -> number of the bin -> "count" (predictions), "right" (how many of them are
+        right) and "mean" (their mean certainty).
     """
     document: dict[str, Any] = {}
     for family in (metric_names.RELIABILITY, metric_names.CERTAINTY):

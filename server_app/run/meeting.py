@@ -55,13 +55,16 @@ class Meeting:
 def meet(grid: Grid, settings: RunSettings) -> Meeting:
     """Ask the sites for their facts, and check whether a run with these settings could begin.
 
-    Nothing is trained, and no run directory is made. The site checks of a run are made, and the
-    method's initial state is built. If one of these fails, the error's text becomes the meeting's
-    ``fault``, and ``leaves`` and ``noise`` are empty. If no site can take part, nothing is checked.
-    Then ``refused`` has the reasons, and ``sites``, ``notices`` and ``fault`` are empty.
+    Nothing is trained, and no run directory is made. The checks are those that a run makes once its
+    sites have answered. The method's initial state is built too. If one of these fails, the error's
+    text becomes the meeting's ``fault``, and ``leaves`` and ``noise`` are empty.
+
+    If no site can take part, nothing is checked. Then ``refused`` has the reasons, and ``sites``,
+    ``notices``, ``leaves`` and ``fault`` are empty.
 
     Raises:
-        FedsiloError: too few or too many nodes are connected, or an operator's file is unusable.
+        FedsiloError: too few or too many nodes are connected, 'server.sites' is not usable, or an
+            operator's file cannot be used.
     """
     common = settings.common
     met = hear_sites(grid, common, silo_count(common), terms_of(settings))
@@ -83,8 +86,8 @@ def meet(grid: Grid, settings: RunSettings) -> Meeting:
 def write_meeting(grid: Grid, settings: RunSettings) -> None:
     """Meet the sites (``meet``), and write the result as JSON to the file of the meeting.
 
-    ``meeting_file`` gives the file's path. If the settings have no run name, a name is generated
-    for the file.
+    A meeting is a rehearsal of a run. ``meeting_file`` gives the file's path. If the settings have
+    no run name, a name is generated for the file.
 
     Raises:
         FedsiloError: from ``meet``.

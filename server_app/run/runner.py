@@ -102,7 +102,7 @@ def _note_failure(loop: RoundLoop, recorder: Recorder) -> Iterator[None]:
 
     The failure belongs to the round after the last finished one. A TooFewSitesError is not added,
     because the record already has the failure of each site. If the record cannot be written, only
-    the block's own error is raised.
+    the error of the block is raised.
     """
     try:
         yield
@@ -121,8 +121,9 @@ def _note_failure(loop: RoundLoop, recorder: Recorder) -> Iterator[None]:
 def terms_of(settings: RunSettings) -> Terms:
     """Return the conditions for a site to take part: the operator's files and the method's rule.
 
-    The files are the registry of sites and the agreed weights. Both are optional. The rule is the
-    method's ``why_unfit``, which says why a site does not suit the method.
+    The files are the registry of sites (``registry``) and the agreed weights (``weights``). Both
+    are optional. The method's rule (``unfit``) returns the reason why a site does not suit the
+    method, or None.
 
     Raises:
         SettingError: a file of the operator cannot be used.
@@ -133,10 +134,10 @@ def terms_of(settings: RunSettings) -> Terms:
 def chosen_aggregation(settings: RunSettings, participants: Participants) -> Aggregation:
     """Return the run's aggregation rule, with 'auto' resolved to "mean" or "norm-clip".
 
-    Real sites get norm-clip, because it limits the influence of one hospital and hardly changes an
-    honest run (docs/results/norm-clip.csv). Simulations, runs with secure aggregation, and methods
-    that do not support norm-clip (with these settings) get the mean, as in the papers. Any rule
-    other than 'auto' is returned unchanged.
+    Real sites get "norm-clip", because it limits the influence of one hospital and hardly changes
+    an honest run (docs/results/norm-clip.csv). There are three exceptions, which get "mean", as in
+    the papers: simulations, runs with secure aggregation, and methods that do not support
+    "norm-clip" with these settings. Any rule other than 'auto' is returned unchanged.
     """
     common, cls = settings.common, strategy_class(settings.common.method)
     if common.aggregation != AUTO:
@@ -156,10 +157,11 @@ def chosen_aggregation(settings: RunSettings, participants: Participants) -> Agg
 def assemble(
     settings: RunSettings, participants: Participants, directory: RunDirectory, console: Console
 ) -> tuple[RoundLoop, RunHooks]:
-    """Build the round loop and its hooks. A resumed run starts from its newest checkpoint, if any.
+    """Build the round loop and its hooks, which observe the run and write its records.
 
     First, the aggregation 'auto' is replaced by "mean" or "norm-clip". A line is printed if it
-    becomes "norm-clip". Then the checks of the sites (``SITE_CHECKS``) run.
+    becomes "norm-clip". Then the checks of the sites (``SITE_CHECKS``) run. A resumed run starts
+    from its newest checkpoint, if it has one.
 
     Returns:
         The loop, at its starting state, and the hooks that the end of the run needs.
@@ -216,8 +218,8 @@ def refuse_other_config(directory: RunDirectory, settings: RunSettings) -> None:
     checked if the directory has no config.toml.
 
     Raises:
-        RunDirectoryError: a decisive setting differs, and the message has both values; or
-            config.toml is malformed or has another version.
+        RunDirectoryError: a decisive setting differs (the message has both values), or config.toml
+            is malformed or has another version.
         SettingError: config.toml cannot be read, or this version refuses its settings or plugins.
     """
     path = directory.path / "config.toml"

@@ -32,13 +32,16 @@ def find_unlike_columns(participants: Participants, common: CommonSettings) -> l
     """Return the columns whose mean at one site is far from the other sites' means.
 
     A site is compared with the site that has the median mean among the others. Its mean is far in
-    one of two cases (``compare_sites`` has the exact rules). It differs by a factor of five or
-    more, under a further condition. Or a known change of unit, such as mmol/l to mg/dl, explains a
-    large difference.
+    one of two cases (``compare_sites`` has the exact rules):
 
-    The list is empty if the level of trust is not 'server', or if no site sends sums. A column is
-    compared only at sites with enough values in it: at least the largest 'sums-min-count' of the
-    run and of the sites that send sums.
+    - The means differ by a factor of five or more. In addition, they are more than one standard
+      deviation apart, or the standard deviations differ by about the same factor.
+    - The means are more than three standard deviations apart, and a known change of unit, such as
+      mmol/l to mg/dl, converts one to the other.
+
+    The list is empty if the level of trust is not 'server', or if no site sends sums of its
+    columns. A column is compared only at sites with enough values in it: at least the largest
+    'sums-min-count' of the run and of the sites that send sums.
     """
     if common.trust != SERVER:
         return []
@@ -77,8 +80,8 @@ def unlike_columns_document(
 def unlike_columns(participants: Participants, common: CommonSettings) -> Iterator[str]:
     """Yield one line for each column and site where the mean is far from the other sites' means.
 
-    These are the columns of ``find_unlike_columns``, so there are lines only at trust 'server'. The
-    first ten are described. If there are more, an eleventh line gives the number of the others.
+    ``find_unlike_columns`` finds them, so there are lines only at trust 'server'. The first ten are
+    described. If there are more, an eleventh line gives the number of the remaining ones.
     """
     found = find_unlike_columns(participants, common)
     shown = found[:_SHOWN]
@@ -89,13 +92,13 @@ def unlike_columns(participants: Participants, common: CommonSettings) -> Iterat
 
 
 def _column_titles(columns: Sequence[UnlikeColumn], common: CommonSettings) -> list[str]:
-    """Return the title of each given column for readers, in the same order.
+    """Return the title of each column (its name for readers), in the order of ``columns``.
 
     The title is that of the data set's schema or, if the schema has none, "column 'x'". It is made
     one line, and is cut to 120 characters.
 
     Args:
-        columns: the unlike columns.
+        columns: the columns whose mean at one site is far from the other sites' means.
         common: the run's settings, which name the data set.
     """
     known: Mapping[str, ColumnWords] = {}
@@ -111,7 +114,7 @@ def _column_titles(columns: Sequence[UnlikeColumn], common: CommonSettings) -> l
 
 
 def equal_samples(participants: Participants, common: CommonSettings) -> Iterator[str]:
-    """Yield one line with the number of samples that more than one site has, if it is above 0.
+    """Yield one line with the number of samples that more than one site has, unless it is 0.
 
     The line names neither samples nor sites. Sites are compared by the digests of whole splits.
     Simulated sites with the user's own data are also compared sample by sample, and the larger of
@@ -132,11 +135,11 @@ def equal_samples(participants: Participants, common: CommonSettings) -> Iterato
 
 
 def _count_in_equal_splits(participants: Participants) -> int:
-    """Count the samples in splits that two or more sites share, by the splits' digests.
+    """Count the samples in splits that two or more sites share.
 
-    The samples of a shared split are counted once, however many sites have it. A split counts as
-    shared even if it has training data at one site and test data at another. Empty splits are
-    ignored.
+    Sites share a split if its digest is equal at these sites. The samples of a shared split are
+    counted once, however many sites have it. A split counts as shared even if it has training data
+    at one site and test data at another. Empty splits are ignored.
     """
     owners: dict[str, set[str]] = {}
     sizes: dict[str, int] = {}
@@ -152,8 +155,8 @@ def _count_in_equal_splits(participants: Participants) -> int:
 def _count_equal_samples(participants: Participants, common: CommonSettings) -> int:
     """Count the distinct samples that more than one simulated site has, in any of their splits.
 
-    Two samples are equal if their inputs and their labels are. If the inputs of all sites together
-    exceed 1 GiB, or if a site's files cannot be read, the result is 0.
+    Two samples are equal if both their inputs and their labels are equal. If the inputs of all
+    sites together exceed 1 GiB, or if a site's files cannot be read, the result is 0.
     """
     counts: Counter[bytes] = Counter()
     left = _MOST_BYTES
@@ -172,7 +175,7 @@ def _count_equal_samples(participants: Participants, common: CommonSettings) -> 
 def _digest_samples(silo: Silo) -> set[bytes]:
     """Return a 16-byte BLAKE2b digest of each distinct sample in a silo's splits.
 
-    A digest covers the sample's input and its label, so two samples have the same digest if both
+    A digest covers the sample's input and its label. So two samples have the same digest if both
     are equal.
     """
     digests = set()

@@ -42,9 +42,9 @@ def run_survey(
         The run directory, which has no other file.
 
     Raises:
-        FedsiloError: no site gives a usable answer, too few or too many nodes are connected, the
-            operator's registry cannot be used, or the directory exists already or has an invalid
-            name. Nothing is written then.
+        FedsiloError: no site gives a usable answer, too few or too many nodes are connected, or one
+            of the operator's files (registry and agreed weights) cannot be used. The error is also
+            raised if the directory exists already or has an invalid name. Nothing is written then.
     """
     settings = with_run_name(settings)
     common = settings.common
@@ -65,7 +65,8 @@ def survey_document(surveyed: Surveyed, common: CommonSettings) -> dict[str, Any
 
     - "version" (1), "run" (the run's name), "dataset", and "asked" (the UTC time now),
     - "sites": site -> its answer,
-    - "columns": column -> its title and the words for its levels, from this machine's schema,
+    - "columns": column -> its title, and words for its levels (the values of a category), from the
+      schema on this machine,
     - "distances": split -> the result of ``distances``,
     - "refused": a line for each refused node.
 
@@ -153,13 +154,15 @@ def distance(
 ) -> float | None:
     """Return the Jensen-Shannon distance (base 2) between two sites' counts, rounded to 4 places.
 
-    Cells that either site suppressed are merged into one cell at both sites. Its count is the rest
-    of the site's total. Merging can only reduce the distance, so the true distance is at least the
-    returned one.
+    Cells that either site suppressed are merged into one cell at both sites. The count of this cell
+    is the rest of the site's total. Merging can only reduce the distance, so the true distance is
+    at least the returned one.
 
-    The result is None if a site sent no counts or has no samples, or if fewer than two cells are
-    left. It is also None if cells were merged and a total is unknown or below the sum of the
-    counts.
+    The result is None in these cases:
+
+    - A site sent no counts or has no samples.
+    - Fewer than two cells are left.
+    - Cells were merged, and a total is unknown or below the sum of the counts.
 
     Args:
         counts: for each of the two sites, the counts of the same cells, with None for a suppressed

@@ -83,7 +83,7 @@ def fit_table(table: Table, width: int) -> list[Table]:
     """Fit a table into ``width`` characters without breaking any number.
 
     Text is wrapped, and long words are broken. A table that fits already is returned unchanged, as
-    the only one.
+    the only entry of the list.
 
     Returns:
         One table, or several if the columns do not fit side by side. Each table then has the first
@@ -154,8 +154,12 @@ def _take_columns(table: Table, widths: Mapping[int, int], title: TextType | Non
 def _measure_widest_part(column: Column, split: Callable[[str], list[str]]) -> int:
     """Return the width of the widest part of a column's header and cells, at least 1.
 
-    ``split`` returns the parts of a text to measure, such as its lines or its numbers. The width is
-    in characters. A wide character, such as a Chinese one, counts as 2.
+    The width is in characters of a terminal, where a wide character, such as a Chinese one, counts
+    as 2.
+
+    Args:
+        column: the column of a table.
+        split: returns the parts of a text to measure, such as its lines or its numbers.
     """
     widest = 1
     for text in (column.header, *column.cells):
