@@ -142,7 +142,7 @@ class Instruction:
                 run_name=str(config["run-name"]),
                 run_dir=str(config["run-dir"]),
                 evaluate=bool(config["evaluate"]),
-                expects_state=int(config["expects-state"]),
+                expects_state=int(str(config["expects-state"])),
                 returns=bool(config["returns"]),
                 notes=notes,
             )

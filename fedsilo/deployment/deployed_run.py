@@ -23,9 +23,9 @@ from fedsilo.deployment.deployment import (
 from fedsilo.deployment.flower_commands import (
     Say,
     flwr,
-    is_healthy,
     list_missing_sites,
     print_command,
+    server_runs,
 )
 from fedsilo.engines.planning import planned_settings
 from fedsilo.engines.ray_engine import stream
@@ -195,9 +195,8 @@ def _start_run(deployment: Deployment, settings: RunSettings, config: Path, say:
 def _refuse_incomplete(deployment: Deployment, sites: Sequence[str] = ()) -> None:
     """Check that the server and the run's sites on this machine run and are online.
 
-    Hospitals on other machines are not checked. If the deployment has an address for such
-    hospitals, the server may run in a container, where its process is not known. It then counts as
-    running if it answers a health request.
+    Hospitals on other machines are not checked. The server may run in a container (see
+    ``server_runs``).
 
     Args:
         deployment: the deployment.
@@ -209,8 +208,8 @@ def _refuse_incomplete(deployment: Deployment, sites: Sequence[str] = ()) -> Non
     state, wanted = "down", [SERVER, *(sites or deployment.sites)]
     local = [member for member in deployment.members if member in wanted]
     missing = [member for member in local if not deployment.process(member)]
-    # The process of a server in a container is not known here, so its health is asked for instead
-    if SERVER in missing and deployment.address and is_healthy(deployment):
+    # The server may run in a container, where its process is not known
+    if SERVER in missing and server_runs(deployment):
         missing.remove(SERVER)
     # Only a running server can be asked which sites are connected
     if not missing:

@@ -122,6 +122,20 @@ def list_missing_sites(deployment: Deployment, seen: Sequence[str] | None = None
     return [site for site in deployment.sites if site not in seen or not deployment.process(site)]
 
 
+def server_runs(deployment: Deployment) -> bool:
+    """Return whether the server runs, as a process of this machine or in a container.
+
+    The process of a server in a container is not known here. If the deployment has an address for
+    hospitals on other machines, such a server counts as running if ``is_healthy`` is true.
+
+    Raises:
+        DeploymentError: see ``is_healthy``.
+    """
+    if deployment.process(SERVER):
+        return True
+    return bool(deployment.address) and is_healthy(deployment)
+
+
 def is_healthy(deployment: Deployment) -> bool:
     """Return whether the deployment's server answers a health request on this machine.
 

@@ -5,7 +5,7 @@ from datetime import datetime
 from pathlib import Path
 
 from fedsilo.deployment.deployment import SERVER, Deployment, read_deployment
-from fedsilo.deployment.flower_commands import is_healthy, list_online_sites
+from fedsilo.deployment.flower_commands import list_online_sites, server_runs
 from fedsilo.deployment.node_times import NodeTimes, read_node_times
 
 
@@ -70,7 +70,7 @@ def status(folder: Path) -> list[MemberStatus]:
     deployment = read_deployment(folder)
     # The process of a server in a container is not known here, so its health is asked for instead
     online_sites: list[str] = []
-    if deployment.process(SERVER) or (deployment.address and is_healthy(deployment)):
+    if server_runs(deployment):
         online_sites = list_online_sites(deployment)
     members = [MemberStatus(SERVER, _pid(deployment, SERVER), "", deployment.log(SERVER))]
     by_node = read_node_times(deployment)

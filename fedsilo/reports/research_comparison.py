@@ -163,7 +163,7 @@ def _comparison(
 
 
 def _reason_for_no_test(tested: Tested) -> str:
-    """Return why no test between the experiments has a p value; empty if some test has one.
+    """Return the reason if no test between the experiments has a p value; empty if one has.
 
     The tests are the ANOVA over all experiments and the t-tests of all pairs. The reason is that of
     the ANOVA.

@@ -144,8 +144,9 @@ def _write_consistent(
         if manifest:
             return manifest
     raise BackupError(
-        f"the sites in {deployment.folder} wrote their private state during each of {_ATTEMPTS} "
-        "copies: repeat when no run trains, or after 'fedsilo deploy down'"
+        f"files of a run in {deployment.folder} (its checkpoints, or the sites' private state) "
+        f"were replaced during each of {_ATTEMPTS} copies: repeat when no run trains, or after "
+        "'fedsilo deploy down'"
     )
 
 

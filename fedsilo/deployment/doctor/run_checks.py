@@ -11,7 +11,7 @@ from fedsilo.core.errors import FedsiloError
 from fedsilo.core.one_line import as_word, format_count, one_line
 from fedsilo.core.settings_schema import Value
 from fedsilo.deployment.deployed_run import meet
-from fedsilo.deployment.deployment import SERVER, Deployment
+from fedsilo.deployment.deployment import Deployment
 from fedsilo.deployment.doctor.findings import (
     Check,
     Failed,
@@ -20,7 +20,7 @@ from fedsilo.deployment.doctor.findings import (
     Status,
     require,
 )
-from fedsilo.deployment.flower_commands import list_missing_sites, list_online_sites
+from fedsilo.deployment.flower_commands import list_missing_sites, list_online_sites, server_runs
 from fedsilo.engines.inline_engine import inline_grid
 from fedsilo.engines.planning import plan_run, planned_settings
 from fedsilo.server_app.config.settings import RunSettings
@@ -137,7 +137,7 @@ def _members(setup: RunSetup) -> Passed | Failed:
     """
     deployment = require(setup.deployment, "no deployment is named, so the sites are simulated")
     again = f"fedsilo deploy up --deployment {as_word(deployment.folder)}"
-    if not deployment.process(SERVER):
+    if not server_runs(deployment):
         return Failed(f"the server of {deployment.folder} is down", again)
     wanted: Collection[str] = ()
     with suppress(FedsiloError):
@@ -167,7 +167,7 @@ def _sites(setup: RunSetup) -> Sequence[Finding]:
         FedsiloError: the sites could not be asked.
     """
     if setup.deployment:
-        require(setup.deployment.process(SERVER), "the server is down")
+        require(server_runs(setup.deployment), "the server is down")
     findings = []
     for site, facts in setup.meeting.sites.items():
         findings.append(Finding("sites", Status.PASSED, _describe_site(site, facts), about=site))

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from fedsilo.core.arguments import RunSources
-from fedsilo.deployment import deployed_run
+from fedsilo.deployment import deployed_run, flower_commands
 from fedsilo.deployment.deployed_run import meet, run
 from fedsilo.deployment.deployment import Deployment, DeploymentError, plan
 from fedsilo.server_app.config.settings import RunSettings, resolve
@@ -135,10 +135,10 @@ def test_a_server_in_a_container_is_known_by_its_health(
     monkeypatch.setattr(Deployment, "process", lambda self, member: member != "server")
     monkeypatch.setattr(deployed_run, "read_deployment", lambda folder: deployment)
     object.__setattr__(deployment, "address", "fl.example.org:443")
-    monkeypatch.setattr(deployed_run, "is_healthy", lambda _: False)
+    monkeypatch.setattr(flower_commands, "is_healthy", lambda _: False)
     with refuses(DeploymentError, "down", "server"):
         _run(deployment)
-    monkeypatch.setattr(deployed_run, "is_healthy", lambda _: True)
+    monkeypatch.setattr(flower_commands, "is_healthy", lambda _: True)
     assert _run(deployment) == deployment.runs / "r"
 
 

@@ -12,7 +12,7 @@ from sqlalchemy import create_engine
 from sqlalchemy.orm import Session
 
 from fedsilo.cli.main import main
-from fedsilo.deployment import member_status
+from fedsilo.deployment import flower_commands, member_status
 from fedsilo.deployment.commands import prepare
 from fedsilo.deployment.deployment import SERVER, Deployment, plan
 from fedsilo.deployment.doctor.site import CHECKS
@@ -59,7 +59,7 @@ def deployment(tmp_path: Path) -> Deployment:
 def test_status_says_since_when_and_why_a_hospital_is_missing(
     deployment: Deployment, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(member_status, "is_healthy", lambda deployment: True)
+    monkeypatch.setattr(flower_commands, "is_healthy", lambda deployment: True)
     monkeypatch.setattr(member_status, "list_online_sites", lambda deployment: ["north"])
     seen = {member.member: member.last_seen for member in status(deployment.folder)}
     assert seen == {
@@ -85,7 +85,7 @@ def test_times_are_read_by_node_and_a_database_in_another_form_has_none(
     assert read_node_times(deployment) == {}
     (deployment.home(SERVER) / "superlink.db").unlink()
     assert read_node_times(deployment) == {}
-    monkeypatch.setattr(member_status, "is_healthy", lambda deployment: False)
+    monkeypatch.setattr(flower_commands, "is_healthy", lambda deployment: False)
     assert {member.last_seen for member in status(deployment.folder)} == {"", "offline"}
 
 
