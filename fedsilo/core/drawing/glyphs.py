@@ -27,7 +27,7 @@ _NO_LETTERS = "Last"
 
 @contextmanager
 def fonts_for(figure: Figure) -> Iterator[None]:
-    """Give the texts of a figure fonts that have all their letters, before the block draws the figure.
+    """Give a figure's texts fonts with all their letters, before the block draws the figure.
 
     If the usual font (DejaVu Sans) lacks a letter of the texts, every text that is not ASCII gets
     further fonts of this machine. These texts keep their fonts after the block. If no font has a
