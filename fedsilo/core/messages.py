@@ -97,7 +97,7 @@ class Instruction:
     notes: Mapping[str, Value] = field(default_factory=dict)
 
     def to_config(self) -> dict[str, Value]:
-        """Convert this request from the server to a site to the entries of a Flower ConfigRecord.
+        """Convert this request of the server to the entries of a Flower ConfigRecord.
 
         Each attribute except ``notes`` becomes an entry with its name, in which '-' replaces '_'.
         Each note, a further value from the method, becomes an entry ``note.<name>``, in which the

@@ -316,7 +316,7 @@ def settings_class(name: str) -> type[OwnSettings]:
 
 
 def known_defaults() -> dict[str, Value]:
-    """Map the key of every common setting, and of every setting of a built-in method, to its default.
+    """Return the default of every common setting and of every setting of a built-in method, by key.
 
     Common settings are those that all methods share. The settings of plugins are left out. A test
     compares the run config in pyproject.toml with these defaults.

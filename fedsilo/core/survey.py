@@ -172,7 +172,7 @@ class Survey(Part):
         return self
 
     def _find_problems(self) -> Iterator[str]:
-        """Yield a sentence for each part of a site's answer that does not match its part ``about``.
+        """Yield a sentence for each part of a site's answer that does not match the part ``about``.
 
         ``about`` declares the classes and features. Labels need one count per class. A histogram
         must belong to a declared feature, and have as many cells as that feature declares. The same
