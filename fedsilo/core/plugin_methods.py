@@ -62,9 +62,9 @@ def plugin_server(name: str, ours: Collection[str]) -> type:
 def plugin_part(server: type, room: str, suffix: str) -> Any:
     """Find the settings class or the site class of a plugin method, if the plugin has its own.
 
-    The class is in the module of the plugin's server class, and its name is that class's name plus
-    ``suffix``. It is checked here. If a settings class does not set ``group``, the first part of
-    its keys, this becomes the last part of the module's name, with '-' in place of '_'.
+    The class is in the module of the plugin's server class. It is called like the server class plus
+    ``suffix``, and is checked here. If a settings class does not set ``group``, the first part of
+    its keys, the group becomes the last part of the module's name, with '-' in place of '_'.
 
     Args:
         server: the plugin's server class, such as ``Mine``.

@@ -109,7 +109,7 @@ def _load_file(path: Path, taken: Collection[str], pins: Mapping[str, str]) -> N
 
     Raises:
         SettingError: the file cannot be read, its digest differs from its pin, its name is not a
-            Python identifier, is in ``taken`` or belongs to a module that is no plugin file, or its
+            Python identifier, is in ``taken`` or belongs to another kind of module, or its
             execution raises any exception, including SystemExit.
     """
     name = path.stem
@@ -375,7 +375,7 @@ def import_plugin(module: str) -> None:
 
 
 def is_offered(module: str) -> bool:
-    """Return whether an installed package offers a plugin of fedsilo in a top-level module.
+    """Return whether an installed package offers fedsilo a plugin from a top-level module.
 
     A package offers a plugin by an entry point in one of fedsilo's groups. ``module`` is compared
     with the part of the entry point before the first '.' or ':', and is not imported.
