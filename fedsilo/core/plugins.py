@@ -109,8 +109,8 @@ def _load_file(path: Path, taken: Collection[str], pins: Mapping[str, str]) -> N
 
     Raises:
         SettingError: the file cannot be read, its digest differs from its pin, its name is not a
-            Python identifier, is in ``taken`` or belongs to another kind of module, or its
-            execution raises any exception, including SystemExit.
+            Python identifier, is in ``taken`` or belongs to a module that is not a plugin file, or
+            its execution raises any exception, including SystemExit.
     """
     name = path.stem
     content = read_plugin(path)
