@@ -128,12 +128,13 @@ def texts_of(settings: Settings | None) -> tuple[str, ...]:
     """Convert settings to a tuple of strings ``key=value``, in their given order.
 
     Args:
-        settings: a mapping, whose values are written as JSON, or a sequence of strings or a single
-            string, which are returned unchanged, even without a '='. None gives an empty tuple.
+        settings: a mapping, a sequence of strings, or a single string; None gives an empty tuple.
+            The values of a mapping are written as JSON, so the string 'a' becomes ``key="a"``.
+            Strings are returned unchanged, even without a '='.
 
     Raises:
         SettingError: an item of a sequence is not a string, or JSON cannot represent a value of a
-            mapping. If several are wrong, the error names the last one.
+            mapping. If there are several such items or values, the error describes the last one.
     """
     texts: list[str] = []
     fault = ""
@@ -179,13 +180,13 @@ def refuse_below(minimum: int, option: str, value: int | None) -> None:
 
 
 def refuse_target(target: Path, instead: str) -> None:
-    """Check that a new file or folder can be written. Missing parent folders are made.
+    """Check that a new file or folder can be written at ``target``.
 
-    Nothing is written at ``target`` itself.
+    Missing parent folders are made. Nothing is written at the target itself.
 
     Args:
-        target: the path to write.
-        instead: advice for the error, as the object of "give", such as an option for another path.
+        target: the path of the new file or folder.
+        instead: the alternative that the error names after "give", such as "another --out".
 
     Raises:
         SettingError: a file or folder exists at the target, or the parent folder cannot be made or

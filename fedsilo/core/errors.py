@@ -202,7 +202,7 @@ def unknown_key(key: str, known: Iterable[str]) -> SettingError:
 
     - If ``key`` without its group is a known key, that key: 'rounds' for 'train.rounds'.
     - If known keys end with ``.<key>``, all of them: 'uefl.gamma' for 'gamma'.
-    - If a known key is similar enough, the most similar one.
+    - If difflib finds known keys with a similarity of at least 0.5, the most similar one.
 
     If ``key`` has a group that no known key has, the error also lists all groups. Otherwise, if
     there is no suggestion, it lists the first 30 known keys in alphabetical order. A ``key`` of
@@ -235,9 +235,10 @@ def unknown_key(key: str, known: Iterable[str]) -> SettingError:
 def unknown_name(what: str, name: str, known: Iterable[str]) -> SettingError:
     """Build the error for an unknown name, such as a misspelt method. The caller raises it.
 
-    The error suggests the most similar known name. If no name is similar enough, it lists the first
-    30 known names in alphabetical order. But if there are more than 30 experiments or methods, it
-    names the command that lists them, ``fedsilo experiments`` or ``fedsilo methods``.
+    The error suggests the most similar known name, if difflib's similarity is at least 0.54.
+    Otherwise it lists the first 30 known names in alphabetical order. But if there are more than 30
+    experiments or methods, it names the command that lists them, ``fedsilo experiments`` or
+    ``fedsilo methods``.
 
     Args:
         what: the kind of thing that has the name, such as 'method'.

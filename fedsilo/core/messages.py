@@ -97,10 +97,11 @@ class Instruction:
     notes: Mapping[str, Value] = field(default_factory=dict)
 
     def to_config(self) -> dict[str, Value]:
-        """Convert the instruction to the entries of a ConfigRecord of Flower.
+        """Convert this request of the server to the entries of a Flower ConfigRecord.
 
         Each attribute except ``notes`` becomes an entry with its name, in which '-' replaces '_'.
-        Each note becomes an entry ``note.<name>``, in which the name is not changed.
+        Each note, a further value from the method, becomes an entry ``note.<name>``, in which the
+        name is not changed.
         """
         config = {name.replace("_", "-"): value for name, value in vars(self).items()}
         del config["notes"]
@@ -110,9 +111,10 @@ class Instruction:
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any], final: bool = False) -> Instruction:
-        """Build the instruction from the entries of a ConfigRecord. Unknown keys are ignored.
+        """Build the server's request to a site from the entries of a Flower ConfigRecord.
 
-        Each entry ``note.<name>`` becomes a note. Notes are not checked here.
+        Each entry ``note.<name>`` becomes a note, a further value from the method. Notes are not
+        checked here. Other unknown keys are ignored.
 
         Args:
             config: the keys and values.
@@ -193,9 +195,11 @@ class Notes:
     """
 
     def to_values(self) -> dict[str, Value]:
-        """Convert the notes to the values of ``Instruction.notes``.
+        """Convert the notes to a mapping from the names of the fields to plain values.
 
-        A number, string or bool stays unchanged, and any other value becomes JSON.
+        Notes are values that a method's server sends to its sites in addition to arrays. A number,
+        string or bool stays unchanged, and any other value becomes a JSON string. The mapping is
+        sent as ``Instruction.notes``.
         """
         values: dict[str, Value] = {}
         for name, value in dataclasses.asdict(self).items():
@@ -207,11 +211,12 @@ class Notes:
 
     @classmethod
     def from_values(cls, values: Mapping[str, Value]) -> Self:
-        """Build the notes from ``Instruction.notes``. A missing note gets its default.
+        """Build the notes from the mapping that ``to_values`` made and a message carried.
 
-        A value whose name is not that of a field is ignored. If a field is a bool, int, float or
-        str, its value is taken unchanged, and its type is not checked. The value of any other field
-        is parsed as JSON.
+        Notes are values that a method's server sends to its sites in addition to arrays. A missing
+        note gets the default of its field. A value whose name is not that of a field is ignored. If
+        a field is a bool, int, float or str, its value is taken unchanged, and its type is not
+        checked. The value of any other field is parsed as JSON.
 
         Raises:
             SiteError: a note without a default is missing, or a value is not valid JSON. The error

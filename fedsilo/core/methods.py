@@ -241,15 +241,15 @@ def about(name: str) -> str:
 
 
 def why_not_private(name: str) -> str | None:
-    """Return the reason why a method cannot be private per patient; None if it can.
+    """Return the reason why a method cannot have differential privacy per patient; None if it can.
 
     The reason is a predicate for the method's name, such as "sends ...". It comes from one of three
     places:
 
     - A built-in method states it in its settings class.
     - A plugin without its own site class has the reason of the built-in method that it extends.
-    - A plugin with its own site class has none if that class sets ``bounded_per_patient`` to True.
-      Otherwise the reason says that the class does not set it.
+    - A plugin with its own site class has no reason if that class sets ``bounded_per_patient`` to
+      True. Otherwise the reason says that the class does not set it.
 
     Raises:
         SettingError: no method has that name, or its plugin cannot be imported.
@@ -318,8 +318,8 @@ def settings_class(name: str) -> type[OwnSettings]:
 def known_defaults() -> dict[str, Value]:
     """Return the default of every common setting and of every setting of a built-in method, by key.
 
-    The settings of plugins are left out. A test compares the run config in pyproject.toml with
-    these defaults.
+    Common settings are those that all methods share. The settings of plugins are left out. A test
+    compares the run config in pyproject.toml with these defaults.
     """
     known = defaults(CommonSettings)
     for method in OURS:
@@ -360,8 +360,8 @@ def _class_of_side(name: str, side: str) -> type[Any]:
         side: "server" or "site".
 
     Raises:
-        SettingError: no such method exists, its class does not exist, or the class leaves an
-            abstract function undefined.
+        SettingError: no method has that name, its plugin cannot be imported, its class does not
+            exist or cannot be used, or the class leaves an abstract function undefined.
     """
     if name not in OURS:
         if side == "site":

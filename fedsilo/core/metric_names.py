@@ -144,10 +144,10 @@ class Measurement:
 def best_direction(name: str) -> int:
     """Return 1 if a higher value of a metric is better, -1 if a lower value is, and 0 otherwise.
 
-    The prefixes ``trained-``, ``own-`` and ``own-labels-``, and a site after ``-from-``, do not
-    matter. The result is 0 for entropy, because a model may be certain and wrong. It is also 0 for
-    a metric of a class or bin, such as ``class.0.auc``, and for a metric that fedsilo does not
-    know.
+    The prefixes ``trained-``, ``own-`` and ``labels-``, which come in this order, and the end
+    ``-from-<site>`` do not matter. The result is 0 for entropy, because a model may be certain and
+    wrong. It is also 0 for a metric of a class or bin, such as ``class.0.auc``, and for a metric
+    that fedsilo does not know.
     """
     return METRICS.get(_plain_word(name), _UNKNOWN).better
 
@@ -162,12 +162,12 @@ def metric_range(name: str) -> tuple[float, float]:
 
 
 def _plain_word(name: str) -> str:
-    """Reduce a metric's name to the word that ``METRICS`` lists, such as "auc".
+    """Reduce a metric's name to its word: "auc" for "trained-own-auc-from-north".
 
     The prefixes ``trained-``, ``own-`` and ``labels-``, which come in this order, and the end
-    ``-from-<site>`` are removed, as in ``trained-own-auc-from-north``. The result is empty for a
-    name that ``read_metric`` refuses, and for a metric of only a part of the samples, such as
-    ``class.0.auc``. It need not be in ``METRICS``.
+    ``-from-<site>`` are removed. The result is empty for a name that ``read_metric`` refuses, and
+    for a metric of only a part of the samples, such as ``class.0.auc``. The table ``METRICS`` may
+    lack the word.
     """
     metric = read_metric(name.removeprefix(TRAINED_PREFIX))
     if metric is None or metric.part:
@@ -179,9 +179,12 @@ def read_metric(name: str) -> Metric | None:
     """Parse a metric's name, such as ``accuracy``, ``class.0.right`` or ``auc-from-north``.
 
     A word that fedsilo does not know is accepted, because plugins may have metrics of their own.
+    The name of a family alone, such as ``class``, is refused. So is the prefix ``trained-``.
 
     Returns:
-        The parts of the name, or None if the grammar does not allow the name.
+        The parts of the name; None if the grammar does not allow it. For ``auc-from-north``, the
+        word is "auc" and the site "north". For ``class.0.right``, the word is "class", the place
+        "0" and the part "right". A part that the name lacks is empty.
     """
     family, dot, rest = name.partition(".")
     if dot and family in _PARTS:
@@ -198,8 +201,8 @@ def _read_member(family: str, rest: str) -> Metric | None:
     """Parse the name of a metric in a family, without the family and its dot.
 
     In ``class.0.right``, ``family`` is "class" and ``rest`` is "0.right". The text after the last
-    dot is the part, and the text before it is the place. The family decides which places are
-    allowed:
+    dot ("right") is the part, and the text before it ("0") is the place. The family decides which
+    places are allowed:
 
     - "routing": the name of a site;
     - "class" and "finding": a whole number of up to six digits;
@@ -207,8 +210,8 @@ def _read_member(family: str, rest: str) -> Metric | None:
     - "survival": the number of a point of the survival curve, from 0 to 39.
 
     Returns:
-        The parts of the name; None if the family does not have the part, or does not allow the
-        place.
+        The family, the place, the part and, for "routing", the site. None if the family does not
+        have the part, or does not allow the place.
     """
     # The part follows the last dot, because the name of a site may have dots itself
     place, _, part = rest.rpartition(".")
@@ -229,10 +232,12 @@ def _read_member(family: str, rest: str) -> Metric | None:
 def read_measurement(key: str) -> Measurement | None:
     """Parse a measurement's key, ``<model>.<split>.<metric>``.
 
-    The model must be the received or the trained one, and the split train, val or test.
+    The model must be ``incoming`` (the received one) or ``trained``, and the split train, val or
+    test. ``read_metric`` decides which metrics are allowed.
 
     Returns:
-        The parts of the key, or None if the grammar does not allow the key.
+        The model, the split, the metric's name and the parts of this name; None if the key is not
+        allowed.
     """
     model, _, rest = key.partition(".")
     split, dot, name = rest.partition(".")
@@ -261,7 +266,7 @@ def is_metric_key(key: str) -> bool:
 
 @dataclass(frozen=True)
 class BinCounts:
-    """The content of one bin: its samples, the right predictions, and the mean certainty.
+    """The content of one bin: its samples, the right predictions, and the mean score.
 
     All three are floats, as all metrics are. The mean is from 0 to 1.
     """
@@ -274,10 +279,10 @@ class BinCounts:
 def read_bins(values: Mapping[str, float], family: str) -> dict[int, BinCounts]:
     """Collect the bins of one family of metrics, such as the bins of a calibration curve.
 
-    A family has ten bins, and each bin counts the samples whose certainty is in its tenth of the
-    range. A bin has three metrics: the number of samples (count), the number of right predictions
-    (right), and the mean certainty (mean). A bin that lacks one of them is left out, so the result
-    may be empty.
+    A family has ten bins of a score from 0 to 1, such as the confidence or the uncertainty. Each
+    bin counts the samples whose score is in its tenth of the range. A bin has three metrics: the
+    number of samples (count), the number of right predictions (right), and the mean score (mean). A
+    bin that lacks one of them is left out, so the result may be empty.
 
     Args:
         values: metric -> value, for one site and split, with keys such as ``<family>.0.count``.

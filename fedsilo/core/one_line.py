@@ -114,10 +114,10 @@ def join_names(names: Iterable[object], most: int = 30) -> str:
 def format_measure(value: float) -> str:
     """Format a measured number with at least three significant digits, such as "24.0" or "1,523".
 
-    Trailing zeros are kept, so that numbers below each other have the same precision. Very small
-    and very large numbers, whose absolute value is below 0.001 or at least 10 million, have at most
-    three digits, without trailing zeros. They have an exponent below 0.0001 and from 10 million on.
-    Zero becomes "0", and a number that is not finite "inf", "-inf" or "nan".
+    Trailing zeros are kept, so that numbers below each other have the same precision. But if the
+    absolute value is below 0.001 or at least 10 million, there are at most three digits and no
+    trailing zeros. Below 0.0001 and from 10 million on, the number has an exponent. Zero becomes
+    "0", and a number that is not finite becomes "inf", "-inf" or "nan".
     """
     if value == 0:
         return "0"
@@ -171,7 +171,7 @@ def _convert_to_text(value: object, written: Callable[[object], str] = str) -> s
 
 
 def terminal_text(text: str) -> str:
-    """Replace characters that could control a terminal: move its cursor, colour or hide text.
+    """Replace characters that could move a terminal's cursor, or colour or hide its text.
 
     Line ends and tabs stay. Every other unprintable character becomes a replacement character
     (U+FFFD), including 8-bit control characters and those that change the direction of writing.

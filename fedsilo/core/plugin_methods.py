@@ -27,10 +27,10 @@ _BASES = {
 
 
 def plugin_server(name: str, ours: Collection[str]) -> type:
-    """Import the server class of a plugin method, which is the main one of the plugin's classes.
+    """Import the server class of a plugin method.
 
-    The name ``module:Class`` names the class itself. A name without a class stands for a module,
-    which must declare exactly one subclass of ``Method``.
+    The plugin's name stands for the class itself, as ``module:Class`` does, or for a module. The
+    module must declare exactly one subclass of ``Method``, the base of all server classes.
 
     Args:
         name: the plugin, as the setting 'method' names it.
@@ -60,11 +60,11 @@ def plugin_server(name: str, ours: Collection[str]) -> type:
 
 
 def plugin_part(server: type, room: str, suffix: str) -> Any:
-    """Find the settings class or the site class of a plugin method, which may have both or neither.
+    """Find the settings class or the site class of a plugin method, if the plugin has its own.
 
-    The class is in the module of the plugin's server class, and is called like that class plus
-    ``suffix``. It is checked here. If a settings class does not set ``group``, the first part of
-    its keys, the group becomes the module's name with '-' in place of '_'.
+    The class is in the module of the plugin's server class. It is called like the server class plus
+    ``suffix``, and is checked here. If a settings class does not set ``group``, the first part of
+    its keys, the group becomes the last part of the module's name, with '-' in place of '_'.
 
     Args:
         server: the plugin's server class, such as ``Mine``.

@@ -109,8 +109,8 @@ def _load_file(path: Path, taken: Collection[str], pins: Mapping[str, str]) -> N
 
     Raises:
         SettingError: the file cannot be read, its digest differs from its pin, its name is not a
-            Python identifier, is in ``taken`` or belongs to a module that is no plugin file, or its
-            execution raises any exception, including SystemExit.
+            Python identifier, is in ``taken`` or belongs to a module that is not a plugin file, or
+            its execution raises any exception, including SystemExit.
     """
     name = path.stem
     content = read_plugin(path)
@@ -143,8 +143,8 @@ def _is_other_module(name: str, path: Path) -> bool:
     """Return whether a module name is taken by a module that is not the file ``path``.
 
     Loaded modules count, and so do modules that could be imported. A loaded module without a spec
-    always counts, for example ``__main__`` or a plugin file that was executed before. ``name`` has
-    no dot, so nothing is imported.
+    always counts, even a plugin file that was executed before, so callers exempt such files.
+    ``name`` has no dot, so nothing is imported.
     """
     try:
         spec = find_spec(name)
@@ -231,8 +231,8 @@ def locate_plugin(key: str, name: str, ours: Collection[str]) -> PluginPlace:
     """Find a plugin's module and object from its name, without importing them.
 
     A name is ``module:object``, or a name that an installed package offers by an entry point. A
-    method's name may also be that of a module, either with a dot or loaded from a file of 'plugin'.
-    The result's object is then empty. Whether the module and object exist is not checked.
+    method's name may also be that of a module, either with a dot or loaded from a plugin file. The
+    result's object is then empty. Whether the module and object exist is not checked.
 
     Args:
         key: the setting, such as 'method'.
@@ -240,8 +240,8 @@ def locate_plugin(key: str, name: str, ours: Collection[str]) -> PluginPlace:
         ours: fedsilo's own names, which no package may offer, and which the error lists.
 
     Raises:
-        SettingError: the name does not have the form of a plugin's name, and no installed package
-            offers it; or an installed package offers a name that is taken (see ``find_plugins``).
+        SettingError: the name has none of these forms, or has no ':' and an installed package
+            offers a name that is taken (see ``find_plugins``).
     """
     entries: dict[str, str] = {}
     if ":" not in name:
@@ -318,12 +318,12 @@ def wrong_plugin(key: str, name: str, found: Any, wanted: str) -> SettingError:
 
 
 def with_plugin_settings(values: Mapping[str, Value], common: Collection[str]) -> dict[str, Value]:
-    """Return a copy of a run config with the settings in 'plugin-settings' as separate keys.
+    """Copy a run config, and move the settings in 'plugin-settings' to separate keys of the copy.
 
     Flower accepts only keys that pyproject.toml lists. Therefore a plugin method's settings travel
-    as one JSON object, ``{"group.key": value}``, in 'plugin-settings'. The result has them in place
-    of this key, and they override settings of the same key in ``values``. A common setting is
-    refused, because it would replace a value that a site has already checked.
+    as one JSON object, ``{"group.key": value}``, in 'plugin-settings'. In the copy they replace
+    this key, and override settings of the same key in ``values``. A common setting is refused,
+    because it would replace a value that a site has already checked.
 
     Args:
         values: the run config, which must have 'plugin-settings'.
@@ -375,7 +375,7 @@ def import_plugin(module: str) -> None:
 
 
 def is_offered(module: str) -> bool:
-    """Return whether an installed package offers a plugin of fedsilo in a top-level module.
+    """Return whether an installed package offers fedsilo a plugin from a top-level module.
 
     A package offers a plugin by an entry point in one of fedsilo's groups. ``module`` is compared
     with the part of the entry point before the first '.' or ':', and is not imported.
@@ -410,10 +410,10 @@ def without_working_folder() -> Iterator[None]:
 def digest_plugins(plugs: Iterable[PluginPlace]) -> dict[str, str]:
     """Compute a digest of the code of plugins, by which a run notices that a plugin has changed.
 
-    Each plugin's top-level module is imported first, which runs its code. The digest of a module
-    covers its file. The digest of a package covers its Python, TOML, Markdown, YAML, JSON and JSON
-    Lines files. A file of 'plugin' is not imported again, and its digest is that of the bytes that
-    were executed.
+    Each plugin's top-level module is imported first, which runs its code. A module's digest covers
+    its file, and a package's digest its Python, TOML, Markdown, YAML, JSON and JSON Lines files. A
+    plugin file in the setting 'plugin' is not imported again, and its digest is that of the bytes
+    that were executed.
 
     Returns:
         Top-level module -> SHA-256, sorted by module.
@@ -481,7 +481,7 @@ def other_version(modules: Iterable[str]) -> SettingError:
 
 
 def _import_and_digest(module: str) -> str:
-    """Import a module and return its SHA-256. A file of 'plugin' is not imported again.
+    """Import a module, unless it was made from a plugin file, and return the SHA-256 of its code.
 
     Raises:
         SettingError: the module does not import, or was not made from a file.
@@ -497,7 +497,7 @@ def _import_and_digest(module: str) -> str:
 def module_digest(module: str) -> str:
     """Compute the SHA-256 of a top-level module's code without importing the module.
 
-    For a file of 'plugin', it is the digest of the bytes that were executed.
+    For a plugin file in the setting 'plugin', it is the digest of the bytes that were executed.
 
     Returns:
         The digest of the module's file. For a package, it is the digest of its Python, TOML,

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def derive_seed(seed: int, *key: int | str) -> int:
-    """Derive a seed from ``seed`` and ``key``, the same on every machine and version.
+    """Derive a seed from ``seed`` and ``key`` by SHA-256, so it is the same on every machine.
 
     The result is from 0 to 2^63 - 1.
 

@@ -219,10 +219,10 @@ def _read_rules(cls: type) -> Mapping[str, SettingRule]:
 def _build_rule(field: dataclasses.Field[Any], hint: Any) -> SettingRule:
     """Build the rule of a setting, which describes its allowed values, from its dataclass field.
 
-    In the rule, ``allowed`` is a text for errors. It has the choices, and then the wording or,
-    without one, the pattern. If there is none of these, the text has the bounds, such as "above 0
-    and at most 1". ``minimum`` and ``maximum`` are the bounds as numbers. A missing bound is
-    infinite.
+    In the rule, ``allowed`` describes the allowed values in words, for errors. It has the choices,
+    and then the wording or, if there is none, the pattern. Without any of these, it has the bounds,
+    such as "above 0 and at most 1". ``minimum`` and ``maximum`` are the bounds as numbers. A
+    missing bound is infinite.
 
     Args:
         field: the field, as ``setting`` made it.
@@ -257,9 +257,8 @@ def _build_rule(field: dataclasses.Field[Any], hint: Any) -> SettingRule:
 def _choices_of(hint: Any) -> tuple[str, ...]:
     """Return the strings that the type of a setting allows, from its ``Literal``.
 
-    The type is a ``Literal``, or has one directly among its parts, as a union or a list may. If it
-    has several, the first is used. If it has none, or only one that is nested deeper, the result is
-    empty.
+    The type is a ``Literal``, or has one as a direct argument, such as ``Literal["a"] | None``. If
+    there are several, the first is used. Any other type gives an empty tuple.
 
     Args:
         hint: the type of a field.
@@ -389,16 +388,17 @@ def build_from_file(
 ) -> S:
     """Build a settings object from a mapping in a file, and refuse unknown keys.
 
-    A setting that the mapping lacks gets its default. A list or mapping as value is refused.
+    A setting that the mapping lacks gets its default.
 
     Args:
         cls: the class of settings.
         content: the mapping.
         place: prefix of the keys in errors, such as the group and a dot; empty for none.
-        more: further keys that the mapping may have; their values are ignored.
+        more: further keys that the mapping may have. Their values are ignored.
 
     Raises:
-        SettingError: a key is unknown, or a value has the wrong type or is not allowed.
+        SettingError: a key is unknown, or a value is a list or mapping, has the wrong type or is
+            not allowed.
     """
     plain: type = cls
     rules = _read_rules(plain)

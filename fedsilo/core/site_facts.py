@@ -161,12 +161,13 @@ _AS_JSON = ("label_counts", "fingerprints", "features", "class_names", "measured
 
 
 def _validate_facts(cls: type, text: str) -> SiteFacts:
-    """Build facts from JSON, without converting values to the types of the fields.
+    """Build a site's facts from JSON, without converting values to the types of the fields.
 
     pydantic checks the types in strict mode.
 
     Raises:
-        ValueError: a value has another type. The error names the first such place.
+        ValueError: a value does not have the type of its field. The error names the first such
+            value by its key.
     """
     kind: type = cls  # mypy does not take the class of a dataclass for hashable, as a cache needs
     try:
@@ -188,7 +189,7 @@ def _find_split_fault(facts: SiteFacts) -> str:
     - The label counts of each split must have one count per stratum of the task (a group of
       samples, such as a class), and no count may be negative.
     - If there are label counts, the split train must be among them. Its counts may be 0.
-    - The measured splits must be among ``SPLITS``.
+    - The measured splits, for which the site sends metrics, must be among train, val and test.
     """
     if facts.task not in TASKS:
         return f"'task' is '{one_line(facts.task, 40)}', which is none of {', '.join(TASKS)}"

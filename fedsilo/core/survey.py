@@ -154,10 +154,11 @@ class Survey(Part):
 
     @model_validator(mode="after")
     def _check_parts(self) -> Survey:
-        """Check that the answer's parts match the classes and features that ``about`` declares.
+        """Check that the parts of a site's answer match the classes and features that it declares.
 
-        For example, labels must have one count per class (see ``_find_problems``). pydantic calls
-        this function once it has built the answer.
+        The part ``about`` declares them. For example, labels must have one count per class (see
+        ``_find_problems``). pydantic calls this function once it has built the answer to a survey,
+        which asks for counts and statistics of a site's data.
 
         Returns:
             The answer, unchanged.
@@ -171,13 +172,13 @@ class Survey(Part):
         return self
 
     def _find_problems(self) -> Iterator[str]:
-        """Yield a sentence for each part whose classes or features do not match ``about``.
+        """Yield a sentence for each part of a site's answer that does not match the part ``about``.
 
-        Labels need one count per class. A histogram must belong to a declared feature, and have as
-        many cells as that feature declares. The same holds for ``files`` and the declared features
-        of files. Means and percentiles may have only declared features, but need not have all of
-        them. ``samples`` and ``left_out`` are not checked. A part that the site withholds (None) is
-        skipped.
+        ``about`` declares the classes and features. Labels need one count per class. A histogram
+        must belong to a declared feature, and have as many cells as that feature declares. The same
+        holds for ``files`` and the declared features of files. Means and percentiles may have only
+        declared features, but need not have all of them. ``samples`` and ``left_out`` are not
+        checked. A part that the site withholds (None) is skipped.
         """
         about = self.about
         for cells in (self.labels or {}).values():
@@ -201,8 +202,9 @@ class Survey(Part):
     def to_config(self) -> dict[str, str]:
         """Convert a site's answer to the entries of a ConfigRecord: name of a part -> JSON string.
 
-        In the names '-' replaces '_'. A part that the site withholds (None) is left out. Suppressed
-        counts within a part become null.
+        The answer has counts and statistics of the site's data. In the names of its parts '-'
+        replaces '_'. A part that the site withholds (None) is left out. Suppressed counts within a
+        part become null.
         """
         config = {}
         for name, value in self.model_dump(mode="json", exclude_none=False).items():
@@ -215,9 +217,11 @@ class Survey(Part):
     def from_config(cls, config: Mapping[str, Any]) -> Survey:
         """Build a site's answer to a survey from the entries of a ConfigRecord.
 
+        A survey asks each site for counts and statistics of its data.
+
         Args:
-            config: name of a part -> its JSON string, for each part that the site did not
-                withhold. The names have '-' in place of '_'.
+            config: name of a part -> its JSON string, for each part that the site did not withhold.
+                The names have '-' in place of '_'.
 
         Raises:
             ValueError, RecursionError: the entries are not a valid answer to a survey, perhaps
@@ -244,10 +248,10 @@ def _find_cell_problems(
     same name, there is a sentence about this before all others.
 
     Args:
-        part: the name of the checked part of a survey's answer, "histograms" or "files", for the
-            sentences.
+        part: the part of the site's answer that has the histograms, "histograms" or "files". The
+            sentences name it.
         by_name: feature -> counts of the cells.
-        measured: the declared features.
+        measured: the features that the answer declares.
     """
     cells = {feature.name: feature.cells for feature in measured}
     if len(cells) != len(measured):

@@ -70,8 +70,8 @@ def numeric_columns(task: str, features: Sequence[str], names: Sequence[str]) ->
     Args:
         task: a name in ``TASKS``.
         features: the names of the features; empty for images.
-        names: the name of the outcome, as the only item. It is ignored if the labels are not
-            numbers.
+        names: the outcome's name as the only item, if the labels are numbers. For other tasks these
+            may be names of classes, and are ignored.
 
     Raises:
         KeyError: ``TASKS`` does not have the task.

@@ -27,12 +27,12 @@ _NO_LETTERS = "Last"
 
 @contextmanager
 def fonts_for(figure: Figure) -> Iterator[None]:
-    """Let a figure's texts use fonts that have all their letters, for drawing it in the block.
+    """Give a figure's texts fonts with all their letters, before the block draws the figure.
 
     If the usual font (DejaVu Sans) lacks a letter of the texts, every text that is not ASCII gets
     further fonts of this machine. These texts keep their fonts after the block. If no font has a
-    letter, the picture shows a box in its place, and one warning in the log says what to install.
-    Within the block, Matplotlib's own warnings about missing letters are hidden.
+    letter, the picture shows a box in its place, and a warning in the log says what to install.
+    Within the block, matplotlib's own warnings about missing letters are hidden.
     """
     texts = [text for text in _list_texts(figure) if not text.get_text().isascii()]
     missing = _find_missing("".join(text.get_text() for text in texts))
@@ -77,12 +77,13 @@ def _find_missing(text: str) -> frozenset[str]:
 def _find_families(missing: frozenset[str]) -> tuple[str, ...]:
     """Choose fonts of this machine that have the given letters, and return their family names.
 
-    The font that has most of the letters is chosen first, then the font that has most of the
-    letters still missing, and so on. The search ends when no font has any missing letter. Among
-    equally good fonts, those with "regular" in their path come first, and then the order of the
-    paths decides. At most 500 fonts are examined. The chosen fonts are registered with matplotlib.
+    Each step chooses the font that has most of the letters still missing. The search ends when no
+    font has any of them. Among equally good fonts, one with "regular" in its path comes first.
+    After that, the first path in alphabetical order wins. At most 500 fonts are examined. The
+    chosen fonts are registered with matplotlib.
+
     If letters are still missing, one warning in the log lists the first 20 of them. The result may
-    be empty.
+    be empty. It is cached for each set of letters.
     """
     from matplotlib import font_manager
 

@@ -48,9 +48,9 @@ def colours(names: Sequence[str]) -> dict[str, str]:
     """Assign a colour, ``#rrggbb``, to each name, so that lines or areas can be told apart.
 
     Up to eleven names get distinct colours in the order of ``names``: first the seven of
-    ``CATEGORIES``, then four darker ones. If there are more names, all of them get ``shades``
-    instead. A name that occurs twice counts twice, and gets the colour of its last place. Without
-    names the mapping is empty.
+    ``CATEGORIES``, then four darker ones. If there are more names, all of them get the colours of
+    ``shades``, which run from dark to light. A name that occurs twice counts twice, and gets the
+    colour of its last place. Without names the mapping is empty.
     """
     several = CATEGORIES + _DARKER
     return dict(zip(names, several, strict=False)) if len(names) <= len(several) else shades(names)

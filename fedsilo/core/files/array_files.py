@@ -32,7 +32,7 @@ _PART = 2**20  # bytes that are inflated at once
 
 
 def read_arrays(path: Path, names: Sequence[str], most: int) -> dict[str, npt.NDArray[Any]]:
-    """Read the arrays ``names`` from an npz file.
+    """Read the arrays ``names`` from an npz file. No file makes this function execute code.
 
     Args:
         path: the file.
@@ -40,13 +40,13 @@ def read_arrays(path: Path, names: Sequence[str], most: int) -> dict[str, npt.ND
         most: the most bytes that one array may have, unpacked and with its npy header.
 
     Returns:
-        Name -> array, in the order of ``names``. No file makes this function execute code: arrays
-        of Python objects are refused.
+        Name -> array, in the order of ``names``.
 
     Raises:
-        DataError: the file is missing or damaged, an array is missing or too large, or all arrays
-            together unpack to more than 1 GiB and more than 16 times the file's size on disk (see
-            ``most_unpacked``).
+        DataError: the file is missing or damaged, an array is missing, has Python objects, is
+            larger than ``most`` or is packed in a way that numpy does not write. The error is also
+            raised if ``names`` together unpack to more than ``most_unpacked`` allows: 1 GiB, or 16
+            times the file's size on disk if that is more.
     """
     try:
         with zipfile.ZipFile(path) as archive:
@@ -103,7 +103,8 @@ def _read_array(path: Path, archive: zipfile.ZipFile, entry: zipfile.ZipInfo) ->
         ValueError: the header is malformed or does not match the member's size, the member is
             longer than its header says, or the array holds Python objects.
         EOFError: the member ends before the array's last value.
-        Exception: another error of ``DAMAGES``, for damaged compression or a malformed header.
+        Exception: the compressed data or the header is damaged in another way. The error is one of
+            ``DAMAGES``, such as zlib.error.
     """
     with archive.open(entry) as member:
         start = member.read(npy.MAGIC_LEN)

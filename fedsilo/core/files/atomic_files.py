@@ -61,7 +61,7 @@ def read_regular(path: Path) -> bytes:
 
 @contextmanager
 def naming(name: Path | str) -> Iterator[None]:
-    """Add a file's name to errors in the block that say that the disk is full or failing.
+    """Add a file's name to the block's errors about a full or failing disk.
 
     Such errors often have no file name. An OSError gets ``name`` if it lacks one and is about the
     disk: the disk is full, failing or read-only, a quota is used up, or the file is too large.

@@ -112,7 +112,9 @@ def within(sentence: str) -> PydanticCustomError:
 def check_content(
     kind: Any, content: Any, refuse: Callable[[str], FedsiloError], quoted: bool = False
 ) -> Any:
-    """Check the content of a declaration file by pydantic, and convert it to the type ``kind``.
+    """Check the content of a YAML file by pydantic, and convert it to the type ``kind``.
+
+    Users write such files, for example to declare the columns of a table.
 
     Args:
         kind: a ``FileModel`` or another type that pydantic can check.
@@ -151,12 +153,12 @@ def _build_sentence(error: ErrorDetails, quoted: bool) -> str:
 
     There are three special cases:
 
-    - A sentence that a validator built by ``fault`` is returned unchanged, without a place.
-    - A sentence that a validator built by ``within`` follows the place and a colon.
+    - An error of the type "fault" has a whole sentence, which is returned unchanged.
+    - An error of the type "within" has a sentence, which follows the place and a colon.
     - If the whole content is wrong, its place is "it".
 
     Args:
-        error: the error.
+        error: the error, from pydantic or from one of fedsilo's validators.
         quoted: whether the wrong value follows the place, as in "'mean' is 'x': it must be a
             number". A mapping is not quoted.
     """
@@ -202,9 +204,9 @@ def as_text(value: Any) -> str:
     ``Text``.
 
     Raises:
-        PydanticCustomError: the value has another type, such as the bool that YAML makes of 'yes',
-            or it is a whole number with more than 300 digits. The error is also raised if the
-            string has an unprintable character, such as a line end. Only a string of one tab is
+        PydanticCustomError: the value has another type, such as the bool that YAML makes of 'yes'.
+            The error is also raised for a whole number of more than 300 digits, and for a string
+            with an unprintable character, such as a line end. The string of a single tab is
             allowed, because a tab can delimit a table.
     """
     if isinstance(value, bool) or not isinstance(value, str | int | float | date):

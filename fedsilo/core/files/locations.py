@@ -12,8 +12,8 @@ BACKBONES = "backbones"  # a folder in the cache, where `fedsilo pretrain` write
 def installed_folder() -> Path:
     """Return the folder of the Flower app, which contains the folder ``server_app``.
 
-    If the package ``fedsilo`` itself contains ``server_app``, as an installed one does, the result
-    is the package. Otherwise it is the parent of the package: in a checkout, the repository.
+    An installed package ``fedsilo`` contains ``server_app`` itself, so it is the result. Otherwise
+    the result is the parent of the package, which is the repository in a checkout.
     """
     package = Path(__file__).resolve().parents[2]
     if (package / "server_app").is_dir():
@@ -72,9 +72,13 @@ def data_folder(places: Places, name: str, needs: str) -> Path:
 def weight_paths(named: str, places: Places) -> list[Path]:
     """List the paths where a file of network weights may be, in the order in which they are tried.
 
-    The first is in the folder of downloaded weights (backbones) in the cache. The second is in the
-    data folder, if there is one. If ``named`` is an absolute path or begins with '~', it is the
-    only path in the list. Whether the files exist is not checked.
+    The first path is in the cache's folder ``backbones``, to which ``fedsilo pretrain`` writes. The
+    second is in the data folder, if there is one. Whether the files exist is not checked.
+
+    Args:
+        named: the file, relative to these folders. If it is an absolute path or begins with '~', it
+            is the only path in the list.
+        places: the data folder and the cache folder.
     """
     given = Path(named).expanduser()
     if given.is_absolute():

@@ -36,7 +36,7 @@ def json_digest(facts: Any) -> str:
 
 
 def open_sealed(target: Path, fill: Callable[[Path], None], read: Callable[[Path], Read]) -> Read:
-    """Read a folder of cached files, after making it if it is missing or was altered.
+    """Read a folder of cached files, which is made first if it is missing or was altered.
 
     A seal, a file with the SHA-256 of every other file, shows whether the folder was altered. The
     folder's time is set to now, because the cache removes the folders that were unused for longest.
@@ -151,8 +151,8 @@ def fault(folder: Path) -> str | None:
     or damaged, the description says so, and no error is raised.
 
     Every call compares the names of the files with the seal. The contents are hashed only if the
-    size, times or inode of a file have changed since the last check without a fault. A check
-    without a fault is recorded in the folder, if all files are older than two seconds.
+    size, times or inode of a file have changed since the last recorded check. A check is recorded
+    in the folder if it finds no fault and all files are older than two seconds.
     """
     try:
         sealed = _read_seal(folder)

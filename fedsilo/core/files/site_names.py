@@ -66,9 +66,10 @@ def site_name_fault(name: str) -> str | None:
 
     A name has 1 to 64 visible characters in the Unicode form NFC. It begins with a letter, a digit
     or '_', and has no character such as '/' or '$'. ``_find_fault`` checks these and some further
-    rules. The name 'all' is refused too, because it stands for the mean over sites. The same holds
-    for a name that the form NFKC turns into 'all', such as 'all' in full-width letters. Capitals
-    are another name: 'ALL' is accepted.
+    rules.
+
+    The name 'all' is refused too, because it stands for the mean over sites. So is a name that the
+    form NFKC turns into 'all', such as 'all' in full-width letters. But 'ALL' is accepted.
     """
     if is_site_name(name):
         # Another form of the same letters, such as full-width ones, would look like it
@@ -81,10 +82,15 @@ def site_name_fault(name: str) -> str | None:
 def _find_fault(name: str) -> str:
     """Explain in a clause which rule a name breaks; an empty string if it breaks none.
 
-    A name must have 1 to 64 visible characters, be in the Unicode form NFC, and begin with a
-    letter, a digit or '_'. It must not have a character in ``_SEPARATORS``, two spaces in a row, or
-    a space at its end. Its ``folder_name`` must have at most 160 characters. The rules are checked
-    in this order. They do not forbid the reserved name 'all'.
+    The rules are checked in this order:
+
+    - The name has 1 to 64 characters, which are all visible, in the Unicode form NFC.
+    - It begins with a letter, a digit or '_'.
+    - It has none of the characters that separate names elsewhere, such as '/' (``_SEPARATORS``).
+    - It does not have two spaces in a row or a space at its end.
+    - The name of its folder (``folder_name``) has at most 160 characters.
+
+    The reserved name 'all' breaks none of these rules.
     """
     if not 0 < len(name) <= LONGEST:
         return f"it must have 1 to {LONGEST} characters"
@@ -115,8 +121,9 @@ def folder_name(site: str) -> str:
 def site_of_folder(name: str) -> str:
     """Return the name of the site whose folder has this name, in the Unicode form NFC.
 
-    This reverses ``folder_name``, which encodes some characters. A folder that a user has made may
-    have a name that ``folder_name`` cannot return, such as 'Süd'. The site then has this same name.
+    This reverses ``folder_name``, which encodes some characters: the folder 'S+fc+d' is that of the
+    site 'Süd'. A user's own folder may have a name that ``folder_name`` never makes, such as 'Süd'.
+    The site then has the same name as the folder.
     """
     try:
         site = _ENCODED.sub(_decode, name)
@@ -132,8 +139,8 @@ def find_by_site(paths: Mapping[str, Path]) -> dict[str, Path]:
     """Map each site to the user's folder or file that is named after it.
 
     Args:
-        paths: name -> path. The name is that of a folder, or of a file without its ending. It is
-            the name of a site, or the form of a site's name that ``folder_name`` makes.
+        paths: name -> path. The name is the folder's, or the file's without its ending. It is
+            either a site's name, or a site's name as ``folder_name`` encodes it.
 
     Returns:
         Site -> its path, in the order of ``paths``.

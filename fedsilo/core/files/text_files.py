@@ -101,12 +101,13 @@ def normalise_name(name: str) -> str:
 def same_text(token: str) -> str:
     """Normalise the string of a value so that equal values become equal strings.
 
-    White space at both ends is removed, and Unicode is composed (NFC). A plain decimal number takes
-    the form that Python gives its float64, without superfluous zeros or a plus sign: '4.0' and '+4'
-    become '4', and '0.00001' becomes '1e-05'. Numbers that differ only beyond 17 significant digits
-    therefore become equal. 'nan' becomes lower case. A number with an exponent stays unchanged,
-    because ward '1E1' is not ward '10'. A number whose absolute value is 2^53 or more stays
-    unchanged too.
+    White space at both ends is removed, and Unicode is composed (NFC). 'nan' becomes lower case. A
+    plain decimal number is written as Python writes its float64, but a whole number as an integer:
+    '4.0' and '+4' become '4', and '0.00001' becomes '1e-05'. Decimal numbers that have the same
+    float64 therefore become equal.
+
+    A number with an exponent stays unchanged, because ward '1E1' is not ward '10'. A number whose
+    absolute value is 2^53 or more stays unchanged too.
     """
     text = normalise_name(token)
     if text.lower() == "nan":

@@ -81,8 +81,8 @@ def check_unpacked(path: Path, size: int) -> None:
 def check_members(path: Path, entries: Iterable[zipfile.ZipInfo]) -> None:
     """Check that a zip's members are stored or deflated, and that their total size is allowed.
 
-    For another compression method, zipfile could inflate more at once than it is asked for, so such
-    a member is refused. The total is the sum of the sizes that the zip states. This is enough,
+    With another compression method, zipfile could inflate more at once than it is asked for, so
+    such a member is refused. The total is the sum of the sizes that the zip states. This is enough,
     because zipfile never inflates more of a member than its stated size.
 
     Raises:

@@ -135,14 +135,14 @@ OPTIONS: Mapping[tuple[str, str], str] = {
 
 
 def former_defaults(settings: Mapping[str, Value]) -> dict[str, Value]:
-    """Return the former defaults of removed settings on which private states depend, by key.
+    """Map each removed setting on which private states depend to its former default.
 
     A private state has the arrays that a site keeps for itself between messages. Before a site
     opens it, the site compares a digest of the settings. The digest still includes the defaults of
     removed settings, because otherwise no site could open a state that an earlier version stored.
 
-    Only settings that are marked ``decides_state`` are returned: those without a group, and those
-    whose group occurs in ``settings``.
+    Only removed settings that are marked ``decides_state`` are returned. If such a setting has a
+    group, a key in ``settings`` must have the same group.
 
     Args:
         settings: today's settings by key.
