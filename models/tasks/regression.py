@@ -50,10 +50,11 @@ class Regression(Task):
     def criterion(self) -> Callable[[Tensor, Tensor], Tensor]:
         """Return the training loss, a function of outputs (batch, 1) and labels (batch,).
 
-        The function returns the mean over the batch, a scalar. The labels are standardised first,
-        because the outputs are in standard deviations. The loss is Huber's if 'train.loss' is
-        "huber", otherwise the squared error. Huber's loss is half the squared error up to one
-        standard deviation and grows linearly beyond, so a single far outcome pulls less.
+        The function returns the mean over the batch, a scalar. The network's outputs are in
+        standard deviations of the outcome, so the labels are standardised first. The loss is
+        Huber's if 'train.loss' is "huber", otherwise the squared error. Huber's loss is half the
+        squared error up to one standard deviation and grows linearly beyond, so a single far
+        outcome pulls less.
         """
 
         def loss(outputs: Tensor, labels: Tensor) -> Tensor:

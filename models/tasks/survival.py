@@ -149,10 +149,14 @@ class Survival(Task):
         return ["censored", *names]
 
     def stand_in_labels(self, counts: Sequence[int], outputs: int) -> Tensor:
-        """Make placeholder labels for declared numbers of patients: times and events, (n, 2).
+        """Make placeholder labels (n, 2), times and events, for declared numbers of patients.
 
-        They are float32, and each time is 1. ``counts`` is the number of censored patients (event
-        0), whose rows come first, and the number of patients with an event (1).
+        All times are 1. The labels are float32.
+
+        Args:
+            counts: the number of censored patients (event 0), whose rows come first, and the number
+                of patients with an event (1).
+            outputs: ignored.
         """
         import torch
 
