@@ -96,9 +96,13 @@ def class_targets(
 def class_sums(rows: Tensor, labels: Tensor, classes: int) -> Tensor:
     """Sum the rows (n, d) of each class, (classes, d).
 
-    ``labels`` (n,) int64 is the class of each row; a class without rows gets 0. Rows, labels and
-    result are on the CPU. Sums of int64 rows stay int64, because private releases are computed in
-    whole numbers. All other sums are float64.
+    Sums of int64 rows stay int64, because private releases are computed in whole numbers. All other
+    sums are float64. Rows, labels and result are on the CPU.
+
+    Args:
+        rows: the rows to sum, (n, d).
+        labels: the class of each row, (n,) int64.
+        classes: the number of classes. A class without rows gets 0.
     """
     kind = torch.float64
     if rows.dtype == torch.int64:

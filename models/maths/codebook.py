@@ -75,10 +75,13 @@ def codebook_loss(
 
 
 def perplexity(counts: Tensor) -> float:
-    """Compute the perplexity of code use (eq. 11) from how often each codeword was used, (n,).
+    """Compute the perplexity of codeword use (UEFL, eq. 11): the effective number of codewords.
 
     The perplexity is the exponential of the entropy in nats: 1 if one codeword is used, n if all
-    are used equally. At least one count must be above 0.
+    are used equally.
+
+    Args:
+        counts: how often each codeword was used, (n,). At least one count must be above 0.
     """
     # entr(p) is -p ln p and 0 at p = 0, where p.log() would give NaN
     share = counts.double() / counts.sum()

@@ -62,10 +62,14 @@ def belief(alpha: Tensor, prior: Tensor) -> Tensor:
 
 
 def evidential_mse(alpha: Tensor, targets: Tensor) -> Tensor:
-    """Compute E |y - p|^2 for p ~ Dir(alpha), the first term of eq. 4, (batch,).
+    """Compute the expected squared error E |y - p|^2 for p ~ Dir(alpha), (batch,).
 
-    ``alpha`` and the one-hot ``targets`` y are (batch, K). The result is the squared error of the
-    mean of p plus the variance of p, summed over classes.
+    This is the first term of FedEvPrompt's eq. 4. It equals the squared error of the mean of p plus
+    the variance of p, summed over classes.
+
+    Args:
+        alpha: parameters of the Dirichlet distributions, (batch, K).
+        targets: y, the true classes as one-hot rows, (batch, K).
     """
     # E (y - p)^2 = (y - E p)^2 + Var p. The variance falls with more evidence, which rewards
     # evidence; the squared error keeps evidence from growing for a wrong class

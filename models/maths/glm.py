@@ -330,8 +330,8 @@ def fit_alone(family: Family, x: Floats, y: Outcomes, rounds: int = 30) -> tuple
 def dispersion(family: Family, sums: GLMSums) -> float:
     """Return the factor that turns the inverse Hessian into the coefficients' covariance.
 
-    In a linear model it is the residual variance with n - k degrees of freedom. In any other model
-    it is 1.
+    In a linear model it is the residual variance: the sum of squared residuals divided by the
+    number of patients minus the number of coefficients. In any other model it is 1.
     """
     if family != "linear":
         return 1.0

@@ -110,10 +110,11 @@ def results_document(fitted: Fitted, units: Units) -> dict[str, Any]:
 
 
 def _log_likelihood(fitted: Fitted, units: Units) -> float:
-    """Return the log-likelihood in the outcome's own unit.
+    """Return the log-likelihood of a fit, converted to the outcome's own unit.
 
-    For a linear model it is the Gaussian log-likelihood, with the residual variance that maximises
-    it. For Cox's model it is the log partial likelihood.
+    A linear model was fitted to a standardised outcome. Its result is the Gaussian log-likelihood,
+    with the residual variance that maximises it. For Cox's model the result is the log partial
+    likelihood.
     """
     sums = fitted.sums
     if fitted.family != "linear":

@@ -85,9 +85,9 @@ def batch_of(samples: int, settings: CommonSettings) -> int:
 def steps_of_round(settings: CommonSettings, samples: int) -> int:
     """Return the number of optimiser steps per round at a site with ``samples`` training samples.
 
-    If 'train.epoch-steps' is set, the number is 'train.pace'. Otherwise it is 'train.local-steps'
-    or, if that is 0, the steps of 'train.local-epochs' epochs. The last batch of an epoch may be
-    smaller.
+    If 'train.epoch-steps' is set, the number is 'train.pace'. Otherwise it is 'train.local-steps'.
+    If that is 0, it is 'train.local-epochs' times the number of batches in an epoch, of which the
+    last may be smaller than 'train.batch-size'.
     """
     if settings.epoch_steps:
         return settings.pace

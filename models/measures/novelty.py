@@ -44,12 +44,12 @@ class Seen:
     few: bool
 
     def beyond(self, values: Floats) -> Floats:
-        """Score new values (k,) of the feature: 0 if familiar, else 1 plus the gap to training.
+        """Score new values (k,) of a feature: 0 if familiar, else 1 plus the gap to training.
 
-        If ``few``, a value is familiar if it equals one of ``values``. Otherwise it is familiar if
-        it lies between the lowest and the highest. The gap is the distance to the nearest of
-        ``values``. A gap within the rounding of float32 counts as 0. All scores are 1 if every
-        training sample lacks the feature.
+        If the feature took few values in training (``few``), a value is familiar if it equals one
+        of them. Otherwise it is familiar if it lies between the lowest and the highest. The gap is
+        the distance to the nearest of ``values``. A gap within the rounding of float32 counts as 0.
+        All scores are 1 if every training sample lacks the feature.
         """
         if not len(self.values):
             # The feature was missing in every training sample, so any value is new

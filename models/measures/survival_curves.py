@@ -45,7 +45,7 @@ def published_curve(times: Floats, events: Floats, minimum: int) -> dict[str, fl
     Args:
         times: the time to the event or to censoring, (n,).
         events: 1 for an event, 0 if censored, (n,).
-        minimum: the smallest number of patients, as above. If it is 0, each point still needs an
+        minimum: the fewest patients for both conditions. If it is 0, each point still needs an
             event since the last point.
 
     Returns:

@@ -194,7 +194,7 @@ class DoubleChannelClassifier(TokenClassifier):
         return list(self.offset.parameters())
 
     def both_channels(self, inputs: Tensor) -> Tensor:
-        """Shift images (batch, channels, height, width) towards the offset and away from it.
+        """Shift images (batch, channels, height, width) towards the site's offset and away from it.
 
         Returns:
             (2 * batch, channels, height, width): first all images shifted towards the offset, then
@@ -232,9 +232,9 @@ def double_channels(
 ) -> DoubleChannelClassifier:
     """Build DisTrans's two-channel network, with a random offset, from an ordinary network.
 
-    One channel sees each image shifted towards the offset, the other sees it shifted away. Only the
-    last layer is new. At first its logits are those of ``single``'s last layer for the mean of the
-    two channels' dense features.
+    One channel sees each image shifted towards the offset, and the other sees it shifted away. Only
+    the last layer is new. At first its logits are those of ``single``'s last layer for the mean of
+    the two channels' dense features.
 
     Args:
         single: the ordinary network, whose encoder and dense layers are used without a copy.

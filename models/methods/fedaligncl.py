@@ -214,12 +214,12 @@ def load_discriminator(arrays: Mapping[str, Tensor], channels: int, site: str) -
 
 
 def discriminator_loss(discriminator: nn.Module, own: Tensor, other: Tensor) -> Tensor:
-    """Compute the loss that trains a site's discriminator D to know its own embeddings, a scalar.
+    """Compute the loss that trains a discriminator D to recognise the site's embeddings, a scalar.
 
     The loss is -E log D(own) - E log(1 - D(other)), which is L_D of eq. 2.
 
     Args:
-        discriminator: the logit of D.
+        discriminator: maps embeddings to the logit of D.
         own: the site's own embeddings, (n, c), which do not get a gradient.
         other: embeddings of another site, to which that site added noise, (m, c).
     """
@@ -235,7 +235,8 @@ def alignment_loss(discriminator: nn.Module, own: Tensor) -> Tensor:
     embeddings from those of other sites.
 
     Args:
-        discriminator: the logit of the site's discriminator D, which does not get gradients.
+        discriminator: maps embeddings to the logit of the site's discriminator D, which does not
+            get gradients.
         own: the site's embeddings, (n, c), which get gradients.
     """
     # A site's features are the source for its own discriminator in eq. 3, -E log D(own), and the
@@ -255,9 +256,9 @@ def paired_alignment_loss(
     The loss is -E log D(own) minus the mean over the other sites of E log D'(sent).
 
     Args:
-        discriminator: the logit of the site's own discriminator D.
-        others: the logits of the other sites' discriminators D', at least one. No discriminator
-            gets gradients.
+        discriminator: maps embeddings to the logit of the site's own discriminator D.
+        others: the same for the other sites' discriminators D', at least one. No discriminator gets
+            gradients.
         own: the site's embeddings, (n, c), which get gradients.
         sent: the same embeddings with the noise that other sites see. They get gradients too.
     """

@@ -400,8 +400,8 @@ def routing_document(
 
     Returns:
         A mapping with three keys. ``experts`` has the list. ``sites`` has site -> expert ->
-        statistic, such as ``mean`` -> value. Where a site has no metrics of an expert, the expert's
-        mapping is empty. ``prototype distances`` has ``distances``.
+        statistic (such as ``mean``) -> value, where an expert of which a site has no metrics gets
+        an empty mapping. ``prototype distances`` has ``distances``.
     """
     sites: dict[str, dict[str, dict[str, float]]] = {}
     for site, metrics in values.items():

@@ -224,8 +224,9 @@ def with_group_norm(module: nn.Module) -> None:
     """Replace every batch norm inside ``module``, in place, by a group norm of the same channels.
 
     Group norm (Wu and He 2018) normalises each sample by itself, without running statistics. A
-    group has 8 channels if 8 divides the channels. The new norm begins with weights 1 and biases 0.
-    Only ``BatchNorm1d`` and ``BatchNorm2d`` are replaced, and never ``module`` itself.
+    group has 8 channels if 8 divides the channels. Otherwise groups are larger, and fewer than 8
+    channels are one group. The new norm begins with weights 1 and biases 0. Only ``BatchNorm1d``
+    and ``BatchNorm2d`` are replaced, and never ``module`` itself.
     """
     for name, part in module.named_children():
         if isinstance(part, nn.BatchNorm1d | nn.BatchNorm2d):

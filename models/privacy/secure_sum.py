@@ -78,9 +78,10 @@ class Quantisation:
 
 
 def quantisation(common: CommonSettings, sites: int, samples: int = SAMPLES) -> Quantisation:
-    """Choose the finest quantisation whose sum over all sites fits into 32 bits.
+    """Choose how finely numbers are rounded, so that their sum over all sites fits into 32 bits.
 
-    Values are clipped to 'secure.clip-norm', which no number of a clipped update exceeds.
+    The result has as many levels as possible. Values are clipped to 'secure.clip-norm', which no
+    number of a clipped update exceeds.
 
     Args:
         common: the run's settings.

@@ -366,9 +366,10 @@ def task_class(name: str) -> type[Task]:
 
 
 def curve_label(metric: str) -> str:
-    """Return the label of a metric's axis, from the first task with a curve of this metric.
+    """Return the label of a metric's axis in plots.
 
-    If no task has one, the metric's own name is returned.
+    The first task with a curve of this metric names it. If no task has one, the metric's own name
+    is returned.
     """
     for name in TASKS:
         curves = task_class(name).curves
