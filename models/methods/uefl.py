@@ -212,7 +212,7 @@ class UEFLSettings(OwnSettings):
             )
 
     def few_centroids(self, features: Mapping[str, int]) -> list[str]:
-        """Warn if the clusters of some sites are probably too small to be sent.
+        """Return a warning, in a list, if some sites' clusters are probably too small to be sent.
 
         These are the sites with fewer than 'uefl.codes' times 'uefl.centroid-min-count' training
         features.

@@ -263,9 +263,9 @@ class PluggedClassifier(TokenClassifier):
     def fill(self, state: Mapping[str, Any], where: str) -> None:
         """Load published weights into the wrapped module; if one array does not fit, load none.
 
-        The last layer is an exception: if its weights are missing in ``state`` or have another
-        shape, the module keeps its own. timm adapts a first convolution for another number of
-        channels.
+        The classifier is an exception: if its weights are missing in ``state`` or have another
+        shape, the module keeps its own classifier. timm adapts a first convolution for another
+        number of channels.
 
         Args:
             state: arrays by the module's own names.
