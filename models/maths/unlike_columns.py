@@ -110,9 +110,9 @@ class UnlikeColumn:
     def relation(self) -> str:
         """Describe in words how the site's mean differs from the other mean, without numbers.
 
-        If the absolute means differ by a factor of five or more, the text is "less than a fifth of"
-        or "more than five times". Otherwise it is "far from". Numbers are left out because the mean
-        of a few values would reveal a count.
+        The words are "less than a fifth of" or "more than five times" if the absolute means differ
+        by a factor of five or more. Otherwise they are "far from". Numbers are left out because the
+        mean of a few values would reveal a count.
         """
         if _ratio(self.mean, self.others) < _FACTOR:
             return "far from"

@@ -40,10 +40,11 @@ def bin_counts(values: Tensor, right: Tensor, bins: int) -> dict[str, float]:
 
 
 def calibration_error(probabilities: Tensor, labels: Tensor, bins: int) -> float:
-    """Compute the expected calibration error over bins of the largest probability, 0 to 1.
+    """Compute the expected calibration error of class probabilities, 0 to 1.
 
-    In each bin, the gap is the absolute difference between the accuracy and the mean largest
-    probability. The error is the mean gap, weighted by the samples in the bins.
+    The samples are put into bins by their largest probability. In each bin, the gap is the absolute
+    difference between the accuracy and the mean largest probability. The error is the mean gap,
+    weighted by the samples in the bins.
 
     Args:
         probabilities: (n, classes), rows summing to 1.

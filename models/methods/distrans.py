@@ -210,10 +210,9 @@ class DoubleChannelClassifier(TokenClassifier):
     def encode(self, inputs: Tensor) -> Tensor:
         """Map images (batch, channels, height, width) to both channels' tokens, (batch, 2 l, c).
 
-        Each image becomes two: one shifted towards the offset, and one shifted away from it. The
-        encoder maps each of the two to l tokens. The l tokens of the image shifted towards the
-        offset come first. The encoder gets the images of both channels in one batch, so batch norm
-        computes its statistics over both channels.
+        One channel sees each image shifted towards the offset, and the other sees it shifted away.
+        The encoder gives l tokens for each, and those of the first channel come first. The encoder
+        gets both channels in one batch, so batch norm computes its statistics over both.
         """
         tokens = super().encode(self.both_channels(inputs))
         return torch.cat(_halves(tokens), dim=1)

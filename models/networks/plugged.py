@@ -65,15 +65,17 @@ def build_plugged(
 
 
 def call_builder(name: str, builder: Any, shape: NetworkShape) -> nn.Module:
-    """Call a plugin's builder with input shape and classes, and return its module.
+    """Call the function by which a plugin builds its network, and return the network.
+
+    The function gets the input shape and the number of classes.
 
     Args:
         name: the network's name, for errors.
-        builder: the object that the plugin names.
+        builder: the object that the plugin names, which should be this function.
         shape: the shape of an input and the number of classes.
 
     Raises:
-        SettingError: ``builder`` is not a function, fails, or returns something that cannot be
+        SettingError: ``builder`` is not a function, fails, or returns an object that cannot be
             trained.
     """
     if not callable(builder) or isinstance(builder, nn.Module):
@@ -222,9 +224,9 @@ class PluggedClassifier(TokenClassifier):
         return self.encode_with_map(inputs)[0]
 
     def encode_with_map(self, inputs: Tensor) -> tuple[Tensor, Tensor]:
-        """Map inputs (batch, *input_shape) to tokens (batch, l, c) and the last map.
+        """Map inputs (batch, *input_shape) to tokens (batch, l, c), and to the network's last map.
 
-        The map is (batch, rows, columns, c). If the network's features are not a map, its tokens
+        The map is (batch, rows, columns, c). If the network's features are not a map, the tokens
         become a map of one row.
         """
         inputs = inputs * self.scale + self.offset

@@ -148,8 +148,8 @@ def _fill(encoder: nn.Module, content: Any, where: str, source: _Architecture) -
 def _select_arrays(content: Any, where: str, source: _Architecture) -> dict[str, Any]:
     """Select the encoder's arrays in a file, and remove the prefix from their names.
 
-    The prefix is the first of ``source.prefixes`` with which the file has the encoder's first
-    convolution.
+    The names in the file are those of the encoder after a prefix. It is the first of
+    ``source.prefixes`` with which the file has the encoder's first convolution.
 
     Args:
         content: the file's content. If it is not a mapping, it counts as empty.

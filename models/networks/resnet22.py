@@ -120,9 +120,9 @@ class RadiographClassifier(TokenClassifier):
 def _run_checkpointed(block: nn.Module, hidden: Tensor) -> Tensor:
     """Run a block of layers with gradient checkpointing, which saves memory but takes more time.
 
-    Only the block's input ``hidden`` is kept for the backward pass, which runs the block a second
-    time to compute its activations again. The second run does not update the running statistics of
-    batch norms, so the model is the same as without checkpointing.
+    The forward pass keeps only the block's input ``hidden``. The backward pass runs the block a
+    second time to compute its activations again. The second run does not update the running
+    statistics of batch norms, so the model is the same as without checkpointing.
     """
     # The recomputation sees the same batch again: without the context, batch norm's running
     # statistics would take it in twice, and checkpointing would change the model

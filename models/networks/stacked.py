@@ -144,12 +144,12 @@ class _Layer(nn.Module):
     def map_each_site(self, inputs: Tensor) -> Tensor:
         """Apply the layer to the rows of several sites at once, each site with its own weights.
 
-        All sites are computed in one call of ``torch.vmap``. They are the first sites of the stack,
-        as many as the current batch has.
+        The sites are the first sites of the stack, as many as the current batch has. All of them
+        are computed in one call of ``torch.vmap``.
 
         Args:
-            inputs: (sites, most, ...), with ``most`` the number of rows at the largest site. The
-                rows that pad a smaller site are mapped like other rows.
+            inputs: (sites, most, ...), where ``most`` is the number of rows at the largest site.
+                Rows that pad a smaller site are mapped like any others.
 
         Returns:
             The outputs, (sites, most, ...).

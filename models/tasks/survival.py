@@ -168,8 +168,8 @@ def partial_likelihood_loss(outputs: Tensor, labels: Tensor) -> Tensor:
     """Compute minus Cox's log partial likelihood of a batch, divided by its number of events.
 
     At each event, the patient is compared with all patients of the batch whose time is not shorter.
-    Events at the same time count by Breslow's method. A batch without events, or in which each
-    event has only itself at risk, has a loss and a gradient of 0.
+    Events at the same time count by Breslow's method. A batch without events has a loss and a
+    gradient of 0. So has a batch in which each event has only its own patient at risk.
 
     Args:
         outputs: log hazards, (batch, 1).
