@@ -15,11 +15,16 @@ from torch import Tensor
 
 
 def attention_weights(q: Tensor, k: Tensor) -> Tensor:
-    """Compute the softmax of q k^T over the keys, (batch, heads, queries, keys) float32.
+    """Compute the attention of each head: the softmax of q k^T over the keys.
+
+    The softmax is computed in float32.
 
     Args:
-        q: queries (batch, heads, queries, c), scaled already.
-        k: keys (batch, heads, keys, c).
+        q: queries that are already scaled, (batch, heads, queries, c).
+        k: keys, (batch, heads, keys, c).
+
+    Returns:
+        The attention, (batch, heads, queries, keys) float32.
     """
     # The softmax is computed in float32, because a rollout multiplies the attention of all layers,
     # and with it their rounding errors
@@ -41,9 +46,9 @@ class _MeanAttention(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor]:
-        """Compute the gradients for q and k, for which the attention is computed again.
+        """Compute the gradients for q and k, in their types.
 
-        The gradients have the type of q and k.
+        The forward pass has not kept the attention, so it is computed again.
         """
         q, k = ctx.saved_tensors
         attention = attention_weights(q, k)
@@ -55,27 +60,30 @@ class _MeanAttention(torch.autograd.Function):
 
 
 def mean_attention(q: Tensor, k: Tensor) -> Tensor:
-    """Average the attention over its heads, (batch, queries, keys) float32, with little memory.
+    """Compute the attention of queries to keys, averaged over the heads, in little memory.
 
-    The attention is not kept for the backward pass, which computes it again.
+    The attention of each head is not kept for the backward pass, which computes it again.
 
     Args:
-        q: queries (batch, heads, queries, c), scaled already.
-        k: keys (batch, heads, keys, c).
+        q: queries that are already scaled, (batch, heads, queries, c).
+        k: keys, (batch, heads, keys, c).
+
+    Returns:
+        The mean attention, (batch, queries, keys) float32.
     """
     mean: Tensor = _MeanAttention.apply(q, k)
     return mean
 
 
 def head_mean_without_prefix(attention: Tensor, prefix: int, renormalise: bool = True) -> Tensor:
-    """Average an attention over its heads, and drop the prompts' columns by ``without_prefix``.
+    """Average a layer's attention over its heads, without the columns of the prompts.
 
-    Prompts are trained keys and values in front of those of the tokens.
+    Prompts are trained keys and values that a layer puts in front of the tokens' keys and values.
 
     Args:
         attention: (batch, heads, tokens, prefix + tokens), whose rows sum to 1.
-        prefix: the number of prompt keys, which are the first columns.
-        renormalise: whether each row is scaled to sum to 1 again.
+        prefix: the number of prompts. Their columns come first.
+        renormalise: whether each remaining row is scaled to sum to 1 again.
 
     Returns:
         The mean attention between tokens, (batch, tokens, tokens).
@@ -84,13 +92,16 @@ def head_mean_without_prefix(attention: Tensor, prefix: int, renormalise: bool =
 
 
 def without_prefix(attention: Tensor, prefix: int, renormalise: bool = True) -> Tensor:
-    """Drop the prompts' columns from an attention that is already averaged over its heads.
+    """Drop the prompts' columns from attention that is already averaged over its heads.
+
+    Prompts are trained keys and values that a layer puts in front of the tokens' keys and values.
 
     Args:
         attention: (batch, tokens, prefix + tokens), whose rows sum to 1.
-        prefix: the number of prompt keys, which are the first columns.
-        renormalise: whether each row is scaled to sum to 1 again. If not, a row lacks the share of
-            attention that the prompts took, so the maps give the prompts a gradient.
+        prefix: the number of prompts. Their columns come first.
+        renormalise: whether each remaining row is scaled to sum to 1 again. A row of zeros becomes
+            uniform. Without scaling, a row lacks the share that the prompts took, so that the
+            result has a gradient for the prompts.
 
     Returns:
         The mean attention between tokens, (batch, tokens, tokens).
@@ -102,16 +113,20 @@ def without_prefix(attention: Tensor, prefix: int, renormalise: bool = True) -> 
 
 
 def rollout(attentions: Sequence[Tensor], prefix_tokens: int = 1) -> Tensor:
-    """Compute how much the class token attends to each patch over all layers, (batch, patches).
+    """Compute attention rollout: how much the class token attends to each patch over all layers.
 
-    The result is the class token's row in the product of (A + I) / 2 over the layers, where I
-    stands for the residual connection. Prefix tokens are then dropped, and the row is scaled to sum
-    to 1.
+    The matrices (A + I) / 2 of all layers are multiplied, where the identity I stands for the
+    residual connection. The class token, the first token, has one row in the product. The prefix
+    tokens are dropped from this row, and the rest is scaled to sum to 1.
 
     Args:
-        attentions: A of each layer, first to last, (batch, tokens, tokens), rows summing to 1. At
-            least one layer.
-        prefix_tokens: the number of class and register tokens, which precede the patches.
+        attentions: the attention A of each layer, first to last, (batch, tokens, tokens), with rows
+            that sum to 1. There must be at least one layer.
+        prefix_tokens: the number of tokens before the patches: the class token and any register
+            tokens.
+
+    Returns:
+        The share of each patch, (batch, patches).
     """
     # Only the class token's row is needed. From the last layer backwards each layer then costs one
     # product of a vector and a matrix; the usual rollout multiplies two matrices
@@ -132,10 +147,10 @@ def _normalise_rows(rows: Tensor) -> Tensor:
 
 
 def upsampling_gram(grid: tuple[int, int], size: tuple[int, int]) -> Tensor:
-    """Compute U^T U, (cells, cells) float64, for the bilinear upsampling U of a map.
+    """Compute the matrix U^T U of a bilinear upsampling U, (cells, cells) float64.
 
-    With this matrix, the squared length of an upsampled map a is a^T U^T U a, so no map needs to be
-    upsampled.
+    It gives the squared length of an upsampled map a as a^T U^T U a. So the distance of two maps at
+    image resolution can be computed without upsampling either map.
 
     Args:
         grid: (height, width) of the map in cells, which are counted row by row.
@@ -151,15 +166,15 @@ def upsampling_gram(grid: tuple[int, int], size: tuple[int, int]) -> Tensor:
 
 
 def scaled_maps(maps: Tensor, scale: str) -> Tensor:
-    """Scale rollout maps (..., cells), each summing to 1, for the distillation loss (eq. 7).
+    """Scale rollout maps for the distillation loss of FedEvPrompt (eq. 7).
 
-    ``scale`` is one of three names; any other name counts as ``max``:
+    A rollout map has the attention of a network to each patch of an image.
 
-    - ``sum`` leaves the maps unchanged.
-    - ``max`` divides each map by its maximum, as public rollout code does.
-    - ``byte`` makes the maximum 255, as in a map stored as an 8-bit image.
-
-    With ``max`` and ``byte`` a map of zeros becomes NaN.
+    Args:
+        maps: the maps, (..., cells), each of which sums to 1.
+        scale: ``sum`` leaves the maps unchanged. ``byte`` makes the maximum of each map 255, as in
+            an 8-bit image. Any other name counts as ``max``, which makes the maximum 1. With
+            ``max`` and ``byte``, a map of zeros becomes NaN.
     """
     # The paper does not say the scale, but its lambda depends on the scale
     if scale == "sum":
@@ -194,14 +209,15 @@ class BufferMoments:
 def buffer_moments(maps: Mapping[int, Tensor], classes: int, gram: Tensor) -> BufferMoments:
     """Summarise the other sites' rollout maps of each class, for ``distillation_loss``.
 
-    For each class the result has the number of maps, their mean, and their spread. The spread is
-    the mean of |U (a - mean)|^2 over the maps a, where U upsamples a map to image resolution. All
-    values are float64. A class without maps gets the count, mean and spread 0.
+    A rollout map has the attention of a network to each patch of an image. For each class the
+    result has the number n of maps, their mean, and their spread. The spread is the mean of |U (a -
+    mean)|^2 over the maps a, where U upsamples a map to image resolution. All values are float64. A
+    class without maps gets the count, mean and spread 0.
 
     Args:
-        maps: class -> maps (n, cells); a class may be missing or empty.
+        maps: class -> maps (n, cells). A class may be missing or have no maps.
         classes: the number of classes.
-        gram: U^T U, (cells, cells).
+        gram: U^T U, (cells, cells), from ``upsampling_gram``.
     """
     counts = torch.zeros(classes, dtype=torch.float64)
     means = torch.zeros(classes, len(gram), dtype=torch.float64)
@@ -220,19 +236,21 @@ def buffer_moments(maps: Mapping[int, Tensor], classes: int, gram: Tensor) -> Bu
 def distillation_loss(
     maps: Tensor, labels: Tensor, moments: BufferMoments, per_site: int
 ) -> Tensor:
-    """Compute the batch mean of the distillation loss (eq. 7), a scalar with gradient for ``maps``.
+    """Compute FedEvPrompt's distillation loss (eq. 7), which pulls maps towards other sites' maps.
 
-    The buffer holds the other sites' rollout maps by class. The loss of a sample is a sum over the
-    buffer's maps of its class, divided by M. Each term is the squared distance between the sample's
-    map and the buffer's map after both are upsampled to image resolution. If the buffer has no maps
-    of the class, the loss of the sample is 0, but the sample still counts in the mean. Autocast is
-    switched off.
+    The maps are rollout maps: the attention of a network to each patch of an image. The loss of a
+    sample sums a squared distance over the other sites' maps of its class, and divides the sum by
+    M. The distance is between the two maps after upsampling to image resolution. A sample whose
+    class has no such map has the loss 0, but counts in the mean. Autocast is switched off.
 
     Args:
-        maps: rollout maps of the batch, (batch, cells).
+        maps: rollout maps of the batch, (batch, cells), which get gradients.
         labels: class of each sample, (batch,) int64.
-        moments: the counts, means and spreads of the buffer's maps per class.
-        per_site: M, the number of maps per class that a site sends at most.
+        moments: the count, mean and spread of the other sites' maps for each class.
+        per_site: M, the largest number of maps per class that a site sends.
+
+    Returns:
+        The mean loss of the batch, a scalar.
     """
     # Upsampling U is linear, so |U(a - b)|^2 = (a - b)^T U^T U (a - b), and over n maps b_j
     #   sum_j |U(a - b_j)|^2 = n (|U(a - mean)|^2 + mean |U b_j|^2 - |U mean|^2).

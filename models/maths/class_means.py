@@ -28,9 +28,10 @@ class ClassTargets(nn.Module):
         self.register_buffer("known", known)
 
     def forward(self, labels: Tensor) -> Tensor:
-        """Return each sample's target, followed by 1 if its class has one and by 0 if not.
+        """Look up each sample's target vector, for ``matching_loss``.
 
-        ``labels`` are (batch,), the result is (batch, d + 1).
+        ``labels`` (batch,) are the samples' classes. The result is (batch, d + 1). Its last column
+        is 1 if the class has a target, and 0 if not.
         """
         known = self.known.to(self.values.dtype)
         return torch.cat([self.values, known[:, None]], dim=1)[labels]
@@ -54,10 +55,10 @@ def large_classes(counts: Sequence[int], min_samples: int) -> dict[int, int]:
 def class_targets(
     arrays: Mapping[str, Tensor], prefix: str, classes: int, size: int
 ) -> ClassTargets | None:
-    """Read a target vector for each class from arrays named ``<prefix><class>``.
+    """Read the target vector of each class from arrays that the server sent.
 
     Args:
-        arrays: vectors (size,) by name; classes may be missing.
+        arrays: vectors (size,) by name, ``<prefix><class>``. Classes may be missing.
         prefix: the start of each name.
         classes: the number of classes, which are numbered from 0.
         size: the length of a vector.
@@ -95,9 +96,13 @@ def class_targets(
 def class_sums(rows: Tensor, labels: Tensor, classes: int) -> Tensor:
     """Sum the rows (n, d) of each class, (classes, d).
 
-    ``labels`` (n,) int64 is the class of each row; a class without rows gets 0. Rows, labels and
-    result are on the CPU. Sums of int64 rows stay int64, because private releases are computed in
-    whole numbers. All other sums are float64.
+    Sums of int64 rows stay int64, because private releases are computed in whole numbers. All other
+    sums are float64. Rows, labels and result are on the CPU.
+
+    Args:
+        rows: the rows to sum, (n, d).
+        labels: the class of each row, (n,) int64.
+        classes: the number of classes. A class without rows gets 0.
     """
     kind = torch.float64
     if rows.dtype == torch.int64:
@@ -112,10 +117,10 @@ def matching_loss(
     targets: ClassTargets,
     mean: Callable[[Tensor], Tensor] = torch.mean,
 ) -> Tensor:
-    """Compute the mean squared error between samples' vectors and their classes' targets.
+    """Compute a loss that pulls samples' vectors towards the target vectors of their classes.
 
-    A sample's error is the mean over the d coordinates, computed in float32. A sample whose class
-    lacks a target has the error 0, but counts in the mean.
+    A sample's error is the mean squared difference over the d coordinates, computed in float32. If
+    a sample's class has no target, its error is 0, but the sample counts in the mean.
 
     Args:
         values: the samples' vectors, (batch, d), which get gradients.

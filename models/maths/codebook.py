@@ -24,12 +24,15 @@ class Discretised:
 
 
 def nearest_codewords(tokens: Tensor, codebook: Tensor, segments: int = 1) -> Discretised:
-    """Replace each segment of the tokens z (batch, l, c) by its nearest codeword in L2 (eq. 4).
+    """Replace each segment of each token by the nearest codeword in L2 (UEFL, eq. 4).
 
-    A token's channels are split into ``segments`` equal parts. All parts use the same ``codebook``,
-    (n, c / segments). ``segments`` must divide c, which is not checked here. If several codewords
-    are equally near, the one with the lowest index is taken. Gradients reach the codebook, but not
-    the tokens.
+    A token's c channels are split into ``segments`` equal parts. Of several equally near codewords,
+    the one with the lowest index is taken. Gradients reach the codebook, but not the tokens.
+
+    Args:
+        tokens: an encoder's output, (batch, l, c).
+        codebook: the n codewords, (n, c / segments), which all segments share.
+        segments: must divide c, which is not checked here.
 
     Returns:
         The indices of the codewords, (batch, l, segments), and the codewords, (batch, l, c).
@@ -57,12 +60,13 @@ def straight_through(tokens: Tensor, codewords: Tensor) -> Tensor:
 def codebook_loss(
     tokens: Tensor, codewords: Tensor, codebook_weight: float, commitment_weight: float
 ) -> Tensor:
-    """Compute the codebook loss (eq. 6), a scalar: two mean squared errors over all elements.
+    """Compute UEFL's codebook loss (eq. 6), a scalar, from tokens and their nearest codewords.
 
-    The codebook term, weighted by ``codebook_weight``, moves only the codewords towards the tokens.
-    The commitment term, weighted by ``commitment_weight`` (beta), moves only the tokens towards the
-    codewords. The paper prints beta on the codebook term, but VQ-VAE and the authors' code have it
-    on the commitment term.
+    The loss is a weighted sum of two terms. Each is the mean squared difference between tokens and
+    codewords over all elements. The codebook term, with ``codebook_weight``, moves only the
+    codewords. The commitment term, with ``commitment_weight`` (beta), moves only the tokens. The
+    paper prints beta at the codebook term, but VQ-VAE and the authors' code put it at the
+    commitment term.
     """
     # Each term moves one side only, because the other side is detached
     pull_codewords = nn.functional.mse_loss(codewords, tokens.detach())
@@ -71,10 +75,13 @@ def codebook_loss(
 
 
 def perplexity(counts: Tensor) -> float:
-    """Compute the perplexity of code use (eq. 11) from how often each codeword was used, (n,).
+    """Compute the perplexity of codeword use (UEFL, eq. 11): the effective number of codewords.
 
     The perplexity is the exponential of the entropy in nats: 1 if one codeword is used, n if all
-    are used equally. At least one count must be above 0.
+    are used equally.
+
+    Args:
+        counts: how often each codeword was used, (n,). At least one count must be above 0.
     """
     # entr(p) is -p ln p and 0 at p = 0, where p.log() would give NaN
     share = counts.double() / counts.sum()

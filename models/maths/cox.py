@@ -44,7 +44,7 @@ class FollowUp:
         return len(self.times)
 
     def risk_sets(self) -> "RiskSets":
-        """Number the distinct times, and index patients and events by time for sums over risk sets.
+        """Number the distinct times, to sum values over the patients at risk at each time.
 
         The times are numbered from 0 in rising order. The result has the number of each patient's
         time, the indices of the patients with an event, and the number of events at each time.
@@ -153,12 +153,14 @@ def cox_sums(x: Floats, follow_up: FollowUp, beta: Floats) -> CoxSums:
 def risks_and_residuals(x: Floats, follow_up: FollowUp, beta: Floats) -> tuple[Floats, Floats]:
     """Compute each patient's weight in the Hessian and martingale residual, (n,) each.
 
-    At each event, every patient at risk has a probability p of being the patient with the event: p
-    is exp(x beta) divided by the sum of exp(x beta) over all patients at risk. A patient's weight
-    is the sum of p (1 - p) over all events at which the patient is at risk. The residual is 1 with
-    an event or 0 without, minus the sum of p over the same events. Breslow's ties are used even if
-    ``follow_up.ties`` is different: the sum over patients of residual times columns is the gradient
-    with Breslow's ties.
+    At each event, a patient at risk has the probability p of being the patient with the event. It
+    is exp(x beta) divided by the sum of exp(x beta) over all patients at risk.
+
+    - The weight is the sum of p (1 - p) over all events at which the patient is at risk.
+    - The residual is 1 with an event or 0 without, minus the sum of p over the same events.
+
+    Events at the same time always count by Breslow's method, whatever ``follow_up.ties`` is. So the
+    sum over patients of residual times columns is the gradient by Breslow's method.
 
     Args:
         x: the patients' columns, (n, k).
@@ -190,17 +192,17 @@ def _relative_hazards(x: Floats, beta: Floats) -> tuple[Floats, Floats]:
 
 
 def _total_risks(sets: RiskSets, weights: Floats, total: Floats, shares: Floats) -> Floats:
-    """Sum each patient's probability of being the one with the event over all events, (n,).
+    """Sum over all events each patient's probability of being the patient with the event, (n,).
 
     At an event the probability is the patient's hazard divided by the total hazard of all patients
     at risk. It is 0 if the patient is no longer at risk. If the patient has an event at the same
-    time, the probability is multiplied by 1 minus the share that is left out at this event.
+    time, the probability is multiplied by 1 minus the event's share in ``shares``.
 
     Args:
         sets: the risk sets.
         weights: the patients' hazards, (n,).
         total: the total hazard of the patients at risk at each event, (events,).
-        shares: the share of its tied patients that each event leaves out, (events,), from
+        shares: the share that each event leaves out of the patients tied with it, (events,), from
             ``tied_shares``.
     """
     places = sets.places[sets.dying]

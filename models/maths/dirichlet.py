@@ -21,11 +21,12 @@ def evidence_of(logits: Tensor, kind: str = "softplus") -> Tensor:
 
 
 def skewed_prior(counts: Tensor) -> Tensor:
-    """Compute the prior weights W of eq. 3, (K,) float32, from class counts N_k (K,).
+    """Compute the prior weights W of the classes for evidential learning (eq. 3), (K,) float32.
 
-    W_k = K / (K - 1) * (1 - N_k / N), so rare classes get a larger prior. Weights below
-    ``PRIOR_FLOOR`` (0.01) are raised to it, and then all weights are scaled to sum to K, so one may
-    end slightly below the floor.
+    The equation is FedEvPrompt's: W_k = K / (K - 1) * (1 - N_k / N), for N_k samples of class k
+    (``counts``, (K,)) among N. So rare classes get a larger prior. Weights below ``PRIOR_FLOOR``
+    (0.01) are raised to it. Then all weights are scaled to sum to K, after which a weight may be
+    slightly below the floor.
 
     Raises:
         SettingError: there are fewer than two classes, or all counts are 0.
@@ -43,10 +44,11 @@ def skewed_prior(counts: Tensor) -> Tensor:
 
 
 def vacuity(alpha: Tensor) -> Tensor:
-    """Compute the vacuity u = K / S from alpha (..., K): the share of missing evidence, (...).
+    """Compute the vacuity u = K / S, (...), which says how much evidence a prediction lacks.
 
-    S is the sum of alpha over the K classes. The vacuity is above 0 and at most 1; it is 1 without
-    evidence, because every prior sums to K.
+    ``alpha`` (..., K) are the parameters of Dirichlet distributions over K classes, and S is their
+    sum over the classes. The parameters are evidence plus a prior that sums to K. So the vacuity is
+    1 without evidence, and falls towards 0 as evidence grows.
     """
     return alpha.shape[-1] / alpha.sum(dim=-1)
 
@@ -60,10 +62,14 @@ def belief(alpha: Tensor, prior: Tensor) -> Tensor:
 
 
 def evidential_mse(alpha: Tensor, targets: Tensor) -> Tensor:
-    """Compute E |y - p|^2 for p ~ Dir(alpha), the first term of eq. 4, (batch,).
+    """Compute the expected squared error E |y - p|^2 for p ~ Dir(alpha), (batch,).
 
-    ``alpha`` and the one-hot ``targets`` y are (batch, K). The result is the squared error of the
-    mean of p plus the variance of p, summed over classes.
+    This is the first term of FedEvPrompt's eq. 4. It equals the squared error of the mean of p plus
+    the variance of p, summed over classes.
+
+    Args:
+        alpha: parameters of the Dirichlet distributions, (batch, K).
+        targets: y, the true classes as one-hot rows, (batch, K).
     """
     # E (y - p)^2 = (y - E p)^2 + Var p. The variance falls with more evidence, which rewards
     # evidence; the squared error keeps evidence from growing for a wrong class
@@ -94,16 +100,16 @@ def annealing(epochs: int) -> float:
 
 
 def evidential_loss(alpha: Tensor, labels: Tensor, prior: Tensor, kl_weight: float) -> Tensor:
-    """Compute the batch mean of the evidential loss (eq. 4), a scalar.
+    """Compute the batch mean of FedEvPrompt's evidential loss (eq. 4), a scalar.
 
     A sample's loss is ``evidential_mse`` plus ``kl_weight`` times a KL divergence from the prior.
-    For this divergence, the true class's parameter is replaced by its prior weight. So only the
-    evidence for wrong classes counts.
+    For the divergence, the true class's entry of ``alpha`` is replaced by its prior weight. So the
+    divergence penalises only evidence for wrong classes.
 
     Args:
         alpha: parameters of the Dirichlet distributions, (batch, K).
-        labels: (batch,) int64.
-        prior: W, (K,).
+        labels: the true classes, (batch,) int64.
+        prior: the prior weights W, (K,).
         kl_weight: lambda_KL, 0 to 1.
     """
     targets = nn.functional.one_hot(labels, alpha.shape[-1]).to(alpha.dtype)

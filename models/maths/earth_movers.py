@@ -61,10 +61,16 @@ def pooled_tokens(maps: Tensor, side: int) -> Tensor:
 
 
 def transport_costs(u: Tensor, v: Tensor) -> Tensor:
-    """Compute the cost of moving mass from u_p to v_q, c_pq = 1 - cosine, (batch, n, m) in 0..2.
+    """Compute the cost of moving mass between tokens, 1 - cosine, from 0 to 2.
 
-    ``u`` are tokens (batch, n, c) and ``v`` tokens (batch, m, c). A zero token has cosine 0 with
-    every token, so its cost is 1.
+    A token of zeros has cosine 0 with every token, so its cost is 1.
+
+    Args:
+        u: the tokens of one map, (batch, n, c).
+        v: the tokens of the other map, (batch, m, c).
+
+    Returns:
+        The cost for each pair of tokens, (batch, n, m).
     """
     unit_u = nn.functional.normalize(u, dim=-1)
     unit_v = nn.functional.normalize(v, dim=-1)
@@ -96,7 +102,10 @@ def cross_masses(u: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def closeness(u: Tensor, v: Tensor, solver: str = "pot", *, differentiable: bool = False) -> Tensor:
-    """Compute the earth mover's closeness of two maps' tokens, (batch,) float64, in -1..1.
+    """Compute the earth mover's closeness of two maps' tokens, (batch,) float64, from -1 to 1.
+
+    The closeness is the sum of (1 - cost) * x over the flow x of least cost, which moves the mass
+    of one map to the other. It is 1 for equal maps.
 
     Args:
         u: the student's tokens, (batch, n, channels).
@@ -104,9 +113,7 @@ def closeness(u: Tensor, v: Tensor, solver: str = "pot", *, differentiable: bool
         solver: ``pot`` is exact. ``sinkhorn`` adds an entropy term, of weight 0.002 with
             ``differentiable`` and of 0.02 otherwise, and warns if it misses its tolerance.
             ``cvxpylayers`` solves the linear program with quadratic smoothing.
-        differentiable: whether gradients reach u and v. They come from the dual variables of the
-            optimal value, or for ``cvxpylayers`` from its optimality conditions. If False, the
-            result is a constant, as eq. 2 uses it.
+        differentiable: whether gradients reach u and v. If False, the result has no gradient.
 
     Raises:
         SettingError: the maps are too large for ``cvxpylayers``.
@@ -170,16 +177,20 @@ def optimal_flow(costs: Tensor, supply: Tensor, demand: Tensor, solver: str = "p
 
 
 def transport_cost(costs: Tensor, supply: Tensor, demand: Tensor, solver: str = "pot") -> Tensor:
-    """Compute the cost of the optimal flow, (batch,) float64, with gradients for all arguments.
+    """Compute the cost of the optimal flow for each image, with gradients for all arguments.
 
-    The gradients come from the dual variables.
+    Use ``optimal_flow`` where only the flow itself is needed. The gradients come from the dual
+    variables of the optimal flow.
 
     Args:
-        costs: (batch, n, m).
+        costs: the cost of moving a unit of mass from one token to another, (batch, n, m).
         supply: the sum of each row of a flow, (batch, n).
         demand: the sum of each column, (batch, m), with the same total as ``supply``.
-        solver: ``pot``, or ``sinkhorn`` with regularisation 0.002. Any other name counts as
-            ``sinkhorn``.
+        solver: ``pot`` is exact. Any other name counts as ``sinkhorn``, with an entropy term of
+            weight 0.002.
+
+    Returns:
+        The costs, (batch,) float64.
     """
     costs, supply, demand = costs.double(), supply.double(), demand.double()
     if solver == "pot":
@@ -202,15 +213,14 @@ def _sinkhorn(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Solve entropy-regularised optimal transport by Sinkhorn's iterations, without gradients.
 
-    If the row sums of an image's flow differ from ``supply`` by more than the tolerance (L2 norm),
-    a RuntimeWarning is given, and the flow is returned all the same. The column sums are not
-    checked.
+    The flow is returned even if its row sums miss ``supply`` by more than the tolerance (in L2
+    norm, for any image). A RuntimeWarning then says so. The column sums are not checked.
 
     Args:
         costs: (batch, n, m) float64.
         supply: the sum of each row of a flow, (batch, n).
         demand: the sum of each column, (batch, m).
-        rule: the regularisation and the stopping rule.
+        rule: the weight of the entropy, the tolerance and the most iterations.
 
     Returns:
         The flow (batch, n, m), and the dual variables of supply (batch, n) and demand (batch, m).
@@ -248,8 +258,13 @@ def _smoothed_flow(costs: Tensor, supply: Tensor, demand: Tensor) -> Tensor:
     """Compute the flow of least cost by cvxpylayers, with gradients for all arguments.
 
     A term of 0.0005 |x|^2 is added to the cost of a flow x, because a linear program would give no
-    gradients. The arguments are those of ``optimal_flow``; the last column of ``demand`` is not
-    used, because it follows from all other masses. The program is solved on the CPU.
+    gradients. The program is solved on the CPU.
+
+    Args:
+        costs: the cost of moving a unit of mass from one token to another, (batch, n, m).
+        supply: the sum of each row of a flow, (batch, n).
+        demand: the sum of each column, (batch, m). Its last entry is not used, because it follows
+            from all other sums.
 
     Returns:
         The flows, (batch, n, m), on the device of ``costs``.
@@ -265,11 +280,11 @@ def _smoothed_flow(costs: Tensor, supply: Tensor, demand: Tensor) -> Tensor:
 
 @functools.lru_cache(maxsize=4)
 def _program(rows: int, columns: int) -> Any:
-    """Build the cvxpylayers layer for a smoothed transport problem with flows (rows, columns).
+    """Build the cvxpylayers layer that solves a smoothed transport problem.
 
-    A flow x has no negative entry, its row sums are the supply, and its column sums are the demand.
-    The layer minimises <c, x> + smoothing/2 |x|^2 for costs c. It maps the costs, the supply, and
-    the demand without its last entry to the flow.
+    A flow x (rows, columns) has no negative entry. Its row sums are the supply, and its column sums
+    are the demand. The layer takes the costs c, the supply, and the demand without its last entry.
+    It returns the flow that minimises <c, x> + smoothing/2 |x|^2.
     """
     import cvxpy as cp
     from cvxpylayers.torch import CvxpyLayer

@@ -44,16 +44,17 @@ def local_centroids(
     """Cluster a silo's features by K-means and return only the centres that may leave the silo.
 
     Args:
-        features: (n, d), n at least 1, ordered by sample.
+        features: the rows to cluster, (n, d), n at least 1, ordered by sample.
         clusters: the largest number of centres, at least 1. There are never more than n.
-        seed: seed of K-means' first centres.
-        min_count: centres that are means of fewer rows of ``features`` than this are left out.
-        each: number of rows per sample.
-        min_samples: centres whose effective number of samples is below this are left out. A centre
-            that rests almost wholly on one patient would reveal that patient. 1 for no check.
+        seed: decides K-means' first centres.
+        min_count: a centre is left out if it is the mean of fewer rows than this.
+        each: the number of rows that come from one sample.
+        min_samples: a centre is also left out if its effective number of samples is below this.
+            Such a centre rests almost wholly on few patients and would reveal them. 1 switches the
+            check off.
 
     Returns:
-        The centres float32 and the number of rows of each; both may be empty.
+        The centres float32 and the number of rows of each. Both may be empty.
     """
     fitted = _kmeans(features, None, clusters, seed)
     centres, labels = fitted.cluster_centers_, fitted.labels_
@@ -72,14 +73,15 @@ def _effective_samples(features: FloatArray, samples: npt.NDArray[np.int64]) -> 
     """Compute the effective number of samples on which the mean of ``features`` rests.
 
     A mean over many rows may still reveal one patient, if nearly all of it comes from that
-    patient's sample. So each coordinate gets an effective number of samples, and the result is the
-    smallest of them. With a_i as the sum of |f| over the rows of sample i, the number is (Σ a_i)² /
-    Σ a_i²: the number of samples if all contribute equally, and 1 if one sample contributes
-    everything. Coordinates that are 0 in all rows are ignored; if all are, the result is the number
-    of distinct samples. Without rows it is 0.
+    patient's sample. For one coordinate the number is (Σ a_i)² / Σ a_i², where a_i is the sum of
+    the absolute values in the rows of sample i. It is the number of samples if all contribute
+    equally, and 1 if one sample contributes everything.
+
+    The result is the smallest number over all coordinates, and at most the number of distinct
+    samples. Coordinates that are 0 in all rows are ignored. Without rows the result is 0.
 
     Args:
-        features: f, (n, d).
+        features: the rows, (n, d).
         samples: the number of the sample to which each row belongs, (n,).
     """
     owners, where = np.unique(samples, return_inverse=True)

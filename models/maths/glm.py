@@ -187,9 +187,9 @@ def weights_and_residuals(
 def log_likelihood(family: Family, x: Floats, y: Floats, beta: Floats) -> float:
     """Compute the log-likelihood of outcomes ``y`` (n,) with columns ``x`` (n, k) at ``beta`` (k,).
 
-    For a linear model the result is only minus half the sum of squared residuals. For the other
-    families it includes all constants. Any family other than 'linear' and 'logistic' counts as
-    'poisson'. Cox's model uses ``cox_sums`` instead.
+    For a linear model the result is minus half the sum of squared residuals, without constants. For
+    the other families it includes all constants. Any family other than 'linear' and 'logistic'
+    counts as 'poisson'. Cox's model uses ``cox_sums`` instead.
     """
     eta = x @ beta
     if family == "linear":
@@ -263,11 +263,11 @@ def start_from(family: Family, moments: Moments, size: int) -> Floats:
 
 
 def find_redundant(hessian: Floats) -> list[int]:
-    """Return the indices of columns that are linear combinations of earlier columns, ascending.
+    """Find the columns that are linear combinations of earlier columns, and return their indices.
 
-    A column is redundant if the columns before it explain all but 1e-7 of its sum of squares,
-    weighted as in the Hessian. A constant column is redundant after the intercept, which has index
-    0.
+    A column is redundant if the columns before it explain all but 1e-7 of its sum of squares. The
+    squares are weighted as in the Hessian. If index 0 is the intercept, a constant column is
+    therefore redundant. The indices are in rising order.
     """
     scale = np.sqrt(np.maximum(np.diag(hessian), 1e-300))
     left = hessian / np.outer(scale, scale)
@@ -285,20 +285,19 @@ def find_redundant(hessian: Floats) -> list[int]:
 def fit_alone(family: Family, x: Floats, y: Outcomes, rounds: int = 30) -> tuple[Floats, Floats]:
     """Fit a model to the patients of only one hospital, by Newton's method.
 
-    The first step starts at the coefficients of ``start_from``. The fit has converged if no
-    coefficient changes by 1e-9 times (1 + the largest one) or more, in absolute values. It fails if
-    the absolute value of a coefficient other than the intercept exceeds 12, or if it has not
-    converged after ``rounds`` steps.
+    The first step starts at the coefficients of ``start_from``. The fit has converged if a step
+    changes every coefficient by less than 1e-9 * (1 + m), where m is the largest absolute value of
+    a coefficient. It fails if a coefficient other than the intercept exceeds 12 in absolute value,
+    or if it has not converged after ``rounds`` steps.
 
     Args:
-        family: the family.
+        family: the family of the model.
         x: (n, k), with a first column of 1 unless the family is Cox's.
         y: the outcomes of n patients.
         rounds: the most steps.
 
     Returns:
-        The coefficients (k,), and their covariance (k, k), the inverse Hessian times
-        ``dispersion``.
+        The coefficients (k,) and their covariance (k, k).
 
     Raises:
         UndeterminedError: the outcomes are all alike (in Cox's model: no event), a column is
@@ -331,8 +330,8 @@ def fit_alone(family: Family, x: Floats, y: Outcomes, rounds: int = 30) -> tuple
 def dispersion(family: Family, sums: GLMSums) -> float:
     """Return the factor that turns the inverse Hessian into the coefficients' covariance.
 
-    In a linear model it is the residual variance with n - k degrees of freedom. In any other model
-    it is 1.
+    In a linear model it is the residual variance: the sum of squared residuals divided by the
+    number of patients minus the number of coefficients. In any other model it is 1.
     """
     if family != "linear":
         return 1.0

@@ -37,12 +37,12 @@ class Units:
     has_intercept: bool = True
 
     def transformation(self) -> Floats:
-        """Build the matrix (k, k) that converts coefficients to the columns' own units.
+        """Build the matrix (k, k) that converts coefficients from standardised to original columns.
 
-        The given coefficients are for standardised columns. Each is divided by its column's
-        deviation. If there is an intercept, the matrix also removes the effect of the columns'
-        centres from it, and multiplies all coefficients by the outcome's deviation. The outcome's
-        centre is not part of the matrix: the caller adds it to the intercept.
+        The matrix divides each coefficient by the deviation of its column. If the model has an
+        intercept, the matrix also subtracts the effect of the columns' centres from the intercept.
+        It then multiplies all coefficients by the outcome's deviation. The outcome's centre is not
+        part of the matrix, so the caller adds it to the intercept.
         """
         if not self.has_intercept:
             return np.diag(1 / self.deviations)
@@ -75,18 +75,22 @@ def results_document(fitted: Fitted, units: Units) -> dict[str, Any]:
 
     Args:
         fitted: the regression, with coefficients of standardised columns.
-        units: the centres and deviations of the columns, by which the results are converted to the
-            columns' original units.
+        units: the centres and deviations of the columns, which convert the results to the columns'
+            original units.
 
     Returns:
-        A dictionary of JSON values:
+        JSON values by key:
 
-        - 'family' and 'patients' (their number); 'events' for logistic and Cox's models.
+        - 'family', and 'patients', their number.
+        - 'events', their number, only for logistic and Cox's models.
         - 'log-likelihood', and 'aic', which is 2 k - 2 log-likelihood for k coefficients.
-        - 'coefficients': a row for each coefficient (``_coefficients``).
-        - Only if the sites also sent fits to their own patients: 'heterogeneity', a row for each
-          column that compares the sites' coefficients (``_heterogeneity``), and
-          'sites-without-fit', the names of the sites whose patients determine no fit.
+        - 'coefficients', a row for each coefficient (``_coefficients``).
+
+        Two keys follow only if the sites also sent fits to their own patients:
+
+        - 'heterogeneity', a row for each column that compares the sites' coefficients
+          (``_heterogeneity``).
+        - 'sites-without-fit', the names of the sites whose patients determine no fit.
     """
     sums, size = fitted.sums, len(fitted.beta)
     likelihood = _log_likelihood(fitted, units)
@@ -106,10 +110,11 @@ def results_document(fitted: Fitted, units: Units) -> dict[str, Any]:
 
 
 def _log_likelihood(fitted: Fitted, units: Units) -> float:
-    """Return the log-likelihood in the outcome's own unit.
+    """Return the log-likelihood of a fit, converted to the outcome's own unit.
 
-    For a linear model it is the Gaussian log-likelihood, with the residual variance that maximises
-    it. For Cox's model it is the log partial likelihood.
+    A linear model was fitted to a standardised outcome. Its result is the Gaussian log-likelihood,
+    with the residual variance that maximises it. For Cox's model the result is the log partial
+    likelihood.
     """
     sums = fitted.sums
     if fitted.family != "linear":
@@ -123,13 +128,14 @@ def _log_likelihood(fitted: Fitted, units: Units) -> float:
 def _coefficients(fitted: Fitted, units: Units) -> Iterator[dict[str, Any]]:
     """Yield a row for each coefficient, converted to the columns' own units.
 
-    The keys of a row are 'name', 'estimate', 'standard-error', 'statistic' (estimate / error), 'p'
-    (two-sided), and 'low' and 'high', the ends of the 95 % interval. p and the interval use the t
-    distribution with n - k degrees of freedom in a linear model, for n patients and k coefficients,
-    and the normal distribution in all others.
+    The keys of a row are:
 
-    For all but linear models there are also 'ratio-estimate', 'ratio-low' and 'ratio-high', the
-    exponentials of 'estimate', 'low' and 'high'. In a logistic model they are odds ratios.
+    - 'name', 'estimate', 'standard-error', and 'statistic', which is estimate / error.
+    - 'p', the two-sided p value, and 'low' and 'high', the ends of the 95 % interval. They come
+      from the normal distribution. In a linear model with n patients and k coefficients they come
+      from the t distribution with n - k degrees of freedom.
+    - Except in a linear model: 'ratio-estimate', 'ratio-low' and 'ratio-high', the exponentials of
+      'estimate', 'low' and 'high'. In a logistic model they are odds ratios.
     """
     matrix, sums = units.transformation(), fitted.sums
     beta = matrix @ fitted.beta

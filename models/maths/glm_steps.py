@@ -105,24 +105,25 @@ def first_progress(model: FittedModel) -> FitProgress:
 
 
 def next_progress(model: FittedModel, progress: P, vector: Floats | None) -> P:
-    """Work out a regression's next question from the hospitals' total for the question before.
+    """Work out the next question of a regression from the hospitals' total for the last question.
 
     A question asks all hospitals for sums over their patients, at given units and coefficients.
+    Units are the centre and deviation by which each column is standardised.
 
-    - If ``vector`` is None, the same question is asked again with a 16 times larger ``scale``.
-    - While ``beta`` is empty, the total has moments. They give better units or, once the units fit,
-      the first coefficients.
+    - If ``vector`` is None, the same question is asked again with a 16 times larger ``scale``, the
+      number by which the hospitals divide their sums.
+    - While ``beta`` is empty, the total has the columns' moments. They give better units or, once
+      the units fit, the first coefficients.
     - After that, the total has the sums at ``beta``, and gives a step of Newton's method.
 
     Args:
-        model: the model.
+        model: the family and the columns.
         progress: the progress, with the question that the total answers.
-        vector: the total over all hospitals, as ``Moments.vector`` or ``GLMSums.vector``; None if a
+        vector: the total over all hospitals, as ``Moments.vector`` or ``GLMSums.vector``. None if a
             hospital had to clip its numbers.
 
     Returns:
-        The progress with the next question. If its ``sums`` are not empty, the steps have
-        converged.
+        The progress with the next question. If its ``sums`` are not empty, the fit has converged.
 
     Raises:
         FitError: the outcomes determine no regression (``one_outcome_fault``), a column is constant
@@ -147,15 +148,18 @@ def next_progress(model: FittedModel, progress: P, vector: Floats | None) -> P:
 def differs(asked: FitProgress, expected: FitProgress, vector: Floats | None) -> bool:
     """Tell whether the server's question differs from the expected one by more than rounding.
 
-    A hospital that works out the questions itself refuses any other question. Units and scale must
-    be equal, because all machines compute them alike. Coefficients may differ by rounding: with d
-    as their difference and H as the last Hessian, each element of H d must be within 1e-12 of its
-    largest possible size. A solver on another machine keeps to this bound even if columns are
-    nearly collinear, which makes d itself large. NaN counts as a difference.
+    A question asks a hospital for sums over its patients at given coefficients. A hospital that
+    works out the questions itself refuses any question that differs.
+
+    - The units (centres and deviations) and the scale must be equal.
+    - The coefficients may differ by d if no element of H d exceeds 1e-12 times its largest possible
+      size, where H is the last Hessian. This bound allows for rounding on another machine, even if
+      columns are nearly collinear.
+    - NaN counts as a difference.
 
     Args:
-        asked: the question; only its units, coefficients and scale are compared.
-        expected: the question that follows from the total before.
+        asked: the server's question, of which only the units, coefficients and scale are compared.
+        expected: the question that follows from the last total.
         vector: this total, if it has a Hessian. If None, H is the identity.
     """
     ours, theirs = np.array(expected.beta), np.array(asked.beta)
@@ -174,21 +178,25 @@ def differs(asked: FitProgress, expected: FitProgress, vector: Floats | None) ->
 
 
 def _find_units(model: FittedModel, progress: P, moments: Moments) -> P:
-    """Return the progress with new units or, if the current units fit, with the first coefficients.
+    """Choose new units or, if the current units fit, the first coefficients of a regression.
 
-    Units fit if each column, measured in them, has a mean within -10..10 and a deviation of 0.1 to
-    10. The outcome counts as a column in a linear model. The columns' own units never count as
-    fitting, so new units are chosen at least once, and at most four times; each choice is followed
-    by a question for moments. The first coefficients are those of ``start_from``.
+    Units are the centre and deviation by which each column is standardised. They fit if each
+    column, measured in them, has a mean from -10 to 10 and a deviation from 0.1 to 10. In a linear
+    model the outcome must fit too. New units are chosen at least once and at most four times. After
+    each choice, the hospitals are asked for moments again. The first coefficients are those of
+    ``start_from``.
 
     Args:
-        model: the model.
+        model: the family and the columns.
         progress: the progress with the current units, in which the moments are measured.
         moments: the moments of the outcome and the columns over all sites.
 
+    Returns:
+        The progress with the next question.
+
     Raises:
-        FitError: the outcomes determine no regression (``one_outcome_fault``); or a column still
-            does not fit in the fourth units, which is taken to mean that it is constant.
+        FitError: the outcomes determine no regression (``one_outcome_fault``), or a column does not
+            fit even in the fourth units, so that it is taken to be constant.
     """
     means, deviations = moments.means(), moments.deviations()
     sizes = np.sqrt(moments.squares / np.maximum(moments.known, 1.0))
@@ -223,12 +231,20 @@ def _step(model: FittedModel, progress: P, sums: GLMSums) -> P:
     """Take a step of Newton's method, or halve the last step if it was too long.
 
     The last step was too long if it lowered the objective by more than rounding. The new
-    coefficients are then halfway between the coefficients now and before the step. Otherwise a full
-    step is taken. The fit has converged if the full step changes no coefficient by 1e-8 times (1 +
-    the largest one) or more, in absolute values. The result then has the final ``sums``.
+    coefficients are then halfway between the current ones and those before the step. Otherwise a
+    full step is taken. The fit has converged if this step changes every coefficient by less than
+    1e-8 * (1 + m), where m is the largest absolute value of a coefficient.
+
+    Args:
+        model: the family and the columns.
+        progress: the progress with the current coefficients.
+        sums: the sums over all patients at these coefficients.
+
+    Returns:
+        The progress with the new coefficients. Once the fit has converged, it also has ``sums``.
 
     Raises:
-        FitError: a coefficient is beyond what data can determine, or the Hessian is singular.
+        FitError: a coefficient is too large for data to determine, or the Hessian is singular.
     """
     beta = np.array(progress.beta)
     # Near the optimum, rounding alone may lower the objective; no step is halved for that
@@ -257,14 +273,14 @@ def _refuse(fault: str) -> None:
 
 
 def one_outcome_fault(family: Family, moments: Moments) -> str:
-    """Describe outcomes that are so alike that no regression exists; empty if they are not.
+    """Describe why outcomes are too alike for a regression, or return an empty string.
 
     A logistic model needs patients with both outcomes, a Poisson model at least one count above 0,
-    and Cox's model at least one event. A linear model has no such fault.
+    and Cox's model at least one event. A linear model always gives an empty string.
 
     Args:
         family: the family of the regression.
-        moments: the moments over all patients; the outcome is column 0.
+        moments: the moments over all patients, with the outcome as column 0.
     """
     total, patients = moments.totals[0], moments.patients
     if family == "logistic" and not 0.5 < total < patients - 0.5:
@@ -315,14 +331,14 @@ def redundant_fault(names: Sequence[str], hessian: Floats) -> str:
 
 
 def endless_fault(family: Family, names: Sequence[str], beta: Floats) -> str:
-    """Explain that the fit diverges because a column separates the outcomes; '' if it does not.
+    """Explain that a fit diverges because a column separates the outcomes, or return ''.
 
-    The fit counts as divergent if the largest absolute value of a coefficient, except the
-    intercept, is above 12 (``LARGEST``). Such a coefficient would grow in every further step. For a
-    linear model the result is always ''.
+    A fit diverges if a coefficient other than the intercept is above 12 (``LARGEST``) in absolute
+    value. Such a coefficient would grow in every further step. For a linear model the result is
+    always ''.
 
     Args:
-        family: the family.
+        family: the family of the model.
         names: the coefficients' names, the intercept's first if there is one.
         beta: the coefficients of standardised columns, (k,).
 

@@ -15,10 +15,11 @@ def predictive_entropy(probabilities: Tensor) -> Tensor:
 
 @contextmanager
 def only_dropout_active(module: nn.Module, dropout: bool = True) -> Iterator[None]:
-    """Put ``module`` in eval mode except for its dropout layers, inside a ``with`` block.
+    """Put ``module`` in eval mode inside a ``with`` block, except for its dropout layers.
 
-    If ``dropout`` is False, the dropout layers are in eval mode too. Those with the attribute
-    ``only_trains`` always are. The modes of all layers are restored at the end.
+    Dropout layers stay active there, so that predictions vary. They are in eval mode too if
+    ``dropout`` is False, or if they have the attribute ``only_trains``. At the end, the modes of
+    all layers are restored.
     """
     # module.train() would let batch norm learn from test batches. With only module.eval(), all
     # passes would be identical, as they are in UEFL's published code
@@ -40,15 +41,15 @@ def mc_dropout_mean(
     passes: int,
     predict: Callable[[Tensor], Tensor],
 ) -> Tensor:
-    """Average the predictions over ``passes`` dropout masks, (batch, ...) float64.
+    """Average predictions over ``passes`` passes with random dropout, (batch, ...) float64.
 
     Call it inside ``only_dropout_active``, which switches dropout on, and inside
-    ``fedsilo.core.seeding.seed_generators``, which seeds the masks.
+    ``fedsilo.core.seeding.seed_generators``, which seeds the dropout masks.
 
     Args:
         classify: maps features to the network's outputs (batch, ...), and contains all dropout.
         features: (batch, ...).
-        passes: number of masks, at least 1.
+        passes: the number of passes, at least 1.
         predict: maps outputs to predictions (``Task.predict``), such as class probabilities.
     """
     total = predict(classify(features).float()).double()

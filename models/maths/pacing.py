@@ -14,12 +14,19 @@ _LEAST = 2  # samples in a step, because batch norm has no variance over one sam
 
 
 def check_pace(settings: CommonSettings) -> None:
-    """Check the settings that decide a round's length, and 'train.micro-batch'.
+    """Check the settings that decide the length of a round, and 'train.micro-batch'.
+
+    If 'train.epoch-steps' is set, a round has 'train.pace' optimiser steps. If it is 0, the round
+    is set in epochs or steps.
 
     Raises:
-        SettingError: 'train.micro-batch' is 1; 'train.pace' is changed without 'train.epoch-steps'
-            or does not divide 'train.epoch-steps'; or 'train.epoch-steps' is set, and the local
-            epochs, local steps or batch size are changed too.
+        SettingError: in one of these cases:
+
+            - 'train.micro-batch' is 1.
+            - 'train.epoch-steps' is 0, but 'train.pace' is changed from its default.
+            - 'train.epoch-steps' is set, and 'train.local-epochs', 'train.local-steps' or
+              'train.batch-size' is changed too.
+            - 'train.pace' does not divide 'train.epoch-steps'.
     """
     values, usual = as_mapping(settings), defaults(CommonSettings)
     if settings.micro_batch == 1:
@@ -78,9 +85,9 @@ def batch_of(samples: int, settings: CommonSettings) -> int:
 def steps_of_round(settings: CommonSettings, samples: int) -> int:
     """Return the number of optimiser steps per round at a site with ``samples`` training samples.
 
-    If 'train.epoch-steps' is set, the number is 'train.pace'. Otherwise it is 'train.local-steps'
-    or, if that is 0, the steps of 'train.local-epochs' epochs. The last batch of an epoch may be
-    smaller.
+    If 'train.epoch-steps' is set, the number is 'train.pace'. Otherwise it is 'train.local-steps'.
+    If that is 0, it is 'train.local-epochs' times the number of batches in an epoch, of which the
+    last may be smaller than 'train.batch-size'.
     """
     if settings.epoch_steps:
         return settings.pace

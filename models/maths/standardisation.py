@@ -27,13 +27,15 @@ def sums_of(rows: Tensor) -> Sums:
 
 
 def pooled_statistics(sums: Sequence[Sums]) -> FeatureStatistics:
-    """Combine the sums of several sites into the mean and standard deviation over all their rows.
+    """Combine the sums of several sites into each feature's mean and deviation over all rows.
 
-    The variance is divided by n, not by n - 1. If a feature is constant, its standard deviation
-    becomes 1, so it is only shifted. It counts as constant if its deviation is below a millionth of
-    the values' root mean square. A feature without any value gets mean 0 and deviation 1.
+    The variance is divided by n, not by n - 1. A constant feature gets the deviation 1, so that
+    standardising only shifts it. A feature counts as constant if its deviation is at most a
+    millionth of the root mean square of its values. A feature without any value gets mean 0 and
+    deviation 1.
 
-    ``sums`` has the sums of at least one site; the order of the sites decides the last bits.
+    Args:
+        sums: the sums of each site, at least one. The order of the sites can change the last bits.
     """
     count = np.sum([site.count for site in sums], axis=0, dtype=np.float64)
     total = np.sum([site.total for site in sums], axis=0, dtype=np.float64)

@@ -110,9 +110,9 @@ class UnlikeColumn:
     def relation(self) -> str:
         """Describe in words how the site's mean differs from the other mean, without numbers.
 
-        If the absolute means differ by a factor of five or more, the text is "less than a fifth of"
-        or "more than five times". Otherwise it is "far from". Numbers are left out because the mean
-        of a few values would reveal a count.
+        The words are "less than a fifth of" or "more than five times" if the absolute means differ
+        by a factor of five or more. Otherwise they are "far from". Numbers are left out because the
+        mean of a few values would reveal a count.
         """
         if _ratio(self.mean, self.others) < _FACTOR:
             return "far from"
@@ -126,26 +126,21 @@ def compare_sites(
 ) -> list[UnlikeColumn]:
     """Find the columns whose values at one site differ so much that the unit may differ.
 
-    A column differs in either of two cases (``_is_unlike``):
+    ``_is_unlike`` decides whether a column differs between two sites, by the distance of the means,
+    the deviations and known changes of unit.
 
-    - The means differ by a factor of five or more. In addition, they are more than one standard
-      deviation apart, or the deviations differ by about the same factor.
-    - The means are more than three standard deviations apart, and a known change of unit converts
-      one to the other.
+    Each site is compared with one other site: the site with the median mean among all other sites.
+    So one odd site does not make all sites look odd. If two sites are in the middle, the site with
+    the nearer mean is taken. If only two sites have enough values, only the first by name is
+    compared, because either could be the odd site. A single site is not compared.
 
-    A site is compared with one other site: the site with the median mean among all other sites. So
-    one odd site does not make all sites look odd. If two sites are in the middle, the one with the
-    nearer mean is taken. If only two sites have enough values, only the first by name is compared,
-    because either could be the odd site. If only one site has enough values, nothing is compared.
-
-    Levels of a category are skipped. A column is skipped if it has only 0 and 1 at all compared
-    sites.
+    Levels of a category are skipped, and so are columns with only 0 and 1 at all compared sites.
 
     Args:
         features: names of the table's features.
         sums: site -> sums over its training rows, (features,) each.
-        floor: for each column, sites with fewer values than this are left out. Sites without any
-            value are always left out.
+        floor: the fewest values of a column (1 if it is less). A site with fewer values is left out
+            for this column.
 
     Returns:
         The unlike columns, in the order of ``features``, then by site.
@@ -195,22 +190,20 @@ def compare_with(
 ) -> list[UnlikeColumn]:
     """Find the columns whose values at a site differ from pooled or declared statistics.
 
-    A column differs in either of two cases (``_is_unlike``):
+    ``_is_unlike`` decides whether a column differs, by the distance of the means, the deviations
+    and known changes of unit.
 
-    - The means differ by a factor of five or more. In addition, they are more than one standard
-      deviation apart, or the deviations differ by about the same factor.
-    - The means are more than three standard deviations apart, and a known change of unit converts
-      one to the other.
+    Three kinds of columns are skipped:
 
-    Three kinds of columns are skipped: levels of a category (names with '='), columns with too few
-    values, and columns that have only 0 and 1 at this site if the other mean is from 0 to 1.
+    - Levels of a category, whose names have '='.
+    - Columns with fewer known values than ``floor``, or with none.
+    - Columns of only 0 and 1 at this site, if the other mean is from 0 to 1.
 
     Args:
         features: names of the table's features.
         own: sums over the site's training rows, (features,) each.
         others: the means and standard deviations to compare with, (features,) each.
-        floor: a column is skipped if the site has fewer known values of it. A column without any
-            values is skipped even if ``floor`` is 0.
+        floor: the fewest known values of a column at the site.
 
     Returns:
         The unlike columns, in the order of ``features``, with an empty ``site``.
@@ -289,10 +282,11 @@ def _is_unlike(first: Spread, second: Spread) -> bool:
 
 
 def _explain(first: Spread, second: Spread) -> str:
-    """Name the known change of unit that fits two spreads best; empty if no change fits.
+    """Name the known change of unit that best fits two spreads, or return an empty string.
 
-    A conversion fits if it maps the smaller mean to the larger one within a factor of 1.2, and the
-    deviation within a factor of 2. A mean is not converted if it is 0 or below, before or after.
+    The change must convert the smaller mean to the larger mean within a factor of 1.2, and the
+    deviation within a factor of 2. It does not fit if the smaller mean, before or after conversion,
+    is 0 or below.
     """
     small, large = sorted((first, second), key=lambda spread: spread.mean)
     best, words = _SAME_MEAN, ""

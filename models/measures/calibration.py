@@ -18,10 +18,11 @@ from torch import Tensor
 
 
 def rows_needed(coverage: float) -> int:
-    """Return the fewest calibration samples that give a finite conformal ``threshold``.
+    """Return the fewest calibration samples with which the conformal threshold is finite.
 
-    ``coverage``, above 0 and below 1, is the wanted share of prediction sets that contain the true
-    class. For 0.9 the result is 9, because with 8 samples the threshold would be infinite.
+    With fewer samples, each prediction set would have to contain all classes. ``coverage``, above 0
+    and below 1, is the wanted share of prediction sets that contain the true class. For a coverage
+    of 0.9 the result is 9.
     """
     # The smallest n with ceil((n + 1) coverage) <= n; see ``_rank`` for the tolerance
     return math.ceil(coverage / (1 - coverage) - 1e-9)
@@ -36,12 +37,15 @@ def conformity_scores(probabilities: Tensor, labels: Tensor) -> Tensor:
 
 
 def threshold(scores: Tensor, coverage: float) -> float:
-    """Return the conformal threshold: the ceil((n + 1) coverage)-th smallest score.
+    """Return the conformal threshold: the ceil((n + 1) coverage)-th smallest of n scores.
 
-    The prediction set of a sample has the classes whose score, 1 minus their probability, is at
-    most the threshold. ``scores`` (n,) are those of the calibration samples' true classes,
-    ascending. With fewer than ``rows_needed`` scores the threshold is infinite, because then only
-    the set of all classes is certain to contain the true class.
+    The prediction set of a new sample contains each class whose score, 1 minus its probability, is
+    at most the threshold. With fewer than ``rows_needed`` scores the threshold is infinite, so that
+    the set contains all classes.
+
+    Args:
+        scores: the score of each calibration sample's true class, (n,), ascending.
+        coverage: the wanted share of prediction sets that contain the true class.
     """
     # n + 1 and not n: the new sample is one more that could have any rank among the scores
     rank = _rank(len(scores), coverage)
@@ -51,12 +55,16 @@ def threshold(scores: Tensor, coverage: float) -> float:
 
 
 def coverage_range(rows: int, coverage: float) -> tuple[float, float]:
-    """Return the 5 % and 95 % quantiles of the real coverage with ``rows`` calibration samples.
+    """Return the range in which the real coverage of prediction sets lies with probability 90 %.
 
-    ``rows`` must be at least ``rows_needed(coverage)``, or both are NaN.
+    The real coverage depends on the calibration samples that happen to be drawn. Without ties it
+    follows a Beta(k, n + 1 - k) distribution with k = ceil((n + 1) coverage) (Vovk 2012). The
+    results are its 5 % and 95 % quantiles.
 
-    The real coverage varies with the calibration samples. Without ties it is distributed as Beta(k,
-    n + 1 - k) with k = ceil((n + 1) coverage) (Vovk 2012).
+    Args:
+        rows: n, the number of calibration samples. Below ``rows_needed(coverage)``, both results
+            are NaN.
+        coverage: the wanted share of prediction sets that contain the true class.
     """
     from scipy.stats import beta
 

@@ -13,9 +13,7 @@ CALIBRATION_BINS = 15
 
 
 def bin_counts(values: Tensor, right: Tensor, bins: int) -> dict[str, float]:
-    """Count the samples and the right predictions in each of ``bins`` ranges of certainty.
-
-    The bins divide 0 to 1 into equal widths.
+    """Count samples and right predictions in ``bins`` equal ranges of certainty from 0 to 1.
 
     Args:
         values: the certainty of each sample, (n,). A value on an edge falls in the upper bin, and 1
@@ -24,8 +22,8 @@ def bin_counts(values: Tensor, right: Tensor, bins: int) -> dict[str, float]:
         bins: the number of bins.
 
     Returns:
-        ``<bin>.count``, ``<bin>.right`` and ``<bin>.mean``, the mean certainty, for each bin from
-        0. The mean of an empty bin is 0.
+        For each bin, numbered from 0: ``<bin>.count``, ``<bin>.right`` (the number of right
+        predictions) and ``<bin>.mean`` (the mean certainty). The mean of an empty bin is 0.
     """
     # A value of exactly 1 would be in a bin of its own; the clamp puts it into the last one
     places = (values * bins).long().clamp(0, bins - 1)
@@ -42,10 +40,11 @@ def bin_counts(values: Tensor, right: Tensor, bins: int) -> dict[str, float]:
 
 
 def calibration_error(probabilities: Tensor, labels: Tensor, bins: int) -> float:
-    """Compute the expected calibration error over bins of the largest probability, 0 to 1.
+    """Compute the expected calibration error of class probabilities, 0 to 1.
 
-    In each bin, the gap is the absolute difference between the accuracy and the mean largest
-    probability. The error is the mean gap, weighted by the samples in the bins.
+    The samples are put into bins by their largest probability. In each bin, the gap is the absolute
+    difference between the accuracy and the mean largest probability. The error is the mean gap,
+    weighted by the samples in the bins.
 
     Args:
         probabilities: (n, classes), rows summing to 1.
@@ -115,16 +114,16 @@ def _count_positives(scores: Tensor, positive: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def classification_metrics(probabilities: Tensor, labels: Tensor) -> dict[str, float]:
-    """Compute every metric that is defined for these labels, by name.
+    """Compute every classification metric that these labels define: metric -> value.
 
     - ``calibration-error``: the expected calibration error over ``CALIBRATION_BINS`` bins of the
       largest probability (Guo et al. 2017).
     - ``balanced-accuracy``: the mean recall over the classes that occur. At least two must occur,
-      because for one class it would be accuracy under another name.
-    - ``auc``: the AUC of the second class if there are two, otherwise the mean one-against-rest
-      AUC. All classes must occur.
-    - ``average-precision``: for two classes that both occur, the area under the precision-recall
-      curve of the second. Random predictions give the share of that class.
+      because with one class it would equal the accuracy.
+    - ``auc``: with two classes the AUC of the second class, otherwise the mean AUC of each class
+      against the rest. All classes must occur.
+    - ``average-precision``: the area under the precision-recall curve of the second class, only for
+      two classes that both occur.
 
     Args:
         probabilities: (n, classes), rows summing to 1.

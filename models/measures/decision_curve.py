@@ -2,7 +2,9 @@
 
 
 def net_benefit(true: int, false: int, samples: int, threshold: float) -> float:
-    """Compute the net benefit TP / n - FP / n * p / (1 - p), in true positives per patient.
+    """Compute the net benefit of acting on predictions, in true positives per patient.
+
+    It is TP / n - FP / n * p / (1 - p).
 
     Args:
         true: TP, patients with the condition whose probability is at least the threshold.

@@ -31,12 +31,12 @@ def _shares(counts: Sequence[int]) -> list[float]:
 
 
 def psi_by_chance(cells: int, expected: int, observed: int, features: int = 1) -> float:
-    """Return the PSI that is exceeded by chance in 5 % of checks if the data have no drift.
+    """Return the PSI that chance alone exceeds in 5 % of checks if the data have no drift.
 
-    Without drift, PSI / (1/n + 1/m) approximately follows a chi-squared distribution with cells - 1
-    degrees of freedom (Yurdakul and Naranjo, Journal of Risk Model Validation 14(4), 2020). If a
-    check compares several features, each feature's PSI exceeds the result with probability 5 % /
-    features (Bonferroni).
+    The PSI (population stability index) compares the histogram of new samples with that of training
+    samples. Without drift, PSI / (1/n + 1/m) is approximately chi-squared with cells - 1 degrees of
+    freedom (Yurdakul and Naranjo, Journal of Risk Model Validation 14(4), 2020). With several
+    features in a check, the 5 % are divided by their number (Bonferroni).
 
     Args:
         cells: the number of cells in the feature's histogram. One cell is treated as two.

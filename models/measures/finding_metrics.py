@@ -39,14 +39,14 @@ def mean_over_findings(probabilities: Tensor, present: Tensor) -> dict[str, floa
 def finding_counts(probabilities: Tensor, present: Tensor, minimum: int) -> dict[str, float]:
     """Compute the number of samples with each finding, and the finding's AUC, as metrics by name.
 
-    A finding is a label that each sample has or lacks. The names are ``finding.<k>.count`` and
-    ``finding.<k>.auc``, with k from 0. A finding that fewer than ``minimum`` samples have, or that
-    fewer than ``minimum`` lack, is left out.
+    A finding is a label that each sample has or lacks. Findings are numbered from 0. The metrics of
+    finding k are ``finding.<k>.count`` and ``finding.<k>.auc``.
 
     Args:
         probabilities: the probability of each finding, (n, findings).
         present: whether a sample has each finding, (n, findings) bool.
-        minimum: the smallest number of samples; 1 if it is less.
+        minimum: the fewest samples that must have a finding, and the fewest that must lack it (1 if
+            it is less). Any other finding is left out.
     """
     found = {}
     for place in range(present.shape[1]):

@@ -44,12 +44,12 @@ class Seen:
     few: bool
 
     def beyond(self, values: Floats) -> Floats:
-        """Score new values (k,) of the feature: 0 if familiar, else 1 plus the gap to training.
+        """Score new values (k,) of a feature: 0 if familiar, else 1 plus the gap to training.
 
-        If ``few``, a value is familiar if it equals one of ``values``. Otherwise it is familiar if
-        it lies between the lowest and the highest. The gap is the distance to the nearest of
-        ``values``. A gap within the rounding of float32 counts as 0. All scores are 1 if every
-        training sample lacks the feature.
+        If the feature took few values in training (``few``), a value is familiar if it equals one
+        of them. Otherwise it is familiar if it lies between the lowest and the highest. The gap is
+        the distance to the nearest of ``values``. A gap within the rounding of float32 counts as 0.
+        All scores are 1 if every training sample lacks the feature.
         """
         if not len(self.values):
             # The feature was missing in every training sample, so any value is new
@@ -110,15 +110,15 @@ class Familiar:
     def novelty(self, samples: Floats, missing: Booleans) -> Novelty:
         """Score how far samples are from the training samples, in three parts.
 
-        In each part a score of 1 is about the edge of the training samples:
+        In each part a score of about 1 is at the edge of the training samples:
 
-        - ``values`` (k, f): the score of each value, by ``Seen.beyond``. Imputed values have 0. If
-          ``seen`` is empty (features of a network), all values have 0.
-        - ``distance`` (k,): each sample's Mahalanobis distance to the nearest group mean, divided
-          by ``reach``, the distance within which 99 % of the training samples are.
-        - ``missing`` (k,): the surprise of each sample's missing values, the sum of -ln(rate) over
-          them. It is divided by ``lacking``, which 99 % of the training samples do not exceed. It
-          is 0 for a sample without missing values.
+        - ``values`` (k, f): the score of each single value, by ``Seen.beyond``. An imputed value
+          has 0. All are 0 if ``seen`` is empty, as for features of a network.
+        - ``distance`` (k,): the sample's Mahalanobis distance to the nearest group mean, divided by
+          ``reach``. 99 % of the training samples are within ``reach``.
+        - ``missing`` (k,): the surprise of the sample's missing values, divided by ``lacking``. The
+          surprise is the sum of -ln(rate) over them, and 99 % of the training samples do not exceed
+          ``lacking``.
 
         Args:
             samples: (k, f), standardised and imputed as in training.
@@ -138,20 +138,21 @@ def estimate_region(
 
     The region has these parts:
 
-    - The mean of each group, and the inverse of the groups' shared covariance (Ledoit and Wolf's
-      estimate).
+    - The mean of each group, and the inverse of a covariance that all groups share (Ledoit and
+      Wolf's estimate).
     - The 99 % quantile of the training samples' Mahalanobis distances to their nearest mean.
-    - The rate at which each feature is missing. One sample with the value and one without are added
-      to the counts, so that no rate is 0.
-    - The 99 % quantile of the training samples' surprise, or ln 20 if that is larger. A sample's
-      surprise is the sum of -ln(rate) over its missing features.
-    - If ``groups`` is None, the values of each feature in training: all of them if there are few,
-      otherwise the lowest and the highest (``Seen``).
+    - The rate at which each feature is missing, counted with one additional sample that has the
+      value and one that lacks it. So no rate is 0.
+    - The 99 % quantile of the training samples' surprise, but at least ln 20. A sample's surprise
+      is the sum of -ln(rate) over its missing features.
+    - Only if ``groups`` is None: the values that each feature takes in training (``Seen``).
 
     Args:
-        samples: (n, f) training samples: standardised and imputed rows, or a network's features.
-        missing: (n, f) bool, which values are imputed.
-        groups: (n,) each sample's group, such as its class. None, for table rows, means one group.
+        samples: the training samples, (n, f): standardised and imputed rows of a table, or a
+            network's features.
+        missing: which values are imputed, (n, f) bool.
+        groups: the group of each sample, such as its class, (n,). None, for rows of a table, puts
+            all samples in one group.
     """
     from sklearn.covariance import LedoitWolf
 
@@ -178,15 +179,17 @@ def estimate_region(
 
 
 def limit_of(scores: Floats, share: float) -> float:
-    """Choose the score above which a sample counts as unusual.
+    """Choose the score above which a sample counts as unusual, from scores of familiar samples.
 
-    With probability 0.9 at most ``share`` of all similar samples exceed the limit: the share beyond
-    the k-th smallest of n scores is distributed as Beta(n + 1 - k, k) (Vovk 2012). With too few
-    scores for this guarantee, the limit is the largest score, which a share of 1 / (n + 1) exceeds
-    on average. If 1 / (n + 1) is more than ``share``, the limit is infinite.
+    The limit is the smallest of the n scores that meets this condition: with probability 0.9, at
+    most ``share`` of all similar samples exceed it. The share beyond the k-th smallest score
+    follows a Beta(n + 1 - k, k) distribution (Vovk 2012).
+
+    If no score meets the condition, the limit is the largest score, which a share of 1 / (n + 1)
+    exceeds on average. If 1 / (n + 1) is more than ``share``, the limit is infinite.
 
     Args:
-        scores: (n,) scores of held-out samples. Without scores the limit is infinite.
+        scores: scores of held-out samples, (n,). Without scores the limit is infinite.
         share: the accepted share of false alarms, above 0 and below 1.
     """
     from scipy.stats import beta

@@ -22,16 +22,17 @@ def outcome_counts(probabilities: Tensor, labels: Tensor, minimum: int) -> dict[
     - ``class.<c>.right``: the samples of class c that are classified as c.
     - ``class.<c>.false``: the samples of other classes that are classified as c.
     - ``class.<c>.auc``: the AUC of c against the rest.
-    - ``confidence.<bin>.<part>``: ``count``, ``right`` and ``mean`` by tenths of the largest
-      probability (``bin_counts``).
-    - ``uncertainty.<bin>.<part>``: the same by tenths of the entropy divided by ln K.
+    - ``confidence.<bin>.<part>``: samples in ten equal bins of the largest probability. The parts
+      are ``count``, ``right`` and ``mean`` (``bin_counts``).
+    - ``uncertainty.<bin>.<part>``: the same in ten bins of the entropy divided by ln K, for K
+      classes.
 
     Args:
         probabilities: (n, classes), rows summing to 1.
         labels: (n,) int64.
         minimum: the smallest number of samples. With fewer samples in all, the result is empty.
             ``right`` needs this many samples of class c, ``false`` this many of other classes, and
-            ``auc`` both; otherwise it is left out. Single bins may be smaller.
+            ``auc`` both. Otherwise it is left out. Single bins may be smaller.
     """
     if len(labels) < minimum:
         return {}
@@ -98,14 +99,15 @@ class Bin:
 
 
 def bins(metrics: Iterable[Mapping[str, float]], family: str) -> list[Bin]:
-    """Sum the bins of one family over all sites, and return those with samples, lowest first.
+    """Add up each certainty bin over all sites, and return the bins with samples, lowest first.
 
-    A family divides the predictions by one kind of certainty. The counts may be noisy, so the right
-    answers of a bin are limited to its count. The mean of a bin is weighted by the counts.
+    A bin counts the predictions, and the right ones, in one of ten ranges of certainty. A hospital
+    may add noise to its counts, so the right predictions of a bin are limited to its count. The
+    mean of a bin is weighted by the counts.
 
     Args:
         metrics: metric -> value, for each site.
-        family: one of ``BIN_FAMILIES``, such as ``confidence``.
+        family: the kind of certainty, one of ``BIN_FAMILIES``, such as ``confidence``.
     """
     total: dict[int, tuple[int, int, float]] = {}
     for by_name in metrics:

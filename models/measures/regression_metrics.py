@@ -19,19 +19,19 @@ def outcome_bins(
 ) -> dict[str, float]:
     """Compute the number of samples, mean prediction and mean outcome of each bin of predictions.
 
-    The ten bins are bounded by the deciles of a normal distribution with the mean and standard
-    deviation in ``scale``, so they are the same at all sites. A prediction on an edge falls in the
-    upper bin.
+    There are ten bins. Their edges are the deciles of a normal distribution with the mean and
+    standard deviation in ``scale``, so they are the same at all sites. A prediction on an edge
+    falls in the upper bin.
 
     Args:
         predicted: the predictions, (n,) float64.
         observed: the outcomes, (n,) float64, in the same unit.
         scale: the mean and standard deviation of the outcome.
-        minimum: the smallest number of samples of a bin; smaller bins and empty bins are left out.
+        minimum: the fewest samples of a bin. Smaller bins and empty bins are left out.
 
     Returns:
-        ``outcome.<bin>.count``, ``outcome.<bin>.predicted`` and ``outcome.<bin>.observed``, with
-        bins from 0, the lowest predictions.
+        ``outcome.<bin>.count``, ``outcome.<bin>.predicted`` and ``outcome.<bin>.observed``. Bin 0
+        has the lowest predictions.
     """
     normal = NormalDist(*scale)
     edges = [normal.inv_cdf(tenth / BINS) for tenth in range(1, BINS)]

@@ -39,12 +39,12 @@ def surface_distances(predicted: Mask, truth: Mask) -> SurfaceDistances | None:
     of the other outline is measured.
 
     If only one mask is empty, both results are the length of the image's diagonal. So a model that
-    finds nothing does not have better distances than a model that misses by a little.
+    finds nothing never looks better than a model that misses by a little.
 
     Returns:
-        ``average``, the mean of the measured distances over the pixels of both outlines, and
-        ``percentile_95``, the 95 % Hausdorff distance. For the latter, the 95th percentile is taken
-        for the pixels of each outline, and the larger one counts. None if both masks are empty.
+        ``average``, the mean of the distances over the pixels of both outlines, and
+        ``percentile_95``, the 95 % Hausdorff distance: the larger of the two outlines' 95th
+        percentiles. None if both masks are empty.
     """
     found, exists = bool(predicted.any()), bool(truth.any())
     if not found and not exists:

@@ -39,21 +39,19 @@ def published_curve(times: Floats, events: Floats, minimum: int) -> dict[str, fl
     """Select the points of a site's Kaplan-Meier curve that may leave the site, as metrics by name.
 
     The candidates are round times up to the longest follow-up (``round_times``). A time becomes a
-    point if at least ``minimum`` patients had the event after the point before and up to this time,
-    and at least ``minimum`` are followed beyond this time. Any other time is skipped, and its
-    events count for the next point.
+    point if at least ``minimum`` patients had the event since the last point and at least
+    ``minimum`` are followed beyond it. If a time is skipped, its events count for the next point.
 
     Args:
         times: the time to the event or to censoring, (n,).
         events: 1 for an event, 0 if censored, (n,).
-        minimum: the fewest patients with an event between two points, and the fewest patients still
-            followed. If 0, each point still needs at least one event.
+        minimum: the fewest patients for both conditions. If it is 0, each point still needs an
+            event since the last point.
 
     Returns:
         ``survival.<number>.<part>`` for each point, numbered from 0 in rising order. The parts are
         those of ``CurvePoint``: the time, the share without the event, the ends of its 95 %
-        interval, and the number still followed. Empty if there is no event or if no time becomes a
-        point.
+        interval, and the number still followed. Empty if no time becomes a point.
     """
     curve = kaplan_meier(times, events)
     if not len(curve.times):

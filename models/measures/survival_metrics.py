@@ -90,8 +90,8 @@ def kaplan_meier(times: Floats, events: Floats) -> SurvivalCurve:
 def censoring_curve(times: Floats, events: Floats) -> SurvivalCurve:
     """Estimate the share of patients who are not censored yet, as a curve over time.
 
-    The events of this curve are the censorings. A patient who has the event at the time of a
-    censoring is no longer at risk of being censored then.
+    This is a Kaplan-Meier curve whose events are the censorings. A patient who has the event at the
+    time of a censoring is no longer at risk of being censored at that time.
 
     Args:
         times: the time to the event or to censoring, (n,).
@@ -107,10 +107,11 @@ def censoring_curve(times: Floats, events: Floats) -> SurvivalCurve:
 
 
 def _product_limit(distinct: Floats, at_risk: Floats, deaths: Floats) -> SurvivalCurve:
-    """Build a Kaplan-Meier curve from its counts at each time.
+    """Build a Kaplan-Meier curve from the deaths and the patients at risk at each time.
 
-    The survival falls by the factor 1 - d / n at each time, for d deaths among n patients at risk.
-    Greenwood's sum, over d / (n (n - d)), becomes infinite at a time after which nobody is left.
+    At each time the survival falls by the factor 1 - d / n, for d deaths among n patients at risk.
+    The variance is Greenwood's running sum of d / (n (n - d)). It is infinite from the time after
+    which nobody is left.
 
     Args:
         distinct: the times of events, rising, (k,).
@@ -174,21 +175,22 @@ def baseline_hazard(times: Floats, events: Floats, risks: Floats) -> tuple[Float
 def brier_score(times: Floats, events: Floats, survival: Floats, horizons: Floats) -> Floats:
     """Compute the Brier score of predicted survival at each of several times.
 
-    The score is the mean squared difference between the predicted survival and the truth, which is
-    0 for a patient whose event came at or before the time and 1 for a patient who is followed
-    beyond it. A patient with the event has the weight 1 / G just before the event, and a patient
-    who is followed beyond the time has 1 / G at the time. G is the Kaplan-Meier estimate of being
-    uncensored, at least 1e-12. A patient who was censored at or before the time adds 0, but counts
-    in the mean; the weights make up for these patients.
+    The score at a time is the weighted mean squared error of the predicted survival. The truth is 0
+    for a patient with an event at or before the time, with the weight 1 / G just before the event.
+    The truth is 1 for a patient who is followed beyond the time, with the weight 1 / G at the time.
+    G is the Kaplan-Meier estimate of being uncensored, at least 1e-12.
+
+    A patient who was censored at or before the time adds 0, but counts in the mean. The weights of
+    the other patients make up for this.
 
     Args:
         times: the time to the event or to censoring, (n,).
         events: 1 for an event, 0 if censored, (n,).
         survival: predicted probabilities of surviving beyond each time, (n, horizons).
-        horizons: the times, (horizons,), at which somebody must still be followed.
+        horizons: the times, (horizons,), beyond which at least one patient must be followed.
 
     Returns:
-        (horizons,); 0 is perfect, and a constant prediction of 0.5 has about 0.25.
+        (horizons,). 0 is perfect, and a constant prediction of 0.5 has about 0.25.
     """
     censoring = censoring_curve(times, events)
     # Censorings at the time of an event come after it, so they do not change this event's weight
@@ -208,12 +210,12 @@ def brier_score(times: Floats, events: Floats, survival: Floats, horizons: Float
 def integrated_brier_score(times: Floats, events: Floats, risks: Floats) -> float | None:
     """Compute the Brier score of a Cox model, averaged over the times of events.
 
-    The survival of a patient is exp(-H exp(risk)). The baseline hazard H is Breslow's estimate over
-    these patients, because a network learns risks only. So the score tells how well risks separate
-    patients, not whether a baseline hazard of other patients would fit.
+    A patient's predicted survival is exp(-H exp(risk)). The baseline hazard H is Breslow's estimate
+    over these patients, because a network learns risks only. So the score tells how well the risks
+    separate patients, not whether the baseline hazard of other patients would fit.
 
-    The average is by the trapezoidal rule, from the first time of an event to the last one before
-    the end of follow-up.
+    The average over time is an integral by the trapezoidal rule. It runs from the first time of an
+    event to the last such time before the end of follow-up.
 
     Args:
         times: the time to the event or to censoring, (n,).
@@ -221,7 +223,7 @@ def integrated_brier_score(times: Floats, events: Floats, risks: Floats) -> floa
         risks: log hazard ratios, (n,). A risk further than 50 from the mean risk counts as 50 away.
 
     Returns:
-        0 or more, lower is better; None if fewer than two such times exist.
+        0 or more, and lower is better. None if there are fewer than two such times.
     """
     # A common shift of all risks moves the baseline only, and exp of a large risk would overflow
     centred = np.clip(risks - risks.mean(), -50.0, 50.0)

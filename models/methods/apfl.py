@@ -33,10 +33,10 @@ class APFLSettings(OwnSettings):
 def mixture(
     own: Mapping[str, Tensor], shared: Mapping[str, Tensor], alpha: float
 ) -> dict[str, Tensor]:
-    """Mix the site's own model v and the shared model w, alpha v + (1 - alpha) w, by array.
+    """Mix the site's own model v and the shared model w: alpha v + (1 - alpha) w for each array.
 
-    Both models must have the same arrays. Batch norm's running statistics are taken from v, because
-    a mean of variances is not the variance of the mixture.
+    Both models must have the same arrays. The running statistics of batch norm are taken from v
+    unmixed, because a mean of two variances is not the variance of the mixture.
     """
     # Starting from v keeps its running statistics
     mixed = dict(own)

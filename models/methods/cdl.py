@@ -47,10 +47,13 @@ class CDLSettings(MatchaSettings):
 def divergence(
     predicted: Tensor, target: Tensor, mean: Callable[[Tensor], Tensor] = torch.mean
 ) -> Tensor:
-    """Compute H, the mean over a batch of KL(predicted || target) between class probabilities.
+    """Compute the mean over a batch of KL(predicted || target), called H in the paper.
 
-    ``predicted`` and ``target`` are logits (batch, classes), and both get gradients. ``mean`` maps
-    the samples' divergences (batch,) to the result. By default this is their mean, a scalar.
+    Args:
+        predicted: logits of the first distribution, (batch, classes), which get gradients.
+        target: logits of the second distribution, (batch, classes), which get gradients too.
+        mean: maps the samples' divergences (batch,) to the result. By default this is their mean, a
+            scalar.
     """
     own, other = predicted.float().log_softmax(dim=1), target.float().log_softmax(dim=1)
     # The expectation is over ``predicted``; torch's kl_div takes it over the target
@@ -62,12 +65,13 @@ def contrastive_divergence(
 ) -> Tensor:
     """Compute the loss beta * H(main, support) + (1 - beta) * H(support, main) of a silo.
 
-    H is ``divergence``. In each term only the first argument gets a gradient.
+    H is ``divergence``. The first term trains only the main model, and the second term only the
+    support model.
 
     Args:
         main: logits of the silo's main model, (batch, classes).
         support: logits of the silo's support model, (batch, classes).
-        beta: above 0 and at most 1.
+        beta: the weight of the first term, above 0 and at most 1.
         mean: maps the samples' divergences (batch,) to the result. By default this is their mean.
     """
     # Each target is a constant for autograd. So the first term trains only the main model and the

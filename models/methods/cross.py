@@ -16,8 +16,8 @@ CROSSED = ("accuracy", "balanced-accuracy", "auc", "average-precision")
 def crossed_metrics(task: str) -> tuple[str, ...]:
     """Return the metrics that are measured when each site's model is tested at every other site.
 
-    For classification they are accuracy, balanced accuracy, AUC and average precision. For other
-    tasks they are the metrics of the task's result tables (``shown``) except the loss.
+    For classification they are accuracy, balanced accuracy, AUC and average precision. For any
+    other task they are all metrics in the task's result tables except the loss.
     """
     if task == CLASSIFICATION:
         return CROSSED

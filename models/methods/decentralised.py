@@ -106,16 +106,16 @@ class TopologySettings(MatchaSettings):
 def mix_models(
     models: Mapping[str, Mapping[str, Tensor]], weights: Mapping[str, float]
 ) -> dict[str, Tensor]:
-    """Compute the weighted mean of the sites' models, array by array: name -> array.
+    """Compute the weighted mean of several sites' models, array by array: name -> array.
 
-    Sites that are missing in ``models``, such as a failed neighbour, are left out, and the
-    remaining weights are scaled to sum to 1. The mean is computed in float64. Each array then gets
-    the type that it has at the first site in alphabetical order.
+    A site that is missing in ``models``, such as a neighbour that failed, is left out. The weights
+    of the remaining sites are scaled to sum to 1. The mean is computed in float64. Each array then
+    gets the type that it has at the first site in alphabetical order.
 
     Args:
         models: site -> arrays by name.
-        weights: site -> mixing weight, for at least all sites in ``models``; their sum must be
-            above 0.
+        weights: site -> mixing weight, for at least all sites in ``models``. The sum of their
+            weights must be above 0.
     """
     # Replies arrive in any order, but the sum must not depend on it: hence the order of the sites,
     # and float64

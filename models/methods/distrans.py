@@ -56,7 +56,7 @@ class DisTransSettings(OwnSettings):
     )
 
     def check(self, common: CommonSettings, is_table: bool) -> None:
-        """Check that the network is no classifier of timm, whose head cannot be doubled.
+        """Check that the network is not a classifier of timm, whose head DisTrans cannot use.
 
         All other networks are checked when they are built, by ``double_channels``.
 
@@ -72,12 +72,11 @@ class DisTransSettings(OwnSettings):
 
 
 def no_head_to_double(common: CommonSettings) -> SettingError:
-    """Build the error for a network whose head DisTrans cannot double.
+    """Build the error for a network whose head DisTrans cannot use; the caller raises it.
 
-    DisTrans replaces the last linear layer of a head by one that reads two channels. So it needs
-    one of fedsilo's own networks, or a ``TokenClassifier`` whose head ends in a linear layer. The
-    error names the network in ``common`` and asks for another 'network.name'. It is returned, so
-    that the caller raises it.
+    DisTrans replaces the last linear layer of a head by a layer that reads two channels. So it
+    needs one of fedsilo's own networks, or a ``TokenClassifier`` whose head ends in a linear layer.
+    The error names the network in ``common`` and asks for another 'network.name'.
     """
     return SettingError(
         f"method 'distrans' doubles the head of fedsilo's own networks, or of a TokenClassifier "
@@ -124,8 +123,8 @@ def from_pixels(pixels: Tensor, settings: CommonSettings) -> Tensor:
 def first_offset(settings: CommonSettings, shape: tuple[int, ...], *key: str) -> Tensor:
     """Draw a site's initial offset, (pixels, 1), uniform over the range of the network's inputs.
 
-    The offset is the trained shift of a site's images. It has one number for each pixel of each
-    channel. The same seed and ``key`` give the same offset.
+    DisTrans trains an offset for each site and shifts the site's images by it. An offset has a
+    number for each pixel of each channel. The same seed and ``key`` give the same offset.
 
     Args:
         settings: the run's settings: its seed, and whether it trains on raw pixels.
@@ -195,7 +194,7 @@ class DoubleChannelClassifier(TokenClassifier):
         return list(self.offset.parameters())
 
     def both_channels(self, inputs: Tensor) -> Tensor:
-        """Shift images (batch, channels, height, width) towards the offset and away from it.
+        """Shift images (batch, channels, height, width) towards the site's offset and away from it.
 
         Returns:
             (2 * batch, channels, height, width): first all images shifted towards the offset, then
@@ -211,10 +210,9 @@ class DoubleChannelClassifier(TokenClassifier):
     def encode(self, inputs: Tensor) -> Tensor:
         """Map images (batch, channels, height, width) to both channels' tokens, (batch, 2 l, c).
 
-        Each image becomes two: one shifted towards the offset, and one shifted away from it. The
-        encoder maps each of the two to l tokens. The l tokens of the image shifted towards the
-        offset come first. The encoder gets the images of both channels in one batch, so batch norm
-        computes its statistics over both channels.
+        One channel sees each image shifted towards the offset, and the other sees it shifted away.
+        The encoder gives l tokens for each, and those of the first channel come first. The encoder
+        gets both channels in one batch, so batch norm computes its statistics over both.
         """
         tokens = super().encode(self.both_channels(inputs))
         return torch.cat(_halves(tokens), dim=1)
@@ -231,13 +229,14 @@ def double_channels(
     shape: tuple[int, ...],
     *key: str,
 ) -> DoubleChannelClassifier:
-    """Build DisTrans's two-channel network, with a random offset, from a one-channel network.
+    """Build DisTrans's two-channel network, with a random offset, from an ordinary network.
 
-    The last layer is new. At first its logits are those of ``single``'s last layer for the mean of
+    One channel sees each image shifted towards the offset, and the other sees it shifted away. Only
+    the last layer is new. At first its logits are those of ``single``'s last layer for the mean of
     the two channels' dense features.
 
     Args:
-        single: the network, whose encoder and dense layers are taken over, not copied.
+        single: the ordinary network, whose encoder and dense layers are used without a copy.
         settings: the run's settings.
         shape: the shape of an image, (channels, height, width).
         key: further parts of the offset's random key besides the seed, such as the site's name.
@@ -274,13 +273,14 @@ class OffsetEmbedding(nn.Module):
         return offset[:, None]
 
     def fit(self, shares: Tensor, offset: Tensor, rate: float) -> None:
-        """Take one step of SGD, so that the embedding of ``shares`` comes nearer to a known offset.
+        """Take one step of SGD to bring the embedding of a site's class shares near its offset.
 
-        The loss is the mean squared difference between the embedding and ``offset``.
+        The loss is the mean squared difference between the embedding and the offset. After
+        training, the embedding can give an offset for class shares alone.
 
         Args:
-            shares: a site's class shares, (classes,).
-            offset: the offset that the site has trained, (pixels, 1).
+            shares: the site's class shares, (classes,).
+            offset: the offset that the site has trained, in -1..1, (pixels, 1).
             rate: the step size.
         """
         optimiser = torch.optim.SGD(self.parameters(), lr=rate)

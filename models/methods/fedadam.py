@@ -38,14 +38,14 @@ class AdaptiveSettings(OwnSettings):
     def step(self, delta: Any, moments: Any = None) -> tuple[Any, Any]:
         """Compute the server's adaptive step for the global model, and the new moments.
 
-        The mean m of the deltas decays by ``mean_decay``: m becomes beta_1 m + (1 - beta_1) delta.
-        The second moment v is updated by ``second_moment``. The step is 'server-learning-rate'
-        times m / (sqrt(v) + tau), without Adam's bias correction.
+        - The mean m becomes beta_1 m + (1 - beta_1) delta, where beta_1 is ``mean_decay``.
+        - ``second_moment`` updates the second moment v.
+        - The step is 'server-learning-rate' * m / (sqrt(v) + tau), without Adam's bias correction.
 
         Args:
             delta: the mean of the sites' models minus the global model.
-            moments: m and v of the last round, stacked. None before the first round: m is then 0
-                and v is tau^2.
+            moments: m and v of the last round, stacked. None before the first round, where m starts
+                at 0 and v at tau^2.
 
         Returns:
             The step, which is added to the global model and has the shape of ``delta``, and the new

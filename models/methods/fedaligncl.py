@@ -99,9 +99,12 @@ class FedAlignCLSettings(OwnSettings):
             is_table: ignored.
 
         Raises:
-            SettingError: 'train.epoch-steps' is 0; the run aligns in fp16, but the alignment loss
-                lacks the scaling that fp16 needs; or alignment or curriculum are on, but the
-                warm-up takes the whole run.
+            SettingError: in one of these cases:
+
+                - 'train.epoch-steps' is 0.
+                - Alignment is on, and the precision is fp16. The alignment loss lacks the scaling
+                  that fp16 needs.
+                - Alignment or the curriculum is on, but the warm-up takes the whole run.
         """
         if not common.epoch_steps:
             raise SettingError(
@@ -130,20 +133,32 @@ class EmbeddingNotes(Notes):
 
 
 def curriculum_scores(local_right: Tensor, global_right: Tensor, weight: float) -> Tensor:
-    """Compute rho of eq. 4, (n,) float64: ``weight`` for forgotten samples, 1 for all others.
+    """Score samples for a curriculum that shows forgotten samples early (eq. 4), (n,) float64.
 
-    A sample is forgotten if the site's own model classified it correctly, but the averaged model
-    does not. Both arguments are (n,) bool.
+    A sample is forgotten if the site's own model classifies it correctly, but the averaged model
+    does not. Its score is ``weight``, and the score of any other sample is 1.
+
+    Args:
+        local_right: whether the site's own model is right, (n,) bool.
+        global_right: whether the averaged model is right, (n,) bool.
+        weight: the score of a forgotten sample.
     """
     forgotten = local_right & ~global_right
     return torch.where(forgotten, weight, 1.0).double()
 
 
 def curriculum_order(scores: Tensor, rng: torch.Generator) -> Tensor:
-    """Draw a random order pi of samples, (n,) int64 indices; high scores tend to come early.
+    """Draw a random order of samples for training, in which high scores tend to come early.
 
     Samples are drawn one by one without replacement, with probabilities proportional to their
-    ``scores`` (n,), all above 0. One number per sample is drawn from ``rng``.
+    scores. One number per sample is drawn from ``rng``.
+
+    Args:
+        scores: the samples' scores, (n,), all above 0.
+        rng: the generator.
+
+    Returns:
+        The indices of the samples in this order, (n,) int64.
     """
     # Sorting by exponential keys of rate ``scores`` is the same as drawing one by one from the
     # remaining samples (Efraimidis and Spirakis 2006). torch.multinomial takes at most 2^24 samples
@@ -165,12 +180,12 @@ class Discriminator(nn.Module):
 
 
 def load_discriminator(arrays: Mapping[str, Tensor], channels: int, site: str) -> Discriminator:
-    """Build the discriminator that another site sent.
+    """Build the discriminator that another site sent, a network that tells sites' embeddings apart.
 
     Args:
-        arrays: its parameters by name.
+        arrays: the discriminator's parameters by name.
         channels: the length of an embedding.
-        site: the site that sent it, for errors.
+        site: the site that sent the discriminator, for errors.
 
     Returns:
         A new network with these weights, in training mode.
@@ -199,21 +214,30 @@ def load_discriminator(arrays: Mapping[str, Tensor], channels: int, site: str) -
 
 
 def discriminator_loss(discriminator: nn.Module, own: Tensor, other: Tensor) -> Tensor:
-    """Compute L_D of eq. 2, -E log D(own) - E log(1 - D(other)), a scalar.
+    """Compute the loss that trains a discriminator D to recognise the site's embeddings, a scalar.
 
-    ``own`` has the site's embeddings (n, c), which do not get a gradient. ``other`` has noisy
-    embeddings (m, c) of another site.
+    The loss is -E log D(own) - E log(1 - D(other)), which is L_D of eq. 2.
+
+    Args:
+        discriminator: maps embeddings to the logit of D.
+        own: the site's own embeddings, (n, c), which do not get a gradient.
+        other: embeddings of another site, to which that site added noise, (m, c).
     """
     # -log sigmoid(z) of a logit z is softplus(-z), which does not overflow
     return softplus(-discriminator(own.detach())).mean() + softplus(discriminator(other)).mean()
 
 
 def alignment_loss(discriminator: nn.Module, own: Tensor) -> Tensor:
-    """Compute L_F of eq. 3 at one site, -E log D(own) - E log(1 - D(own)), a scalar.
+    """Compute the alignment loss L_F (eq. 3) without other sites' discriminators, a scalar.
 
-    Only the part of L_F that depends on the site's own feature extractor is computed. The
-    discriminators of other sites are not known here, so 1 - D takes their place. Gradients reach
-    the embeddings ``own`` (n, c), but not the discriminator D.
+    The loss is -E log D(own) - E log(1 - D(own)). Here 1 - D takes the place of the other sites'
+    discriminators, which this site does not know. The loss is least if D cannot tell the site's
+    embeddings from those of other sites.
+
+    Args:
+        discriminator: maps embeddings to the logit of the site's discriminator D, which does not
+            get gradients.
+        own: the site's embeddings, (n, c), which get gradients.
     """
     # A site's features are the source for its own discriminator in eq. 3, -E log D(own), and the
     # target for the discriminator of another site, -E log D'(own). D' never leaves its site. It is
@@ -227,11 +251,16 @@ def alignment_loss(discriminator: nn.Module, own: Tensor) -> Tensor:
 def paired_alignment_loss(
     discriminator: nn.Module, others: Sequence[nn.Module], own: Tensor, sent: Tensor
 ) -> Tensor:
-    """Compute L_F of eq. 3 with the other sites' discriminators D', a scalar.
+    """Compute the alignment loss L_F (eq. 3) with the other sites' discriminators D', a scalar.
 
-    The loss is -E log D(own) minus the mean over the other sites of E log D'(sent). ``own`` has the
-    site's embeddings (n, c), and ``sent`` has the same embeddings with the noise that other sites
-    see. Gradients reach both tensors, but not the discriminators. ``others`` must not be empty.
+    The loss is -E log D(own) minus the mean over the other sites of E log D'(sent).
+
+    Args:
+        discriminator: maps embeddings to the logit of the site's own discriminator D.
+        others: the same for the other sites' discriminators D', at least one. No discriminator gets
+            gradients.
+        own: the site's embeddings, (n, c), which get gradients.
+        sent: the same embeddings with the noise that other sites see. They get gradients too.
     """
     with _freeze(discriminator, *others):
         # The own features are the source of the pair, the sent ones the target at each other site
@@ -272,19 +301,23 @@ def perturb_arrays(
     settings: FedAlignCLSettings,
     rng: torch.Generator | None,
 ) -> dict[str, Tensor]:
-    """Return all arrays, with Gaussian noise (Z of algorithm 1) added to those in ``names``.
+    """Add Gaussian noise to the arrays in ``names`` (Z of algorithm 1), and return all arrays.
 
-    If 'noise-scale' is "absolute", the noise has the variance 'noise-variance'. If it is
-    "relative", the noise's standard deviation is 'noise-variance' times the array's standard
-    deviation. Arrays with noise are float32 on the CPU; all others are unchanged. If
-    'noise-variance' is 0, no array gets noise. This is not differential privacy: nothing is
-    clipped, so the sensitivity is unbounded.
+    This is not differential privacy: nothing is clipped, so the sensitivity is unbounded.
+
+    - If 'noise-scale' is "absolute", the noise has the variance 'noise-variance'.
+    - If it is "relative", the noise's standard deviation is 'noise-variance' times the array's
+      standard deviation.
+    - If 'noise-variance' is 0, no array gets noise.
 
     Args:
-        arrays: the arrays by name; they are not changed.
-        names: the arrays that get noise; all must be in ``arrays``.
+        arrays: the arrays by name, which are not changed.
+        names: the arrays that get noise. All must be in ``arrays``.
         settings: 'noise-variance' and 'noise-scale'.
         rng: the generator, or None for noise from the operating system, which nobody can repeat.
+
+    Returns:
+        All arrays by name. Those with noise are float32 on the CPU, and the others are unchanged.
     """
     if not settings.noise_variance:
         return dict(arrays)

@@ -52,10 +52,14 @@ class FedDBESettings(OwnSettings):
 
 
 def why_mean_stays(samples: int, floor: int) -> str | None:
-    """Return the reason why a site may not send a mean over ``samples`` features, or None.
+    """Return the reason why a site's mean feature may not leave it, or None if it may.
 
-    None means that the mean may leave the site. This holds if there are at least ``floor`` samples
+    A mean over few samples would reveal them, so it must rest on at least ``floor`` samples
     ('privacy.sums-min-count').
+
+    Args:
+        samples: the number of the site's training samples.
+        floor: the fewest samples.
     """
     if samples >= floor:
         return None
@@ -113,13 +117,12 @@ class MeanPull:
         self._running = torch.zeros_like(mean)
 
     def loss(self, inputs: Tensor, labels: Tensor) -> Tensor:
-        """Compute a batch's loss, a scalar: the network's criterion plus kappa times the pull.
+        """Compute a batch's loss, a scalar: the network's criterion plus a pull, weighted by kappa.
 
-        The pull draws the site's mean tokens towards the mean over all sites: it is half the mean
-        squared difference between the running mean and ``mean``. Each call updates the running
-        mean: with weight mu it takes the batch's mean tokens, which do not have the site's bias.
-        The running mean starts at 0, and no correction is made for this start. Gradients flow only
-        through the current batch's part of the running mean.
+        The pull is half the mean squared difference between the running mean of the site's tokens
+        and ``mean``, the mean over all sites. Each call updates the running mean: the mean of the
+        batch's tokens, without the site's bias, enters with weight mu. The running mean starts at 0
+        without correction. Gradients flow only through the current batch's part.
 
         Args:
             inputs: (batch, *input_shape).

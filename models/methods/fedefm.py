@@ -125,10 +125,10 @@ def map_tokens(
 
 
 def eval_mode_map(network: TokenClassifier, inputs: Tensor, gradient: bool = False) -> Tensor:
-    """Compute the last feature map (batch, rows, columns, channels) in eval mode.
+    """Compute a network's last feature map in eval mode, (batch, rows, columns, channels).
 
-    The result has gradients for the network only if ``gradient`` is True. Dropout is off. The
-    network's modes are restored afterwards.
+    So dropout is off, and batch norm uses its running statistics. The modes of all layers are
+    restored afterwards. The result has gradients for the network only if ``gradient`` is True.
     """
     with torch.set_grad_enabled(gradient), only_dropout_active(network, dropout=False):
         return network.encode_with_map(inputs)[1]
@@ -141,13 +141,16 @@ def multishot_loss(
     labels: Tensor,
     settings: FedEFMSettings,
 ) -> tuple[Tensor, dict[str, float]]:
-    """Compute the multishot distillation loss of a batch (eq. 2 with 11).
+    """Compute the multishot distillation loss of a batch (eq. 2 with 11), by which experts teach.
 
-    An expert is a copy of the silo's model that a neighbour, its host, has trained. The loss is (1
-    - beta) times the network's own criterion plus, for each expert j, EMD_j beta T^2 KL(expert j ||
-    network). EMD_j is the closeness of the expert's and the network's feature maps over the batch,
-    from 0 to 1. EMD_j has a gradient only if 'emd-gradient' is true. Without experts only the first
-    term remains.
+    An expert is a copy of the silo's model that a neighbour, its host, has trained. For experts j
+    the loss is:
+
+        (1 - beta) * criterion + sum_j EMD_j * beta * T^2 KL(expert j || network)
+
+    EMD_j is the closeness of the expert's and the network's feature maps over the batch, from 0 to
+    1. It has a gradient only if 'emd-gradient' is true. Without experts only the first term
+    remains.
 
     Args:
         network: the silo's network, in training.

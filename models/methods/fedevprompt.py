@@ -100,11 +100,10 @@ class FedEvPromptSettings(OwnSettings):
 
 
 def shared_names(settings: FedEvPromptSettings, names: list[str]) -> list[str]:
-    """Select the arrays that are averaged over sites, from the exchanged arrays in ``names``.
+    """Select the arrays that the server averages over sites from the exchanged arrays in ``names``.
 
-    The setting 'fedevprompt.shared-prompts' decides. If it is ``all``, the list ``names`` itself is
-    returned. If it is ``b``, the result is ['prompts.b'], or an empty list if ``names`` lacks it.
-    If it is ``none``, the list is empty.
+    The setting 'fedevprompt.shared-prompts' decides. ``all`` gives the list ``names`` itself, and
+    ``none`` an empty list. ``b`` gives ['prompts.b'], or an empty list if ``names`` lacks it.
     """
     if settings.shared_prompts == "all":
         return names

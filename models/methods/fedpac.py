@@ -51,10 +51,9 @@ class FedPACSettings(FedRepSettings):
 
 
 def variance_of(shares: Any, means: Any, squares: Any, samples: int) -> float:
-    """Compute the variance of a site's class-wise mean feature, V_i / n_i in eq. 8, at least 0.
+    """Compute the variance of a site's class-wise mean feature (V_i / n_i in eq. 8), at least 0.
 
-    The class-wise mean feature consists of p(y) E[f | y] for each class y. V_i is the sum over
-    classes of p(y) E[|f|^2 | y] - |p(y) E[f | y]|^2.
+    V_i is the sum of p(y) E[|f|^2 | y] - |p(y) E[f | y]|^2 over all classes y, for features f.
 
     Args:
         shares: the share p(y) of each class in the site's training samples, (classes,).
@@ -71,10 +70,11 @@ def mixing_weights(place: int, features: Any, variances: Any) -> Any:
     """Compute the weights by which the classifiers of all sites are mixed for one site (eq. 8).
 
     The weights a_j are at least 0, sum to 1, and minimise sum_j a_j^2 v_j + |sum_j a_j (h_place -
-    h_j)|^2. This quadratic program is solved as non-negative least squares
-    (``scipy.optimize.nnls``). So that its matrix always has a Cholesky root, 1e-12 times the trace
-    is first added to the diagonal. If the matrix is 0, because all sites are equal and have no
-    variance, the weights are equal.
+    h_j)|^2. So sites with similar features and a small variance get a large weight. If all sites
+    are equal and have no variance, the weights are equal.
+
+    The quadratic program is solved as non-negative least squares. For this, 1e-12 times the trace
+    of its matrix is added to the diagonal.
 
     Args:
         place: the index of the site that gets the mix.

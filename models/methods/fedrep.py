@@ -27,13 +27,14 @@ class FedRepSettings(FedPerSettings):
     )
 
     def head_steps(self, steps: int) -> int:
-        """Compute the number of a round's optimiser steps that train only the head.
+        """Compute how many optimiser steps of a round train only the head of the network.
 
-        The head is trained first, and the remaining steps train the other layers. The number is the
+        The head is trained first, and the remaining steps train the other layers. The result is the
         setting 'head-share' times ``steps``, rounded to the nearest whole number (a half to the
-        even one). It is at least 1 and at most ``steps`` - 1.
+        even number). It is at least 1 and at most ``steps`` - 1.
 
-        ``steps``, the number of steps in the round, must be at least 2.
+        Args:
+            steps: the number of steps in the round, at least 2.
         """
         # Whatever the rounding, head and body each get at least one step
         return min(max(round(self.head_share * steps), 1), steps - 1)

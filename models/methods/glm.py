@@ -34,12 +34,11 @@ OWN_FIT = "own-fit"  # the phase in which each site fits its own model
 
 
 def part_norm(common: CommonSettings) -> float:
-    """Return the factor by which each site multiplies the arrays that carry a regression's sums.
+    """Return the factor by which each site multiplies the arrays with a regression's sums.
 
-    The sums travel in three arrays, called parts (``models.privacy.fixed_point``). Their joint norm
-    is at most 1 if the scale of the sums is large enough. A secret sum clips arrays to the norm
-    'secure.clip-norm'. With secret sums this norm is the factor, so that the parts use the whole
-    range. Otherwise the factor is 1.
+    The factor is 'secure.clip-norm' if the arrays are summed secretly, and otherwise 1. A secret
+    sum clips arrays to this norm, and the joint norm of the arrays is at most 1 before they are
+    multiplied. So the factor makes use of the whole range.
     """
     if common.secure_aggregation == "none":
         return 1.0
@@ -47,13 +46,12 @@ def part_norm(common: CommonSettings) -> float:
 
 
 def grid_over(common: CommonSettings, sites: int) -> float:
-    """Compute the grid for a regression's sums: the step to which the sites round their parts.
+    """Compute the grid of a regression's sums: the step to which sites round the numbers they send.
 
-    The sums travel in three parts, and the sites round the first two to multiples of the grid
-    (``models.privacy.fixed_point``). The grid is a power of two that is at least eight times the
-    largest error of a secret sum over ``sites`` sites (``grid_of``). The error is computed for
-    16,384 samples per site. The clip norm counts as 1, because the sites scale the parts to
-    'secure.clip-norm' only after the rounding.
+    Each sum is sent in three parts, and the first two are rounded to multiples of the grid
+    (``models.privacy.fixed_point``). The grid is a power of two, at least eight times the largest
+    error of a secret sum over ``sites`` sites with 16,384 samples each (``grid_of``). The clip norm
+    counts as 1, because sites scale the parts to 'secure.clip-norm' only after rounding.
 
     Raises:
         SettingError: ``sites`` times 16,384 samples do not fit into 32 bits.
@@ -64,10 +62,10 @@ def grid_over(common: CommonSettings, sites: int) -> float:
 def join_parts(
     common: CommonSettings, samples: float, parts: Mapping[str, Floats], grid: float
 ) -> Floats | None:
-    """Join the three parts of all sites' sums into one vector of sums, (m,).
+    """Join the three parts, in which sites send a regression's sums, into one vector (m,).
 
-    Each site divided its sums by the question's scale before it split them into parts. The vector
-    is not multiplied by the scale here.
+    Before a site splits its sums, it divides them by a scale. The result is not multiplied by this
+    scale.
 
     Args:
         common: the run's settings.

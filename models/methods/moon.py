@@ -71,13 +71,19 @@ def contrastive_loss(
     temperature: float,
     mean: Callable[[Tensor], Tensor] = torch.mean,
 ) -> Tensor:
-    """Compute the model-contrastive loss (eq. 3) from representations (batch, size).
+    """Compute MOON's contrastive loss (eq. 3), which pulls a site's network to the global network.
 
-    The loss is -log(exp(s_g / T) / (exp(s_g / T) + exp(s_p / T))), where s_g and s_p are the cosine
-    similarities of ``z`` with ``z_global`` and ``z_previous``, and T is the ``temperature``. ``z``
-    comes from the network in training, ``z_global`` from the global network, and ``z_previous``
-    from the site's network at the end of its last round. ``mean`` maps the samples' losses (batch,)
-    to the result; by default a scalar.
+    For each sample it is -log(exp(s_g / T) / (exp(s_g / T) + exp(s_p / T))). Here s_g and s_p are
+    the cosine similarities of ``z`` with ``z_global`` and ``z_previous``.
+
+    Args:
+        z: representations by the network in training, (batch, size).
+        z_global: representations by the global network, (batch, size).
+        z_previous: representations by the site's network at the end of its last round, (batch,
+            size).
+        temperature: T.
+        mean: maps the samples' losses (batch,) to the result. By default this is their mean, a
+            scalar.
     """
     near = nn.functional.cosine_similarity(z.float(), z_global.float(), dim=1)
     far = nn.functional.cosine_similarity(z.float(), z_previous.float(), dim=1)

@@ -86,10 +86,10 @@ class PICSRSettings(OwnSettings):
         return finished + 1 == self.warmup + self.expert_rounds
 
     def stage(self, finished: int) -> str:
-        """Return the stage of the round after ``finished`` rounds: warmup, experts or router.
+        """Return the stage of the round after ``finished`` rounds: 'warmup', 'experts' or 'router'.
 
-        The FedAvg rounds of the warm-up come first, then 'picsr.expert-rounds' rounds in which each
-        site trains its expert. In all later rounds the router is trained.
+        The run begins with ``warmup`` rounds of FedAvg, which may be 0. In the next
+        'picsr.expert-rounds' rounds each site trains its expert. All later rounds train the router.
         """
         if finished < self.warmup:
             return WARMUP
@@ -108,11 +108,13 @@ class PICSRSettings(OwnSettings):
             is_table: whether the data set is a table.
 
         Raises:
-            SettingError: the first of these faults. First, 'data.standardise' is "site", so each
-                prototype would be 0. Second, it is "pooled", the data set is a table, and
-                'picsr.prototype-min-count' exceeds 'privacy.sums-min-count'. A site too small for a
-                prototype could then send feature sums, which give the same mean. Third, the warm-up
-                and the experts take all rounds, so none is left for the router.
+            SettingError: in one of these cases:
+
+                - 'data.standardise' is "site", so that each prototype would be 0.
+                - 'data.standardise' is "pooled", the data set is a table, and
+                  'picsr.prototype-min-count' exceeds 'privacy.sums-min-count'. A site too small for
+                  a prototype could then send feature sums, which give the same mean.
+                - The warm-up and the experts take all rounds, so that none is left for the router.
         """
         if common.standardise == "site":
             raise SettingError(
@@ -165,9 +167,16 @@ class Router(nn.Module):
             self.importance.bias.zero_()
 
     def distances(self, inputs: Tensor, prototypes: Tensor) -> Tensor:
-        """Compute the distances ||f(x) - f(p_i)||_2 between embeddings, (batch, experts).
+        """Compute the distances of samples to prototypes in the router's embedding.
 
-        ``inputs`` x are (batch, *input_shape), ``prototypes`` p_i are (experts, *input_shape).
+        The distance of sample x to prototype p_i is ||f(x) - f(p_i)||_2, where f is the embedding.
+
+        Args:
+            inputs: x, (batch, *input_shape).
+            prototypes: p_i, (experts, *input_shape).
+
+        Returns:
+            The distances, (batch, experts).
         """
         here, there = self.embedding(inputs), self.embedding(prototypes)
         distances: Tensor = torch.linalg.vector_norm(here[:, None] - there[None], dim=-1)
@@ -176,9 +185,11 @@ class Router(nn.Module):
     def scores(self, distances: Tensor) -> Tensor:
         """Split the experts' scores for one sample into additive terms, (experts, experts + 1).
 
-        ``distances`` (experts,) are the distances of the sample to the prototypes. Row i has the
-        terms of expert i's score: one for each prototype's similarity and, in the last column, the
-        bias. The softmax over the sums of the rows is h(x).
+        Row i has the terms of expert i's score: one for the similarity to each prototype and, in
+        the last column, the bias. The softmax over the row sums gives the experts' weights.
+
+        Args:
+            distances: the distances of the sample to the prototypes, (experts,).
         """
         similarities = invert_distances(distances, self.inversion)
         # (experts, experts): a linear layer would add up each row, here the terms stay apart
@@ -186,9 +197,10 @@ class Router(nn.Module):
         return torch.cat([parts, self.importance.bias[:, None]], dim=1)
 
     def log_weights(self, inputs: Tensor, prototypes: Tensor) -> Tensor:
-        """Compute the logarithm of the experts' weights h(x), (batch, experts).
+        """Compute the logarithm of the experts' weights for each sample, (batch, experts).
 
-        Each row's weights h(x) are a softmax, so they sum to 1.
+        The weights of a sample depend on its distances to the prototypes. They are a softmax, so
+        they sum to 1.
 
         Args:
             inputs: (batch, *input_shape).
@@ -220,12 +232,12 @@ def build_router(
 def open_router(
     settings: PICSRSettings, prototypes: Mapping[str, Tensor], arrays: Mapping[str, Tensor]
 ) -> Router:
-    """Build a router, which weighs the sites' expert networks for a sample, with trained weights.
+    """Build the router, which weighs the sites' expert networks for a sample, with trained weights.
 
     Args:
         settings: the settings of PICSR.
         prototypes: site -> prototype (*input_shape), one for each expert and at least one.
-        arrays: wire name -> array; only names below ``router/`` are read.
+        arrays: arrays by name, as received. Only the arrays named ``router/...`` are used.
 
     Raises:
         SettingError: the arrays do not fit the router.
@@ -268,14 +280,14 @@ class PICSRNetwork(Mixture):
 
 
 def routing_metrics(weights: Tensor, sites: Sequence[str], min_samples: int) -> dict[str, float]:
-    """Summarise the experts' weights over a site's samples, as metrics by name.
+    """Summarise the weights that a site's samples give to each expert network, as metrics by name.
 
     The names are ``routing.<expert>.mean`` and the quantiles ``routing.<expert>.q05``, ``.q25``,
-    ``.q50``, ``.q75`` and ``.q95``. With fewer than ``min_samples`` samples the result is empty,
-    because a mean over few samples reveals them.
+    ``.q50``, ``.q75`` and ``.q95``, where an expert is named after its site. With fewer than
+    ``min_samples`` samples the result is empty, because a mean over few samples reveals them.
 
     Args:
-        weights: (n, experts), rows summing to 1.
+        weights: the experts' weights for each sample, (n, experts), rows summing to 1.
         sites: the expert's site for each column.
         min_samples: the smallest n.
     """
@@ -322,9 +334,17 @@ def feature_contributions(
     """Split a sample's distance to each prototype into the contributions of the features.
 
     The distance is between the router's embeddings f of sample and prototype. Contributions are
-    integrated gradients along the line from the prototype to the sample, at ``steps`` points. Their
-    sum over the features is about the distance, and exactly the distance if f is linear. ``sample``
-    is (*input_shape); ``prototypes`` and the result are (experts, *input_shape).
+    integrated gradients along the line from the prototype to the sample. Their sum over the
+    features is about the distance, and equals it if f is linear.
+
+    Args:
+        router: the router.
+        sample: (*input_shape).
+        prototypes: (experts, *input_shape).
+        steps: the number of points on the line.
+
+    Returns:
+        The contributions, (experts, *input_shape).
     """
     # Integrated gradients (Sundararajan et al. 2017) of z -> ||f(z) - f(p_i)|| along the line from
     # p_i to the sample. The midpoint rule never evaluates p_i itself, where the norm has no
@@ -346,14 +366,16 @@ def feature_contributions(
 def prototype_distances(
     router: Router, prototypes: Mapping[str, Tensor]
 ) -> dict[str, list[list[float]]]:
-    """Compute the distances between all pairs of prototypes. No gradients are kept.
+    """Compute the distances between all prototypes, before and after the router's embedding.
 
-    ``prototypes`` is site -> prototype (*input_shape).
+    Args:
+        router: the router, whose embedding is f.
+        prototypes: site -> prototype (*input_shape).
 
     Returns:
-        A mapping with two keys: ``input`` has the L2 distances between the prototypes, ``embedded``
-        the distances between their embeddings by the router's f. Each is (experts, experts) as a
-        list of lists, in the order of ``prototypes``.
+        Two matrices (experts, experts) of L2 distances without gradients, as lists of lists in the
+        order of ``prototypes``. ``input`` has the distances of the prototypes themselves, and
+        ``embedded`` those of their embeddings by f.
     """
     stacked = torch.stack(list(prototypes.values()))
     flat = stacked.flatten(1).double()
@@ -369,17 +391,17 @@ def routing_document(
     experts: Sequence[str],
     distances: Mapping[str, list[list[float]]],
 ) -> dict[str, Any]:
-    """Build the content of routing.json: the weights that each site gives to each expert.
+    """Build the content of routing.json: the weights that each site's samples give to each expert.
 
     Args:
-        values: site -> its test metrics, of which only the names of ``routing_metrics`` are read.
-        experts: the experts' sites; the metrics of any other expert are left out.
+        values: site -> its test metrics, of which only those of ``routing_metrics`` are read.
+        experts: the experts' sites. The metrics of any other expert are left out.
         distances: the result of ``prototype_distances``.
 
     Returns:
-        A mapping with three keys: ``experts``, the list; ``sites``, site -> expert -> statistic ->
-        value, with an empty mapping where a site has no metrics of an expert; and ``prototype
-        distances``.
+        A mapping with three keys. ``experts`` has the list. ``sites`` has site -> expert ->
+        statistic (such as ``mean``) -> value, where an expert of which a site has no metrics gets
+        an empty mapping. ``prototype distances`` has ``distances``.
     """
     sites: dict[str, dict[str, dict[str, float]]] = {}
     for site, metrics in values.items():

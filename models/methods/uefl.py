@@ -97,17 +97,17 @@ class UEFLSettings(OwnSettings):
             )
 
     def sends_centroids(self, uncertain: bool, first: bool = False) -> bool:
-        """Tell whether the settings make sites send centroids of their features after a round.
+        """Tell whether sites send centroids of their features to start or refresh a codebook.
 
-        The question is about either the uncertain or the certain sites, and each case has its own
-        setting. The answer is True if this setting is 'kmeans':
+        The settings decide. Each case has its own setting, and the answer is True if it is
+        'kmeans':
 
         - 'uefl.codeword-start' for uncertain sites, whose centroids start new codewords.
         - 'uefl.refresh' for certain sites after a round, whose centroids refresh the first book.
         - 'uefl.first-book' for certain sites before round 1, whose centroids start the first book.
 
         Args:
-            uncertain: True asks about the uncertain sites, False about the certain sites.
+            uncertain: whether the sites are uncertain.
             first: whether the time is before round 1, when all sites count as certain. Ignored if
                 ``uncertain`` is True.
         """
@@ -147,8 +147,8 @@ class UEFLSettings(OwnSettings):
     def why_certain(self, round_: int) -> str:
         """Build the message that the run ends after ``round_`` because no silo is uncertain.
 
-        The message names the limit that no silo's mean entropy exceeds: 1 + 'uefl.gamma' times the
-        least entropy of all silos or, by 'uefl.threshold', times their mean.
+        It says that no silo's entropy is above a multiple of the least entropy of all silos or,
+        with 'uefl.threshold' "mean", of their mean. The factor is 1 + 'uefl.gamma'.
         """
         level = {"least": "the least", "mean": "their mean"}[self.threshold]
         return (
@@ -187,18 +187,18 @@ class UEFLSettings(OwnSettings):
         )
 
     def refuse_small(self, site: str, sizes: Mapping[str, int], features: int) -> None:
-        """Check that a site is large enough for the run's settings.
+        """Check that a site has enough samples and features for the run's settings.
 
         Nothing is checked if 'uefl.max-iterations' is 1.
 
         Args:
             site: the site's name, for errors.
-            sizes: split -> number of samples; empty if the site does not report its sizes.
-            features: number of training features, one per segment of a token.
+            sizes: split -> number of samples. Empty if the site does not report its sizes.
+            features: the number of training features: one for each sample, token and segment.
 
         Raises:
-            SettingError: the site reports its sizes and has no validation samples; or
-                'uefl.refresh' is 'kmeans', and the site has fewer features than 'uefl.codes'.
+            SettingError: the site reports its sizes and has no validation samples, or
+                'uefl.refresh' is 'kmeans' and the site has fewer features than 'uefl.codes'.
         """
         if self.max_iterations > 1 and sizes and not sizes.get("val"):
             raise SettingError(
@@ -212,14 +212,17 @@ class UEFLSettings(OwnSettings):
             )
 
     def few_centroids(self, features: Mapping[str, int]) -> list[str]:
-        """Return a list with one warning if some sites' clusters are probably too small to send.
+        """Return a warning, in a list, if some sites' clusters are probably too small to be sent.
 
-        This concerns sites with fewer than 'uefl.codes' times 'uefl.centroid-min-count' training
-        features. The warning gives their number, and names the site with the fewest features. The
-        list is empty if there are no such sites, or if no setting asks for K-means.
+        These are the sites with fewer than 'uefl.codes' times 'uefl.centroid-min-count' training
+        features.
 
         Args:
             features: site -> number of training features.
+
+        Returns:
+            One sentence, with the number of these sites and the name of the site with the fewest
+            features. The list is empty if there are none, or if no setting asks for K-means.
         """
         # Clusters are seldom of equal size, so even this number is optimistic
         wanted = self.codes * self.centroid_min_count
@@ -274,11 +277,17 @@ class CentroidNotes(Notes):
 def uncertain_sites(
     entropies: Mapping[str, float], gamma: float, threshold: str = "least"
 ) -> list[str]:
-    """Return the uncertain sites, sorted: those with e_k > (1 + gamma) * min_j e_j.
+    """Return the names of the sites whose predictions are uncertain, sorted.
 
-    This is the negation of eq. 9. ``entropies`` is site -> mean predictive entropy e_k, for at
-    least one site. With ``threshold`` 'mean', the unweighted mean of all e_j replaces the minimum
-    (section 3.4). A single site is never uncertain.
+    UEFL extends the codebook of these sites. A site is uncertain if its mean predictive entropy is
+    above (1 + ``gamma``) times the least entropy of all sites. This is the negation of eq. 9. With
+    ``threshold`` 'mean', the unweighted mean over all sites replaces the least entropy (section
+    3.4).
+
+    Args:
+        entropies: site -> mean predictive entropy, for at least one site.
+        gamma: how far a site may be above the least entropy or the mean, as a share.
+        threshold: 'least' or 'mean'.
     """
     values = list(entropies.values())
     level = min(values)
@@ -290,13 +299,13 @@ def uncertain_sites(
 
 
 def round_marks(extended: Mapping[str, Sequence[str]], refreshed: Sequence[int]) -> dict[int, str]:
-    """Describe how the codebooks changed, for plots: round -> text.
+    """Describe how the codebooks changed, to mark rounds in plots: round, in rising order -> text.
 
     Args:
-        extended: round, as text -> the sites that got new codewords; empty if no cluster was large
-            enough.
-        refreshed: the rounds that were followed by a new initialisation of the first book, the
-            codebook that all sites share.
+        extended: round, as text -> the sites that got new codewords. The list is empty if no
+            cluster was large enough.
+        refreshed: the rounds after which the first book, the codebook that all sites share, was
+            initialised again.
     """
     marks: dict[int, list[str]] = {}
     for number, sites in extended.items():

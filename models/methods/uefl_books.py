@@ -28,8 +28,9 @@ def cluster_tokens(
     """Cluster a site's tokens (n, l, c) into at most 'uefl.codes' centroids (section 3.2).
 
     Each token is first split into 'uefl.segments' features. A centroid is left out if it is the
-    mean of fewer than 'uefl.centroid-min-count' features, or of (effectively) fewer than
-    ``min_samples`` samples. ``seed`` decides K-means' first centres.
+    mean of fewer than 'uefl.centroid-min-count' features. It is also left out if its effective
+    number of samples, which is low if one sample dominates, is below ``min_samples``. ``seed``
+    decides K-means' first centres.
     """
     features = tokens.reshape(-1, tokens.shape[-1] // settings.segments)
     return local_centroids(
@@ -52,20 +53,20 @@ def start_book(
 ) -> FloatArray:
     """Build the initial codewords (n, dimension) of a book, a codebook that several sites share.
 
-    The sites' centroids are merged by weighted K-means to at most 'uefl.codes' codewords. If there
-    are no more centroids than that, they are the codewords, unchanged. If ``parts`` is empty, the
-    codewords are Gaussian.
+    Weighted K-means merges the sites' centroids to at most 'uefl.codes' codewords. If the sites
+    sent no more centroids than that, the centroids become the codewords unchanged. If ``parts`` is
+    empty, 'uefl.codes' codewords are drawn from a normal distribution.
 
     Args:
-        book: the book's number; 0 is the first book, which is refreshed.
-        parts: the sites' centroids; empty if none were sent.
+        book: the number of the book. 0 is the first book, which may be refreshed during a run.
+        parts: the sites' centroids. Empty if no site sent any.
         settings: the settings of UEFL.
         dimension: the length of a codeword.
         seed: the run's seed.
-        round_: the last round before the book starts; it is part of K-means' seed.
+        round_: the last round before the book starts, which is part of K-means' seed.
 
     Returns:
-        float32 codewords. There may be fewer than 'uefl.codes' if the sites sent fewer centroids.
+        The codewords, float32.
     """
     if not parts:
         return gaussian_codebook(settings.codes, dimension, seed, book).numpy()
@@ -89,13 +90,11 @@ def centroid_fault(
     Whether the centroids are finite is not checked here.
 
     Args:
-        arrays: ``centroids`` (k, c / s) and ``counts`` (k,), the number of features behind each
-            centroid. Empty if the site sends no centroids, but only states how many codewords it
-            started.
-        stated: the number of codewords, k, that the reply states.
+        arrays: ``centroids`` (k, c / s), and ``counts`` (k,) with the number of features behind
+            each centroid. Empty if the site only states how many codewords it started.
+        stated: k, the number of codewords that the reply states.
         codes: the largest number of codewords.
-        features: the number of encoder features of the site's training samples: one for each
-            sample, token and segment.
+        features: the site's number of training features: one for each sample, token and segment.
     """
     if not arrays:
         if stated in range(codes + 1):

@@ -73,9 +73,10 @@ class UEFLNetwork(SiteNetwork):
         return self.codebooks.codewords()
 
     def books(self) -> dict[str, Tensor]:
-        """Return the codewords of each book, without gradient: ``codebook.<number>`` -> (n, c / s).
+        """Return the codewords of each book (codebook), in the order of the books' numbers.
 
-        The books are in the order of their numbers.
+        The result maps ``codebook.<number>`` to codewords (n, c / s) without gradient, for tokens
+        of c channels in s segments.
         """
         books: dict[str, Tensor] = {}
         for name in sorted(self.codebooks, key=int):
@@ -111,19 +112,19 @@ class UEFLNetwork(SiteNetwork):
     def loss(self, inputs: Tensor, labels: Tensor) -> Tensor:
         """Compute the training loss of a batch (eq. 7), a scalar: criterion plus codebook loss.
 
-        The classifier sees the codewords, and the gradient passes them straight through to the
-        tokens.
+        The classifier reads the codewords instead of the tokens. Its gradient is passed unchanged
+        from the codewords to the tokens.
         """
         logits, tokens, codewords = self._quantise(inputs)
         return self.classifier.criterion(logits, labels) + _codebook_loss(tokens, codewords)
 
     def losses(self, inputs: Tensor, labels: Tensor) -> Tensor:
-        """Compute the loss of each sample, (batch,): cross-entropy plus its own codebook loss.
+        """Compute the loss of each sample, (batch,): its cross-entropy plus its own codebook loss.
 
-        The criterion is not used. If it is the plain cross-entropy, without evidence and class
-        weights, the mean of the result is ``loss``: the codebook loss is a mean over elements, and
-        each sample has the same number of them. The samples may belong to several sites whose
-        networks are trained as one.
+        It is used where several sites' networks are trained as one, so that the samples of a batch
+        belong to different sites. The network's criterion is not used. If the criterion is the
+        plain cross-entropy, without evidence and class weights, the mean of the result equals
+        ``loss``.
 
         Args:
             inputs: (batch, *input_shape).
@@ -158,10 +159,10 @@ class CodeUse:
         self.elements = 0
 
     def see(self, tokens: Tensor) -> None:
-        """Add a batch of tokens (batch, l, c) to the counts and sums, in place.
+        """Add a batch of tokens (batch, l, c) to the running counts and sums of codeword use.
 
-        Each token segment counts its nearest codeword. The squared differences between tokens and
-        codewords are summed, and the elements of the tokens are counted.
+        Each segment of a token adds 1 to the count of its nearest codeword. The squared differences
+        between tokens and codewords are added up, and so is the number of the tokens' elements.
         """
         nearest = self.network.nearest(tokens)
         codes = nearest.codes.flatten().cpu()

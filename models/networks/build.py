@@ -29,22 +29,22 @@ from fedsilo.models.tasks.task import Task, task_of
 def build_classifier(
     settings: CommonSettings, shape: NetworkShape, task: Task | None = None
 ) -> TokenClassifier:
-    """Build the network that the settings name, with initial weights drawn from the seed.
+    """Build the network that the settings name, with initial weights drawn from the run's seed.
 
-    The run's task decides the loss. If the task has a network of its own (``Task.network``), that
-    network is built instead of the network in the settings. A classifier is evidential in two
-    cases: if 'train.loss' is 'evidential', or if it is 'auto', the network is a ViT and the task
-    has an evidential loss. If training is private per patient, group norm replaces batch norm.
+    If the task has a network of its own (``Task.network``), that network is built instead. The task
+    also decides the loss. The classifier is evidential if 'train.loss' is 'evidential'. It is also
+    evidential if 'train.loss' is 'auto', the network is a ViT and the task has an evidential loss.
+    If training is private per patient, group norm replaces batch norm.
 
     Args:
         settings: the run's common settings.
         shape: the input shape and the number of outputs.
-        task: the task, with the scale of a numeric outcome; None for that of the settings.
+        task: the task, with the scale of a numeric outcome. None means the task in ``settings``.
 
     Returns:
-        The network in training mode, on torch's default device. A ViT's backbone may still lack its
-        pretrained weights, which ``load_backbone`` loads. The state of torch's global random
-        generators is unchanged.
+        The network in training mode, on torch's default device, or on the CPU if it comes from a
+        plugin or timm. A ViT's backbone may still lack its pretrained weights, which
+        ``load_backbone`` loads. The state of torch's global random generators is unchanged.
 
     Raises:
         SettingError: the network does not suit the kind of data, the images are too small for it,
@@ -83,13 +83,13 @@ def build_classifier(
 
 
 def _build_for_task(task: Task, settings: CommonSettings, shape: NetworkShape) -> TokenClassifier:
-    """Build the task's own network, with initial weights drawn from the run's seed.
+    """Build the network of a task that has its own, with initial weights drawn from the seed.
 
-    ``task.network`` names the builder as ``module:function``; the module is imported here. If
-    training is private per patient, group norm replaces batch norm.
+    ``task.network`` names the function that builds it, as ``module:function``. The module is
+    imported here. If training is private per patient, group norm replaces batch norm.
 
     Raises:
-        SettingError: the builder refuses the settings or the images.
+        SettingError: the function refuses the settings or the images.
     """
     module, _, name = task.network.partition(":")
     build = getattr(import_module(module), name)
@@ -132,15 +132,15 @@ def _image_classifier(
 ) -> TokenClassifier:
     """Build a classifier of images: encoder 'conv' or 'vgg16-bn', and a head with a hidden layer.
 
-    The head flattens the encoder's last map. Its hidden layer has as many units as the map has
-    channels, and GELU; dropout comes before each of its two linear layers. The initial weights are
-    drawn from torch's global generator.
+    The head flattens the encoder's last map. Its layers are dropout, a linear layer with as many
+    units as the map has channels, GELU, dropout, and a linear layer to the outputs. The initial
+    weights are drawn from torch's global generator.
 
     Args:
         kind: 'conv'; any other name means 'vgg16-bn'.
         settings: the width, the dropout rate and, for 'conv', the leading norm.
         shape: the shape of the images and the number of classes.
-        evidence: turns logits into evidence; None for cross-entropy.
+        evidence: turns logits into evidence for an evidential loss. None for cross-entropy.
 
     Raises:
         SettingError: the images are so small that the encoder leaves no map.
@@ -182,7 +182,7 @@ def _row_classifier(
         kind: 'mlp'; any other name means 'logistic'.
         settings: the width and the dropout rate.
         shape: the number of features and of outputs.
-        evidence: turns logits into evidence; None for cross-entropy.
+        evidence: turns outputs into evidence for an evidential loss. None for any other loss.
     """
     hidden = 0
     if kind == "mlp":

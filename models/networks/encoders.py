@@ -18,9 +18,10 @@ VGG_WIDTH = 128  # the width of the published VGG16
 def float_inputs(inputs: Tensor) -> Tensor:
     """Convert stored inputs (batch, ...) to the float32 that networks take.
 
-    8-bit images (uint8) are scaled to -1..1. Radiographs (int16, which is their 16-bit pixels minus
-    32768) are standardised image by image, with their own mean and standard deviation. An image of
-    one brightness becomes 0. Inputs of other types are returned unchanged.
+    - uint8 pixels are scaled from 0..255 to -1..1.
+    - int16 pixels are those of radiographs, 16-bit numbers minus 32768. Each image is standardised
+      by its own mean and standard deviation. An image of one brightness becomes 0.
+    - Inputs of any other type are returned unchanged.
     """
     if inputs.dtype == torch.uint8:
         return inputs.float() / 127.5 - 1

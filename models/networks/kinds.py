@@ -53,15 +53,17 @@ def image_network(settings: CommonSettings) -> str:
 
 
 def check_network_settings(settings: CommonSettings) -> None:
-    """Check that no network setting that was changed from its default is without effect.
+    """Check that the run's network uses each network setting that was changed from its default.
 
-    Each such setting must be one that the run's network reads. Without this check a user would
-    believe that an unread setting has an effect.
+    Without this check a user would believe that an unused setting has an effect.
 
     Raises:
-        SettingError: the network does not read a changed setting; 'network.classifier' is
-            'published', but 'vit.backbone-weights' is empty; 'train.evidence' is changed, but the
-            loss is cross-entropy; or a plugin of the network's name cannot be imported.
+        SettingError: in one of these cases:
+
+            - The network does not use a changed setting.
+            - 'network.classifier' is 'published', but 'vit.backbone-weights' is empty.
+            - 'train.evidence' is changed, but the loss is cross-entropy.
+            - A plugin of the network's name cannot be imported.
     """
     if settings.network not in OWN_NETWORKS and not settings.network.startswith(TIMM):
         resolve_plugin("network", settings.network, OWN_NETWORKS)

@@ -36,15 +36,15 @@ def by_expert(arrays: Mapping[str, A]) -> dict[str, dict[str, A]]:
 def open_experts(
     settings: CommonSettings, shape: NetworkShape, arrays: Mapping[str, Tensor]
 ) -> dict[str, TokenClassifier]:
-    """Build each site's expert network from received arrays: site -> network, sorted by site.
+    """Build the expert network of each site from received arrays: site -> network, sorted by site.
 
-    The networks are in training mode, and their parameters have gradients. Without any expert's
-    array the result is empty.
+    An expert is the classifier that one site has trained. The networks are in training mode, and
+    their parameters have gradients. If no expert's arrays came, the result is empty.
 
     Args:
         settings: the run's settings, by which each expert is built.
         shape: the shape of an input and the number of classes.
-        arrays: arrays named ``expert/<site>/<array>``; arrays with other names are ignored.
+        arrays: arrays named ``expert/<site>/<array>``. Arrays with other names are ignored.
 
     Raises:
         SettingError: the arrays of an expert do not fit the network of ``settings``.
@@ -81,13 +81,13 @@ class Mixture(SiteNetwork):
         return torch.cat([torch.stack(tokens, dim=1), self.log_weights(inputs)[..., None]], dim=-1)
 
     def classify(self, features: Tensor) -> Tensor:
-        """Map tokens (batch, experts, l * c + 1) to the log of the mixed probabilities.
+        """Compute the logarithm of the class probabilities that all experts give together.
 
         The result (batch, classes) can be used as logits, because its softmax is the mixture.
 
         Args:
-            features: for each expert its tokens, flattened, and in the last column the logarithm of
-                its weight.
+            features: (batch, experts, l * c + 1). Each expert has its l tokens of c channels,
+                flattened, and in the last column the logarithm of its weight.
         """
         logits = []
         for index, expert in enumerate(self._experts()):
@@ -105,9 +105,14 @@ class Mixture(SiteNetwork):
 
 
 def mixed_log_probabilities(log_weights: Tensor, logits: Tensor) -> Tensor:
-    """Compute the logarithm of eq. 1, log sum_i h_i softmax(logits_i), (batch, classes).
+    """Mix the experts' class probabilities by their weights, and return the logarithm (eq. 1).
 
-    ``log_weights`` are log h (batch, experts), ``logits`` (batch, experts, classes).
+    Args:
+        log_weights: the logarithm of each expert's weight, log h, (batch, experts).
+        logits: each expert's logits, (batch, experts, classes).
+
+    Returns:
+        log sum_i h_i softmax(logits_i), (batch, classes).
     """
     # Everything stays in logarithms: a tiny probability of an expert would underflow to 0 before
     # the loss takes its logarithm

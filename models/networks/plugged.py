@@ -30,20 +30,20 @@ R = TypeVar("R")
 def build_plugged(
     settings: CommonSettings, shape: NetworkShape, evidence: Evidence | None
 ) -> TokenClassifier:
-    """Build a plugin's or timm's network and check it with a batch of zeros.
+    """Build a plugin's or timm's network, and check it with a batch of zeros.
 
-    A plugin may also return a ``TokenClassifier``, which is used unchanged and without the trial
-    batch. If training is private, group norm replaces batch norm.
+    A plugin may also return a ``TokenClassifier``, which is used unchanged and without this check.
+    If training is private, group norm replaces batch norm.
 
     Args:
         settings: the run's settings: the network's name, and whether training is private.
         shape: the shape of an input and the number of classes.
-        evidence: turns logits into evidence; None for cross-entropy. A plugin's own
-            ``TokenClassifier`` ignores it.
+        evidence: turns logits into evidence for an evidential loss. None for cross-entropy. A
+            plugin's own ``TokenClassifier`` ignores it.
 
     Raises:
         SettingError: the network cannot be built, does not take such inputs, or does not return one
-            logit per class; or training is private and the network mixes the samples of a batch.
+            logit per class. Or training is private, and the network mixes the samples of a batch.
     """
     name = settings.network
     # The server builds networks on the meta device to read shapes; foreign code may not run there
@@ -65,15 +65,17 @@ def build_plugged(
 
 
 def call_builder(name: str, builder: Any, shape: NetworkShape) -> nn.Module:
-    """Call a plugin's builder with input shape and classes, and return its module.
+    """Call the function by which a plugin builds its network, and return the network.
+
+    The function gets the input shape and the number of classes.
 
     Args:
         name: the network's name, for errors.
-        builder: the object that the plugin names.
+        builder: the object that the plugin names, which should be this function.
         shape: the shape of an input and the number of classes.
 
     Raises:
-        SettingError: ``builder`` is not a function, fails, or returns something that cannot be
+        SettingError: ``builder`` is not a function, fails, or returns an object that cannot be
             trained.
     """
     if not callable(builder) or isinstance(builder, nn.Module):
@@ -104,10 +106,10 @@ def _find_module_fault(module: Any) -> str | None:
 
 
 def _timm_module(name: str, shape: NetworkShape) -> nn.Module:
-    """Build a classifier of timm for images of a shape and classes, with random weights.
+    """Build a classifier of timm for the images and classes of ``shape``, with random weights.
 
-    timm is first called with the size of the images, which a ViT needs; if the network does not
-    take this argument, it is called without. Nothing is downloaded.
+    Nothing is downloaded. timm gets the size of the images, which a ViT needs. A network that does
+    not take this argument is built without it.
 
     Args:
         name: timm's name for the network.
@@ -159,10 +161,10 @@ def _refuse_batch_norms(name: str, module: nn.Module) -> None:
 def _refuse_batch_dependence(name: str, network: nn.Module, shape: NetworkShape) -> None:
     """Check that a sample's logits do not depend on the other samples of its batch.
 
-    Private training computes each sample by itself, but class means and measurements use whole
-    batches, where clipping could not bound the influence of one patient. Differences within
-    rounding (0.1 %) are accepted. The network is tried in eval mode, and is in training mode
-    afterwards.
+    Some private computations, such as class means, use whole batches. If samples influenced each
+    other there, clipping would not bound the influence of one patient. The network is tried in eval
+    mode on different inputs, together and one by one, and is in training mode afterwards.
+    Differences of 0.1 % are accepted as rounding.
 
     Raises:
         SettingError: the logits depend on the batch.
@@ -222,9 +224,9 @@ class PluggedClassifier(TokenClassifier):
         return self.encode_with_map(inputs)[0]
 
     def encode_with_map(self, inputs: Tensor) -> tuple[Tensor, Tensor]:
-        """Map inputs (batch, *input_shape) to tokens (batch, l, c) and the last map.
+        """Map inputs (batch, *input_shape) to tokens (batch, l, c), and to the network's last map.
 
-        The map is (batch, rows, columns, c). If the network's features are not a map, its tokens
+        The map is (batch, rows, columns, c). If the network's features are not a map, the tokens
         become a map of one row.
         """
         inputs = inputs * self.scale + self.offset
@@ -240,11 +242,12 @@ class PluggedClassifier(TokenClassifier):
         return tokens, features
 
     def classify(self, features: Tensor) -> Tensor:
-        """Compute logits (batch, classes) from tokens (batch, l, c), or log alpha if evidential.
+        """Compute logits (batch, classes) from tokens (batch, l, c).
 
         If the network has ``forward_features`` and ``forward_head``, the tokens get the shape of
         its features again, and ``forward_head`` maps them to logits. For any other network the
-        tokens are already the logits, and are only flattened.
+        tokens are already the logits, and are only flattened. An evidential network returns log
+        alpha, the logarithm of the parameters of a Dirichlet distribution, as its logits.
         """
         logits: Tensor = features.flatten(1)
         if self._split:
@@ -260,17 +263,18 @@ class PluggedClassifier(TokenClassifier):
         return logits
 
     def fill(self, state: Mapping[str, Any], where: str) -> None:
-        """Load published weights into the wrapped module, all or none.
+        """Load published weights into the wrapped module; if one array does not fit, load none.
 
-        If the classifier's weights are missing in ``state`` or do not fit, the module keeps its own
-        classifier. A first convolution for another number of channels is adapted by timm.
+        The classifier is an exception: if its weights are missing in ``state`` or have another
+        shape, the module keeps its own classifier. timm adapts a first convolution for another
+        number of channels.
 
         Args:
             state: arrays by the module's own names.
             where: the origin of the weights, for errors.
 
         Raises:
-            SettingError: other arrays are missing, are surplus or have another shape, or an array
+            SettingError: any other array is missing, is surplus or has another shape, or an array
                 is not finite.
         """
         given: dict[str, Tensor] = {}
@@ -319,15 +323,16 @@ def _find_misfit(given: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> s
 
 
 def _try_module(name: str, module: nn.Module, shape: NetworkShape, split: bool) -> Tensor:
-    """Run ``module`` on two zero inputs in eval mode, and return the features of one sample.
+    """Check ``module`` with two zero inputs in eval mode, and return the features of one sample.
 
-    The result has no batch axis. Running statistics do not change.
+    The features have no batch axis. Running statistics do not change.
 
     Args:
         name: the network's name, for errors.
         module: the network, which is in training mode afterwards.
         shape: the shape of an input and the number of classes.
-        split: whether the features come from ``forward_features``; otherwise they are the logits.
+        split: if True, the features are those of ``forward_features``, and ``forward_head`` gives
+            the logits. If False, the features are the logits.
 
     Raises:
         SettingError: the module raises an error for such inputs, or does not return logits (2,
@@ -362,9 +367,9 @@ def _try_module(name: str, module: nn.Module, shape: NetworkShape, split: bool) 
 def run_on_zeros(
     name: str, module: nn.Module, shape: NetworkShape, forward: Callable[[Tensor], R]
 ) -> R:
-    """Return the result of ``forward`` on two inputs of zeros, with ``module`` in eval mode.
+    """Try a network on two inputs of zeros in eval mode, and return the result of ``forward``.
 
-    Running statistics do not change, and the module is in training mode afterwards.
+    Running statistics do not change, and ``module`` is in training mode afterwards.
 
     Args:
         name: the network's name, for errors.

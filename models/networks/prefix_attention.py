@@ -13,7 +13,7 @@ from fedsilo.models.maths.attention_rollout import attention_weights, mean_atten
 def prefix_attention(
     layer: Attention, x: Tensor, prompts: Tensor | None, weights: bool = False
 ) -> tuple[Tensor, Tensor | None]:
-    """Apply a layer's attention, with prompts in front of its keys and values (eq. 1).
+    """Apply a layer's attention, with trained prompts in front of its keys and values (eq. 1).
 
     The tokens attend to the prompts and to each other. Queries come only from the tokens, so the
     number of tokens stays the same.
@@ -27,7 +27,7 @@ def prefix_attention(
 
     Returns:
         New tokens (batch, tokens, channels), and the attention (batch, heads, tokens, length +
-        tokens) float32, or None without ``weights``.
+        tokens) float32. The attention is None if ``weights`` is False.
     """
     q, k, v = _project_with_prefix(layer, x, prompts)
     attention = None
@@ -42,16 +42,16 @@ def prefix_attention(
 def fused_prefix_attention(
     layer: Attention, x: Tensor, prompts: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """Attend with prefix prompts, and compute the mean attention over the heads with little memory.
+    """Apply a layer's attention with prompts, and return its mean over heads too, in little memory.
 
-    The new tokens come from fused attention, which never stores the attention of a head. The mean
-    is computed by ``mean_attention`` in a second pass over queries and keys, and again in the
-    backward pass.
+    Fused attention gives the new tokens without storing the attention of any head.
+    ``mean_attention`` then computes the mean from queries and keys, and again in the backward pass.
 
     Args:
         layer: timm's attention.
         x: normalised tokens (batch, tokens, channels).
-        prompts: keys and values (2, length, channels), or None for plain attention.
+        prompts: trained keys and values (2, length, channels) in front of those of the tokens, or
+            None for plain attention.
 
     Returns:
         New tokens (batch, tokens, channels), and the mean attention over the heads (batch, tokens,

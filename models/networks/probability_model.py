@@ -50,12 +50,11 @@ class ProbabilityModel(nn.Module):
     def prepare(self, inputs: Tensor) -> Tensor:
         """Convert raw inputs (batch, *input_shape) to the float32 that the network takes.
 
-        - Rows of a table (``rows`` was given): the mean is subtracted and the result is divided by
-          the standard deviation, in float64. A missing value (NaN) becomes 0, which stands for the
-          mean.
-        - Images with ``pixels``: pixels of 0..255 are divided by 255, and then standardised by the
-          mean and deviation of their channel.
-        - Any other images: ``float_inputs`` scales them as in training, to -1..1 for uint8, or with
+        - Rows of a table are standardised by the mean and deviation of each feature, in float64. A
+          missing value (NaN) becomes 0, which stands for the mean.
+        - If the model was built with ``pixels``, pixels of 0..255 are divided by 255, and then
+          standardised by the mean and deviation of their channel.
+        - Any other images are scaled by ``float_inputs``, as in training: to -1..1 for uint8, or by
           each image's own mean and deviation for int16.
         """
         if self.kind == "rows":

@@ -114,11 +114,11 @@ class PromptedViT(TokenClassifier):
     def encode_with_rollout(
         self, inputs: Tensor, renormalise: bool = True
     ) -> tuple[Tensor, Tensor]:
-        """Map images to the class token (batch, 1, c) and rollout maps (batch, patches).
+        """Map images to the class token (batch, 1, c) and to rollout maps (batch, patches).
 
-        Each map sums to 1. With ``renormalise``, each row of a layer's attention between tokens is
-        scaled to sum to 1, as if the prompts had taken no share. Otherwise the rows lack this
-        share.
+        A rollout map tells how much the class token attends to each patch over all layers, and sums
+        to 1. With ``renormalise``, each row of a layer's attention between tokens is scaled to sum
+        to 1, as if the prompts had taken no share. Otherwise the rows lack the prompts' share.
         """
         tokens, attentions = self._layers(
             self._patches(inputs), weights=True, renormalise=renormalise
@@ -164,13 +164,15 @@ class PromptedViT(TokenClassifier):
         Args:
             patches: embedded patches (batch, n, c), without position embeddings.
             weights: whether to return each layer's attention.
-            hidden: a list to which the tokens before each layer are added; None to collect nothing.
-            renormalise: whether the rows of an attention are scaled to sum to 1 again after the
-                prompts' columns were dropped.
+            hidden: a list to which the tokens before each layer are appended. None to collect
+                nothing.
+            renormalise: the attention is returned without the prompts' columns. If True, its rows
+                are scaled to sum to 1 again.
 
         Returns:
-            All tokens (batch, prefix tokens + n, c), and with ``weights`` each layer's attention
-            between tokens, the mean over heads (batch, tokens, tokens); otherwise an empty list.
+            All tokens (batch, prefix tokens + n, c), and a list with each layer's attention between
+            tokens, averaged over the heads (batch, tokens, tokens). The list is empty if
+            ``weights`` is False.
         """
         vit = self.vit
         # This repeats timm's own forward pass, whose attention cannot take prompts
@@ -196,14 +198,15 @@ class PromptedViT(TokenClassifier):
 
         Args:
             block: the block of the ViT.
-            x: tokens (batch, tokens, c).
+            x: tokens (batch, tokens, c), before the block's first norm.
             prompts: keys and values (2, length, c), or None.
-            weights: whether to return the mean attention too. It is computed by
-                ``fused_prefix_attention`` if ``fuses_maps`` is True, or is None on a GPU.
+            weights: whether to return the mean attention too. ``fuses_maps`` decides whether
+                ``fused_prefix_attention`` computes it. If ``fuses_maps`` is None, it does so on a
+                GPU only.
 
         Returns:
             The attended tokens (batch, tokens, c), and the mean attention over the heads (batch,
-            tokens, length + tokens), or None without ``weights``.
+            tokens, length + tokens). The latter is None if ``weights`` is False.
         """
         fuses = self.fuses_maps
         if fuses is None:
@@ -216,10 +219,10 @@ class PromptedViT(TokenClassifier):
         return mixed, attention.mean(dim=1)
 
     def _layer_prompts(self) -> list[Tensor | None]:
-        """Return one entry per layer: prompts (2, length, channels), or None without prompts.
+        """List each layer's prompts, (2, length, channels), or None for a layer without prompts.
 
-        b-prompts are in the first layers and t-prompts in the last. g-prompts are in all layers,
-        and are used instead of the other two, never with them.
+        The ViT has b-prompts in its first layers and t-prompts in its last, or g-prompts in all
+        layers, or no prompts.
         """
         layers: list[Tensor | None] = []
         for name in ("b", "t", "g"):  # b-prompts are in the first layers, t-prompts in the last
@@ -231,10 +234,10 @@ class PromptedViT(TokenClassifier):
 
 
 def pixel_scale(vit: VisionTransformer, channels: int) -> tuple[Tensor, Tensor]:
-    """Return the scale and offset, (channels, 1, 1) each, that map -1..1 to the ViT's pixel range.
+    """Return the scale and offset that map pixels in -1..1 to the range that a ViT expects.
 
-    The network's input x becomes scale * x + offset. For grey images the ViT's means and deviations
-    are averaged over its three colours.
+    An input x becomes scale * x + offset. Each of the two is (channels, 1, 1). For grey images the
+    means and deviations with which the ViT was trained are averaged over its three colours.
     """
 
     def by_channel(statistics: Sequence[float]) -> Tensor:
@@ -252,10 +255,14 @@ def pixel_scale(vit: VisionTransformer, channels: int) -> tuple[Tensor, Tensor]:
 def _initial_prompts(vit: VisionTransformer, settings: CommonSettings) -> dict[str, nn.Parameter]:
     """Draw the initial prompts of each set: name of the set -> (layers, 2, length, channels).
 
-    With 'vit.prompt-sets' 'b-t', set ``b`` has 'vit.basic-layers' layers, and set ``t`` has the
-    other layers. With 'g', the only set ``g`` has all layers. With 'none' the result is empty. On
-    the axis of length 2, keys come first, then values. The numbers are Gaussian, from torch's
-    global generator.
+    Prompts are trained keys and values of a layer. On the axis of length 2, keys come first. The
+    setting 'vit.prompt-sets' decides which layers have prompts:
+
+    - 'b-t': set ``b`` has the first 'vit.basic-layers' layers, and set ``t`` the other layers.
+    - 'g': the only set ``g`` has all layers.
+    - 'none': the result is empty.
+
+    The numbers are Gaussian, from torch's global generator.
 
     Raises:
         SettingError: with 'b-t', 'vit.basic-layers' is not below the number of layers, so no layer
@@ -346,12 +353,13 @@ def build_prompted_vit(
     """Build the ViT with prompts, but without loading pretrained weights for its backbone.
 
     If 'vit.backbone-weights' is 'random', the backbone gets random weights here. Otherwise it is on
-    the meta device, which has shapes but no values, and ``load_backbone`` fills it later.
+    torch's meta device, where arrays have shapes but no values, and ``load_backbone`` fills it
+    later.
 
     Args:
         settings: the run's settings.
         shape: the shape of the images and the number of classes.
-        evidence: turns logits into evidence; None for cross-entropy.
+        evidence: turns logits into evidence for an evidential loss. None for cross-entropy.
 
     Raises:
         SettingError: the ViT cannot be built, does not fit the images, or has too few layers for

@@ -66,9 +66,8 @@ _RESNET22 = _Architecture(
 def fill_vgg(encoder: nn.Module, content: Mapping[str, Any], where: str) -> None:
     """Load VGG16's convolutional weights from a file into ``encoder``, all or none.
 
-    Only arrays under "features." are loaded. Their names may have one of the prefixes "module.",
-    "model.", "encoder." and "backbone.". An array under "features." that the encoder does not have
-    is surplus.
+    Only arrays under "features." are loaded, and the encoder must have all of them. Their names may
+    have one of the prefixes "module.", "model.", "encoder." and "backbone.".
 
     Args:
         encoder: the ``VggEncoder`` to fill, in place.
@@ -76,7 +75,8 @@ def fill_vgg(encoder: nn.Module, content: Mapping[str, Any], where: str) -> None
         where: the file, for errors.
 
     Raises:
-        SettingError: arrays are missing, are surplus, have another shape or are not finite.
+        SettingError: arrays are missing, are surplus, have another shape or are not finite. In this
+            case ``encoder`` is unchanged.
     """
     _fill(encoder, content, where, _VGG)
 
@@ -84,10 +84,9 @@ def fill_vgg(encoder: nn.Module, content: Mapping[str, Any], where: str) -> None
 def fill_resnet22(encoder: nn.Module, content: Mapping[str, Any], where: str) -> None:
     """Load the weights of ResNet-22 from a published file into ``encoder``, all or none.
 
-    The names in the file are those of the encoder after one of three prefixes:
-    "four_view_resnet.cc.", "view_resnet." or "". The first prefix with which the file has
-    'first_conv.weight' is used. Arrays without this prefix are ignored. An array with the prefix is
-    surplus if the encoder has no array of that name.
+    The names in the file are the encoder's names after a prefix. The prefix is the first of
+    "four_view_resnet.cc.", "view_resnet." and "" with which the file has 'first_conv.weight'.
+    Arrays without the prefix are ignored. The encoder must have all arrays with the prefix.
 
     Args:
         encoder: the ``ResNet22`` to fill, in place.
@@ -95,7 +94,8 @@ def fill_resnet22(encoder: nn.Module, content: Mapping[str, Any], where: str) ->
         where: the file, for errors.
 
     Raises:
-        SettingError: arrays are missing, are surplus, have another shape or are not finite.
+        SettingError: arrays are missing, are surplus, have another shape or are not finite. In this
+            case ``encoder`` is unchanged.
     """
     _fill(encoder, content.get("model", content), where, _RESNET22)
 
@@ -103,7 +103,8 @@ def fill_resnet22(encoder: nn.Module, content: Mapping[str, Any], where: str) ->
 def _fill(encoder: nn.Module, content: Any, where: str, source: _Architecture) -> None:
     """Load a file's arrays into ``encoder`` as float32, all of them or none.
 
-    Batch norm's counters of batches may be missing in the file, and are never loaded.
+    The number of batches that a batch norm has seen is never loaded, and may be missing in the
+    file.
 
     Args:
         encoder: the network to fill, in place.
@@ -112,7 +113,8 @@ def _fill(encoder: nn.Module, content: Any, where: str, source: _Architecture) -
         source: the architecture that the file must hold.
 
     Raises:
-        SettingError: arrays are missing, surplus, of another shape or not finite.
+        SettingError: arrays are missing, are surplus, have another shape or are not finite. In this
+            case ``encoder`` is unchanged.
     """
     setting, wanted = f"setting '{source.setting}'", encoder.state_dict()
     arrays = _select_arrays(content, where, source)
@@ -146,8 +148,8 @@ def _fill(encoder: nn.Module, content: Any, where: str, source: _Architecture) -
 def _select_arrays(content: Any, where: str, source: _Architecture) -> dict[str, Any]:
     """Select the encoder's arrays in a file, and remove the prefix from their names.
 
-    The prefix is the first of ``source.prefixes`` with which the file has the encoder's first
-    convolution.
+    The names in the file are those of the encoder after a prefix. It is the first of
+    ``source.prefixes`` with which the file has the encoder's first convolution.
 
     Args:
         content: the file's content. If it is not a mapping, it counts as empty.
@@ -185,7 +187,8 @@ def _check_shapes(
     """Check that all arrays in a file have the shapes of the network's arrays.
 
     The number of image channels is checked first, because weights for colour images in a run on
-    grey images are the likeliest mistake. The arrays are then checked in their order in ``given``.
+    grey images are the likeliest mistake. Then the arrays are checked in their order in ``given``.
+    Only the first fault is reported.
 
     Args:
         given: the file's arrays by the network's names. ``source.first``, the weights of the first
@@ -195,9 +198,8 @@ def _check_shapes(
         source: the architecture, for errors.
 
     Raises:
-        SettingError: an array has another shape; only the first one is reported. If the image
-            channels differ, the error names both numbers. Otherwise it names the value of
-            'network.width' that suits the weights.
+        SettingError: an array has another shape. If the image channels differ, the error names both
+            numbers. Otherwise it names the value of 'network.width' that suits the weights.
     """
     setting, first = f"setting '{source.setting}'", given[source.first]
     channels = wanted[source.first].shape[1]
@@ -220,18 +222,18 @@ def _check_shapes(
 
 
 def fill_published_head(head: nn.Module, content: Mapping[str, Any], where: str) -> None:
-    """Load the classifier from Wu et al.'s file into ``head``, in place.
+    """Load the classifier from Wu et al.'s published file into ``head``, in place.
 
-    Only the two outputs for malignant findings are used.
+    From the file's output layer, only the two outputs for malignant findings are used.
 
     Args:
         head: the classifier that ``build_published_head`` built.
-        content: the file's content; its entry "model" is used if there is one.
+        content: the file's content. Its entry "model" is used if there is one.
         where: the file, for errors.
 
     Raises:
         SettingError: the file lacks a classifier, or the classifier's arrays have other shapes or
-            are not finite. ``head`` is unchanged then.
+            are not finite. In this case ``head`` is unchanged.
     """
     stored, wanted = content.get("model", content), head.state_dict()
     arrays = _head_arrays(stored, where)
@@ -250,8 +252,9 @@ def fill_published_head(head: nn.Module, content: Mapping[str, Any], where: str)
 def _head_arrays(stored: Mapping[str, Any], where: str) -> dict[str, Tensor]:
     """Select the classifier's arrays in a file, named as in ``build_published_head``.
 
-    From the output layer, only the two rows for malignant findings are taken. The left
-    cranio-caudal view is preferred to layers without a view's suffix.
+    A file may have one classifier for each view of the breast. The classifier of the left
+    cranio-caudal view is preferred to layers whose names have no suffix for a view. From the output
+    layer, only the two rows for malignant findings are taken.
 
     Args:
         stored: the file's arrays by name.

@@ -120,9 +120,9 @@ class RadiographClassifier(TokenClassifier):
 def _run_checkpointed(block: nn.Module, hidden: Tensor) -> Tensor:
     """Run a block of layers with gradient checkpointing, which saves memory but takes more time.
 
-    Only the block's input ``hidden`` is kept for the backward pass, which runs the block a second
-    time to compute its activations again. The second run does not update the running statistics of
-    batch norms, so the model is the same as without checkpointing.
+    The forward pass keeps only the block's input ``hidden``. The backward pass runs the block a
+    second time to compute its activations again. The second run does not update the running
+    statistics of batch norms, so the model is the same as without checkpointing.
     """
     # The recomputation sees the same batch again: without the context, batch norm's running
     # statistics would take it in twice, and checkpointing would change the model
@@ -195,7 +195,7 @@ def build_published_head(channels: int, classes: int) -> nn.Sequential:
 def build_radiograph_classifier(
     settings: CommonSettings, shape: NetworkShape, evidence: Evidence | None
 ) -> RadiographClassifier:
-    """Build ResNet-22 with a head: the published classifier, or the one of the paper's table IV.
+    """Build ResNet-22 with a head: the published classifier, or that of the paper's table IV.
 
     'network.classifier' decides between the two heads. The initial weights of encoder and head are
     drawn from torch's global generator. Published weights are loaded later.
@@ -204,7 +204,7 @@ def build_radiograph_classifier(
         settings: 'network.width', 'network.classifier', the dropout rate, and whether to use
             gradient checkpointing.
         shape: the shape of the images and the number of classes.
-        evidence: turns logits into evidence; None for cross-entropy.
+        evidence: turns logits into evidence for an evidential loss. None for cross-entropy.
 
     Raises:
         SettingError: a side of the images is below 16 pixels, or the classifier is the published

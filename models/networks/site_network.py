@@ -102,9 +102,8 @@ class TokenClassifier(SiteNetwork):
         """Map features (batch, l, c) to logits (batch, classes).
 
         The head reads the features of a sample as one vector, (batch, l * c). An evidential network
-        returns log alpha as logits, where alpha are the parameters of a Dirichlet distribution. The
-        softmax of log alpha is the expected class probability, so callers can apply a softmax to
-        the logits of every network.
+        returns log alpha as logits, where alpha are the parameters of a Dirichlet distribution. So
+        the softmax of the logits gives class probabilities for every network.
         """
         logits: Tensor = self.head(features.flatten(1))
         if self.evidence:
@@ -118,9 +117,10 @@ class TokenClassifier(SiteNetwork):
     def losses(self, inputs: Tensor, labels: Tensor) -> Tensor:
         """Compute the cross-entropy of each sample, (batch,).
 
-        The criterion is not used. If it is the plain cross-entropy, without evidence and class
-        weights, the mean of the result is ``loss``. The samples may belong to several sites whose
-        networks are trained as one.
+        It is used where several sites' networks are trained as one, so that the samples of a batch
+        belong to different sites. The network's criterion is not used. If the criterion is the
+        plain cross-entropy, without evidence and class weights, the mean of the result equals
+        ``loss``.
 
         Args:
             inputs: (batch, *input_shape).
@@ -147,9 +147,9 @@ class FrozenPart(nn.Module):
 def frozen_weights_in(module: nn.Module, kind: torch.dtype) -> Iterator[None]:
     """Convert the weights of frozen layers to autocast's type ``kind``, as long as a block runs.
 
-    Autocast would convert these weights in each step; converting them once saves time and gives the
+    Autocast would convert these weights in each step. Converting them once saves time and gives the
     same bits. Only the weights and biases of linear layers and 2D convolutions inside a
-    ``FrozenPart`` are converted, also if another module shares them. Afterwards they have their
+    ``FrozenPart`` are converted, even those that another module shares. Afterwards they have their
     exact values again. The block must run the layers under autocast, or their inputs and weights
     differ in type.
 
@@ -178,10 +178,9 @@ def frozen_weights_in(module: nn.Module, kind: torch.dtype) -> Iterator[None]:
 def exchanged_arrays(module: nn.Module) -> dict[str, Tensor]:
     """Return the arrays that sites exchange: array name -> array, sorted by name.
 
-    These are the parameters and the floating-point buffers in the state dict of ``module``. The
-    arrays of each ``FrozenPart`` inside ``module`` are left out. Integer buffers are left out
-    because a mean of batch norm's step counters would be meaningless. Nothing uses the counters,
-    because every batch norm here has a fixed momentum.
+    These are the parameters and the floating-point buffers in the state dict of ``module``, except
+    those inside a ``FrozenPart``. Integer buffers are left out too: they are batch norm's step
+    counters, which nothing here uses.
 
     The arrays share memory with ``module``, so changing an array changes the network.
     """
@@ -231,11 +230,11 @@ def _list_names(names: Set[str]) -> str:
 
 
 def last_layers(module: nn.Module, count: int) -> list[str]:
-    """Return the names of the exchanged arrays in the last ``count`` (at least 1) trainable layers.
+    """Return the names of the exchanged arrays in the last ``count`` layers that are trained.
 
-    A layer is a module with trainable parameters that do not belong to its submodules. The order is
-    that of ``named_modules``. If there are fewer layers, all of them count. Buffers of a layer,
-    such as running means, are included.
+    A layer is a module that has trainable parameters itself, not only in its submodules. Layers are
+    in the order of ``named_modules``. Their buffers, such as running means, are included. ``count``
+    is at least 1, and if there are fewer layers, all of them count.
     """
     layers = []
     for name, part in module.named_modules():

@@ -89,15 +89,15 @@ class StackedNetwork:
             self.arrays[name] = parameter.data
 
     def keep(self, sites: int, optimiser: Optimizer) -> None:
-        """Train only the first ``sites`` sites from now on; the remaining sites have finished.
+        """Train only the first ``sites`` sites from now on, as the remaining sites have finished.
 
-        ``arrays`` still has the final weights of all sites. The optimiser gets the shorter
-        parameters and shorter moments, so the remaining sites step as before.
+        The network's parameters and the optimiser's moments are cut to these sites, which train on
+        as before. ``arrays`` still has the final weights of all sites.
 
         Args:
             sites: the number of sites that still train, at least 1 and at most as many as now.
                 Sites are ordered so that those with fewer steps come last.
-            optimiser: the optimiser over all parameters of this network; it is changed in place.
+            optimiser: the optimiser over all parameters of this network, which is changed in place.
         """
         # A slice is a view: the remaining sites keep training the same memory that ``arrays`` holds
         shorter: dict[Tensor, nn.Parameter] = {}
@@ -144,12 +144,12 @@ class _Layer(nn.Module):
     def map_each_site(self, inputs: Tensor) -> Tensor:
         """Apply the layer to the rows of several sites at once, each site with its own weights.
 
-        All sites are computed in one call of ``torch.vmap``. They are the first sites of the stack,
-        as many as the current batch has.
+        The sites are the first sites of the stack, as many as the current batch has. All of them
+        are computed in one call of ``torch.vmap``.
 
         Args:
-            inputs: (sites, most, ...), with ``most`` the number of rows at the largest site. The
-                rows that pad a smaller site are mapped like other rows.
+            inputs: (sites, most, ...), where ``most`` is the number of rows at the largest site.
+                Rows that pad a smaller site are mapped like any others.
 
         Returns:
             The outputs, (sites, most, ...).
@@ -209,10 +209,10 @@ class _Norm(_Layer):
     def map_each_site(self, inputs: Tensor) -> Tensor:
         """Apply batch norm to rows (sites, most, channels, ...), with each site's own statistics.
 
-        Mean and variance are over the rows of one site, without the rows that pad it. In training
-        mode, running statistics are updated as torch does it. Without padding, in eval mode, or if
-        the layer has no momentum, torch's own batch norm is computed for each site under
-        ``torch.vmap``.
+        A site with fewer than ``most`` rows is padded, and its mean and variance leave the padding
+        out. In training mode, running statistics are updated as torch does it. Without padding, in
+        eval mode, or if the layer has no momentum, torch's own batch norm is computed for each site
+        under ``torch.vmap``.
         """
         layer, arrays, rows = self._of_one[0], self.current_arrays(), self._rows
         assert isinstance(layer, _BatchNorm)
@@ -284,7 +284,7 @@ def default_generator(device: torch.device) -> torch.Generator:
 
 
 def _stack(layers: Sequence[nn.Module], rows: Rows) -> _Layer:
-    """Wrap the same layer of several sites' networks as one layer for all these sites.
+    """Join the same layer of several sites' networks into a layer that computes all sites at once.
 
     Batch norm becomes ``_Norm``, and a linear layer ``_Linear``. All other layers, and subclasses
     of ``nn.Linear``, become ``_Layer``.

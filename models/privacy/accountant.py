@@ -51,9 +51,10 @@ def epsilon(releases: Releases, delta: float) -> float:
 def _epsilon(releases: tuple[tuple[tuple[float, float], int], ...], delta: float) -> float:
     """Compute ``epsilon`` for at least one release, by Rényi differential privacy, with a cache.
 
-    The divergences of all releases are added up at each of many orders, and dp_accounting converts
-    them to the smallest epsilon. If any kind is sampled, only whole orders from 2 to 1024 are used,
-    and otherwise finer ones. If a kind has noise 0, the result is infinite.
+    At each of many orders, the Rényi divergences of all releases are added up. dp_accounting
+    converts the sums to the smallest epsilon. If any kind of release is sampled, the orders are
+    whole numbers from 2 to 1024, otherwise finer ones. If a kind has noise 0, the result is
+    infinite.
 
     Args:
         releases: ((noise multiplier, sampling rate), number) for each kind, sorted by the caller so
@@ -81,12 +82,12 @@ def _epsilon(releases: tuple[tuple[tuple[float, float], int], ...], delta: float
 def _rdp(noise: float, rate: float, orders: tuple[float, ...]) -> tuple[float, ...]:
     """Compute the Rényi divergence of one Gaussian release at each of the ``orders``.
 
-    Without sampling the divergence is order / (2 ``noise``²). With Poisson sampling it comes from
-    dp_accounting, and is at least 2^-46, because rounding could otherwise make it negative.
+    Without sampling it is order / (2 ``noise``²). With Poisson sampling, dp_accounting computes it.
+    The result is then at least 2^-46, because rounding could make it negative.
 
     Args:
         noise: the noise multiplier, above 0.
-        rate: the rate of Poisson sampling; 1 or more means no sampling.
+        rate: the rate of Poisson sampling. 1 or more means no sampling.
         orders: the Rényi orders.
     """
     if rate >= 1:
@@ -134,11 +135,12 @@ def noise_for(budget: float, delta: float, releases: Callable[[float], Releases]
 
 
 def counts_noise_for(budget: float, delta: float) -> float:
-    """Choose the noise on a hospital's numbers of patients: a standard deviation, 0.5 to 10,000.
+    """Choose the standard deviation of the noise on a hospital's numbers of patients.
 
-    Within this range, releasing only these counts costs a quarter of ``budget``. Releases add up by
-    1 / noise², which grows with the square of epsilon. So a quarter of epsilon is only a sixteenth
-    of the sum, and nearly all of the budget is left for training.
+    The result is from 0.5 to 10,000. Within this range, releasing only these counts costs a quarter
+    of ``budget``. Nearly all of the budget is left for training, because releases add up by 1 /
+    noise², which grows with the square of epsilon. So a quarter of epsilon is only a sixteenth of
+    the sum.
 
     Args:
         budget: the hospital's largest epsilon over all runs.

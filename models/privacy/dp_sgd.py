@@ -79,12 +79,11 @@ def clipped_gradients(
         labels: (batch,) int64.
         release: bounds each sample's gradient over all parameters together. If ``release.alone``,
             each sample is computed in a batch of one, and ``size`` is ignored.
-        size: number of samples whose gradients are in memory at once; 0 for as many as fit.
+        size: number of samples whose gradients are in memory at once. 0 for as many as fit.
 
     Returns:
-        Parameter -> sum of gradients, int64 in the release's units (bound / 2^24); and the sum of
-        losses, a scalar. In the sum of losses, a loss that is not finite counts as 0. Without
-        samples all sums are 0.
+        Parameter -> sum of gradients, as int64 multiples of bound / 2^24, and the sum of losses, a
+        scalar. A loss that is not finite adds 0. Without samples all sums are 0.
     """
     parameters = _trained_parameters(network)
     if release.alone:
@@ -132,7 +131,8 @@ def _clip_one_by_one(
 ) -> tuple[dict[str, Tensor], Tensor]:
     """Sum clipped gradients and losses, with a forward and backward pass for each sample.
 
-    Each sample is copied to memory of its own first.
+    Each sample is first copied to its own memory, because its address in the batch could change the
+    last bits of its gradient.
 
     Args:
         parameters: the parameters to train, by name.
@@ -142,7 +142,7 @@ def _clip_one_by_one(
         release: bounds each sample's gradient over all parameters together.
 
     Returns:
-        Parameter -> sum of gradients, int64 in the release's units, and the sum of losses, a
+        Parameter -> sum of gradients, as int64 multiples of bound / 2^24, and the sum of losses, a
         scalar.
     """
     # The gradient of a sample is joined to one vector, because clipping array by array takes twice
@@ -224,8 +224,9 @@ def with_group_norm(module: nn.Module) -> None:
     """Replace every batch norm inside ``module``, in place, by a group norm of the same channels.
 
     Group norm (Wu and He 2018) normalises each sample by itself, without running statistics. A
-    group has 8 channels if 8 divides the channels. The new norm begins with weights 1 and biases 0.
-    Only ``BatchNorm1d`` and ``BatchNorm2d`` are replaced, and never ``module`` itself.
+    group has 8 channels if 8 divides the channels. Otherwise groups are larger, and fewer than 8
+    channels are one group. The new norm begins with weights 1 and biases 0. Only ``BatchNorm1d``
+    and ``BatchNorm2d`` are replaced, and never ``module`` itself.
     """
     for name, part in module.named_children():
         if isinstance(part, nn.BatchNorm1d | nn.BatchNorm2d):

@@ -23,10 +23,11 @@ _FAR = 0.2  # a distance from a whole number, in grids; rounding errors stay bel
 
 
 def grid_of(levels: Quantisation, sites: int) -> float:
-    """Compute the grid, the step to which the first two of a number's three parts are rounded.
+    """Compute the grid: the step to which numbers are rounded for an exact secret sum.
 
-    The grid is the smallest power of two that is at least eight times the largest error of a secret
-    sum. So a sum of such parts can be rounded to the grid, which removes the error.
+    A secret sum has a small error. A number is sent in three parts, and the first two are rounded
+    to the grid. The grid is the smallest power of two that is at least eight times the largest
+    error. So the sum of such a part can be rounded to the grid, which removes the error.
 
     Args:
         levels: the quantisation of the sum, whose limit is the clipping norm, 1. Its ``samples``
@@ -41,9 +42,9 @@ def grid_of(levels: Quantisation, sites: int) -> float:
 def split_numbers(values: Floats, grid: float) -> list[Floats]:
     """Split each of m numbers into three parts, from which ``join_sums`` recovers exact sums.
 
-    The first part is the nearest multiple of ``grid``. The remainder is magnified so that it has a
-    norm of at most 1/2, and the second part is its nearest multiple of ``grid``. The third part is
-    what is left, magnified again and not rounded.
+    The first part is the nearest multiple of ``grid``. The remainder is magnified to a norm of at
+    most 1/2, and its nearest multiple of ``grid`` is the second part. The remainder of that,
+    magnified again, is the third part, which is not rounded.
 
     Returns:
         The three parts, (m,) each. The norms of the second and the third are at most about 1/2.
@@ -57,10 +58,10 @@ def split_numbers(values: Floats, grid: float) -> list[Floats]:
 
 
 def join_sums(sums: Sequence[Floats], grid: float) -> Floats | None:
-    """Join the sums of the three parts over sites into the sums of the numbers, (m,).
+    """Join the sums over sites of each number's three parts into the sums of the numbers, (m,).
 
-    The sums of the first two parts are rounded to multiples of ``grid``, which removes the error of
-    a secret sum.
+    The sums come from a secret sum, which has a small error. Rounding the sums of the first two
+    parts to multiples of ``grid`` removes it.
 
     Args:
         sums: the sum over sites of each part from ``split_numbers``, (m,) each, in order. Each site

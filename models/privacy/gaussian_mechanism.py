@@ -52,9 +52,8 @@ def normals(
 
     Args:
         shape: the shape of the result.
-        rng: the generator. None to compute the numbers from random bits of the operating system, by
-            Box and Muller's method, so that they cannot be repeated; nothing is drawn for a shape
-            without elements.
+        rng: the generator. If None, the numbers are computed by Box and Muller's method from random
+            bits of the operating system, so that nobody can repeat them.
         dtype: the type of the result.
     """
     if rng is not None:

@@ -69,10 +69,11 @@ def noisy_metrics(
     because the true number must stay secret.
 
     Args:
-        parts: metric, as ``incoming.val.loss`` -> contributions (n,) in [0, 1] from the n samples
-            in the metric's split.
-        reported: split -> number of samples, as the site has reported it.
-        ranges: metric, as ``loss`` -> its value if every contribution is 1; the smallest is 0.
+        parts: metric (such as ``incoming.val.loss``) -> contributions (n,) in [0, 1] of the n
+            samples in the metric's split.
+        reported: split -> number of samples that the site has reported.
+        ranges: metric (such as ``loss``) -> its value if every contribution is 1. The smallest
+            value of each metric is 0.
         release: clips and adds noise. Its bound must be ``parts_bound(parts)``.
 
     Returns:

@@ -45,13 +45,13 @@ def _find_not_private(common: CommonSettings, table: bool) -> Iterator[str]:
     """Yield an error message for each setting that contradicts DP-SGD.
 
     'privacy.sample-clip-norm' and 'privacy.noise-multiplier' must both be set or both be 0. If the
-    norm is 0, further messages are about settings that then have no effect. If it is set, DP-SGD
-    does not allow these:
+    norm is 0, any further messages are about settings that then have no effect. If it is set, each
+    of these gives a message:
 
-    - a method that the patients' noise would not cover (``why_not_private``);
-    - for a table, any 'data.standardise' but 'declared';
-    - class weights 'balanced', compressed updates, precision 'fp16', 'train.epoch-steps' and
-      gradient checkpointing.
+    - A method that the patients' noise would not cover (``why_not_private``).
+    - For a table, a value of 'data.standardise' other than 'declared'.
+    - Class weights 'balanced', compressed updates, or precision 'fp16'.
+    - 'train.epoch-steps' or gradient checkpointing, in one message.
 
     Args:
         common: the run's common settings.
@@ -155,9 +155,13 @@ def _find_broken_trust(common: CommonSettings, table: bool) -> Iterator[str]:
 def _find_unsummable(common: CommonSettings) -> Iterator[str]:
     """Yield an error message for each setting that secure aggregation does not allow.
 
-    It does not allow a method that needs more than the sum of the sites' arrays, a
-    'secure.clip-norm' of 0, an aggregation other than the mean, compressed updates, or site weights
-    from a file. The caller has checked that 'secure.aggregation' is on.
+    The caller has checked that 'secure.aggregation' is on. Each of these gives a message:
+
+    - A method that needs more than the sum of the sites' arrays.
+    - A 'secure.clip-norm' of 0.
+    - An aggregation other than the mean.
+    - Compressed updates.
+    - Site weights from a file.
     """
     if not needs_sums_only(common.method):
         yield (

@@ -53,12 +53,11 @@ class Release:
 
     @property
     def alone(self) -> bool:
-        """Whether each patient's part must be computed by itself; False if ``source`` is set.
+        """Whether each patient's part must be computed by itself; False in a simulation.
 
-        A part is a patient's contribution to a sum. In a batch, a sample's last bits depend on the
-        size of the batch, and a server could craft weights that turn last bits into large
-        differences. A simulation, which sets ``source``, may use whole batches because its noise
-        protects nobody.
+        A part is a patient's contribution to a sum. In a batch, its last bits depend on the size of
+        the batch, and a server could craft weights that turn last bits into large differences. A
+        simulation, which sets ``source``, may use whole batches, because its noise protects nobody.
         """
         return self.source is None
 
@@ -70,9 +69,8 @@ class Release:
         because an error would reveal the patient.
 
         Args:
-            rows: name -> array (n, ...), at least one array, all with the same n. Patient i's part
-                consists of row i of every array, and its norm is computed over all of these rows
-                together.
+            rows: name -> array (n, ...), at least one array, all with the same n. Row i of all
+                arrays together is the part of patient i.
 
         Returns:
             Name -> int64 array of the same shape, in units.

@@ -116,11 +116,11 @@ def _accept_pairs(deviation: int, pairs: int, random_bytes: Bytes) -> _Whole:
 
 
 def _pairs_with_error(middle: _Floats, w: _Floats) -> tuple[_Floats, _Floats]:
-    """Compute the Gaussian numbers u f and v f for n points, and a bound on their errors.
+    """Compute the Gaussian numbers u f and v f of n points (u, v), and a bound on their errors.
 
-    The factor f is sqrt(-2 ln w / w).
+    The factor f is sqrt(-2 ln w / w) with w = u^2 + v^2.
 
-    The bound is four times the derived one. The first bits leave w uncertain by less than 2^-50
+    The bound is four times the derived error. The first bits leave w uncertain by less than 2^-50
     sqrt(w) + 2^-104, rounding included. The relative error of f is |1/2 - 1/(2 ln w)| times the
     relative error of w. The error of u f has two parts: u times the error of f, and f times the
     error of u.
@@ -173,11 +173,14 @@ def _decide_by_more_bits(
 
 
 def _interval(number: int, bits: int) -> tuple[int, int, int]:
-    """Return the sign of a coordinate in -1..1, and the bounds of its absolute value.
+    """Return the sign of a random coordinate in -1..1, and two bounds of its absolute value.
 
-    With h = 2^(bits-1), the coordinate lies between (number - h) / h and (number - h + 1) / h,
-    where ``number`` has ``bits`` random bits. The sign is 1 or -1. The smaller and the larger bound
-    are adjacent integers in units of 1 / h.
+    ``number`` is a whole number made of ``bits`` random bits. With h = 2^(bits-1), the coordinate
+    lies between (number - h) / h and (number - h + 1) / h.
+
+    Returns:
+        The sign, 1 or -1, and the smaller and the larger bound: adjacent integers in units of 1 /
+        h.
     """
     half = 1 << (bits - 1)
     if number >= half:

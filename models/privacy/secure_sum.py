@@ -78,9 +78,10 @@ class Quantisation:
 
 
 def quantisation(common: CommonSettings, sites: int, samples: int = SAMPLES) -> Quantisation:
-    """Choose the finest quantisation whose sum over all sites fits into 32 bits.
+    """Choose how finely numbers are rounded, so that their sum over all sites fits into 32 bits.
 
-    Values are clipped to 'secure.clip-norm', which no number of a clipped update exceeds.
+    The result has as many levels as possible. Values are clipped to 'secure.clip-norm', which no
+    number of a clipped update exceeds.
 
     Args:
         common: the run's settings.
@@ -114,16 +115,17 @@ def why_too_coarse(
 ) -> str | None:
     """Return an error message if rounding would distort the mean too much, otherwise None.
 
-    The limit is an expected error of 1 % of 'secure.clip-norm'. The error is the norm of
-    independent rounding errors, each uniform over a step of the quantisation: step * sqrt(sites *
-    numbers / 12), times B divided by ``samples``.
+    The limit is an expected error of 1 % of 'secure.clip-norm'. The rounding errors are independent
+    and uniform over a step of the quantisation. So their expected norm is step * sqrt(sites *
+    numbers / 12), times B / ``samples``.
 
     Args:
         numbers: the number of elements of an update.
         levels: the quantisation, which has B ('secure-samples'), the most samples that a site can
             count as.
-        sites: the number of summed sites. With the default of 1, a site judges its own part.
-        samples: the number of samples at all these sites together; 0 for B samples.
+        sites: the number of summed sites. With the default of 1, the error is that of a single
+            site.
+        samples: the number of samples at all these sites together. 0 counts as B.
     """
     # A rounding error is uniform over a step and has variance step^2 / 12. Its norm grows with the
     # square root of the numbers in an update and of the sites
@@ -168,11 +170,14 @@ def needed_sites(common: CommonSettings, sites: int) -> int:
 def tolerated_colluders(threshold: int, sites: int) -> int:
     """Compute the most sites that may collude with the server without revealing an update.
 
-    The result is the smaller one of 2t - n - 1 and t - 2, because c colluding sites must meet two
-    conditions. Theorem 6.5 (Bonawitz et al. 2017) requires 2t > n + c. And each sum that the server
-    opens, which covers at least t sites, must cover at least two honest ones: a sum over one honest
-    site would be that site's update. A negative result means that even a server without colluding
-    sites may learn an update.
+    The result is the smaller of 2t - n - 1 and t - 2. With c colluding sites, two conditions must
+    hold:
+
+    - 2t > n + c, by theorem 6.5 of Bonawitz et al. (2017).
+    - Each sum that the server opens covers at least two honest sites among its t or more. A sum
+      over one honest site would be that site's update.
+
+    If the result is negative, even a server without colluding sites may learn an update.
 
     Args:
         threshold: t, the fewest sites that must stay to the end of a round.

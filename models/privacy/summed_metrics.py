@@ -20,18 +20,18 @@ TRAIN_LOSS = measurement(TRAINED, "train", "loss")
 
 
 def summed_metrics(trains: bool, measured: Sequence[str], splits: Sequence[str]) -> list[str]:
-    """List the names of the metrics that are summed over the sites in a phase of a run.
+    """List the metrics that are added up over sites in a secret sum, in a phase of a run.
 
     Args:
         trains: whether sites train in the phase. This adds the training loss if every site has the
             split ``train``.
         measured: the metrics of the incoming model that sites measure on validation and test data
-            in this phase (``Task.always``); empty if they measure nothing.
+            in this phase (``Task.always``). Empty if they measure nothing.
         splits: the splits that every site has. A sum over fewer sites would show which sites lack
             the split.
 
     Returns:
-        Names such as ``incoming.val.loss``, the training loss first; may be empty.
+        Names such as ``incoming.val.loss``, the training loss first. May be empty.
     """
     names = []
     if trains and "train" in splits:
@@ -51,11 +51,10 @@ def split_of(name: str) -> str:
 
 
 def bounds(name: str, limits: Mapping[str, tuple[float, float]]) -> tuple[float, float] | None:
-    """Return the bounds to which a metric is clipped before it is summed; None if it is not summed.
+    """Return the bounds to which a metric is clipped before a secret sum; None if not summed.
 
-    These metrics are summed: the metrics in ``limits`` on validation and test data (such as
-    ``incoming.val.loss``), the training loss, ``steps`` (0 to 65,536) and ``inverse-steps`` (0 to
-    1).
+    These metrics are summed: the training loss, ``steps`` (0 to 65,536), ``inverse-steps`` (0 to
+    1), and each metric in ``limits`` on validation and test data, such as ``incoming.val.loss``.
 
     Args:
         name: the metric's whole name.

@@ -139,12 +139,13 @@ class Classification(Task):
         """Explain why an array cannot be the classes of the samples; '' if it can.
 
         The array must have the shape (samples,), an integer type, and values from 0 to the number
-        of classes - 1. The text is a predicate, such as "must be a whole number from 0 to 2 ...".
+        of classes - 1. The explanation is a predicate, which the caller puts after a subject, such
+        as "must be a whole number from 0 to 2 ...".
 
         Args:
             labels: the array.
             samples: the number of samples.
-            names: the names of the classes; only their number counts.
+            names: the names of the classes, of which only the number counts.
         """
         classes = len(names)
         has_form = labels.shape == (samples,) and labels.dtype.kind in "iu"
@@ -208,10 +209,10 @@ class Classification(Task):
         return {"accuracy": 1.0, "loss": LOSS_BOUND, "entropy": math.log(outputs)}
 
     def limits(self, outputs: int) -> Mapping[str, tuple[float, float]]:
-        """Return the least and the largest value in a secure sum, by metric.
+        """Return the bounds to which each metric is clipped before a secure sum: metric -> bounds.
 
-        Accuracy is at most 1, and entropy at most the logarithm of the number of classes. The loss
-        has the bounds of ``Task.limits``.
+        Accuracy is from 0 to 1, and entropy from 0 to the logarithm of the number of classes. The
+        loss has the bounds of ``Task.limits``.
         """
         entropy = (0.0, math.log(outputs))
         return {**super().limits(outputs), "accuracy": (0.0, 1.0), "entropy": entropy}

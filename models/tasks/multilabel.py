@@ -139,7 +139,7 @@ class MultiLabel(Task):
         return ""
 
     def parts(self, predictions: Tensor, labels: Tensor) -> dict[str, Tensor]:
-        """Compute each sample's contribution, 0 to 1, to the loss that leaves with noise.
+        """Compute each sample's contribution, 0 to 1, to the loss to which the site adds noise.
 
         A sample's loss is the mean of its findings' cross-entropies. It is divided by 3 nats and
         clipped to 0..1. If it is NaN, the contribution is 1, because a NaN in the sum would reveal

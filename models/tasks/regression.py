@@ -50,10 +50,11 @@ class Regression(Task):
     def criterion(self) -> Callable[[Tensor, Tensor], Tensor]:
         """Return the training loss, a function of outputs (batch, 1) and labels (batch,).
 
-        The function returns the mean over the batch, a scalar. The labels are standardised first,
-        because the outputs are in standard deviations. The loss is Huber's if 'train.loss' is
-        "huber", otherwise the squared error. Huber's loss is half the squared error up to one
-        standard deviation and grows linearly beyond, so a single far outcome pulls less.
+        The function returns the mean over the batch, a scalar. The network's outputs are in
+        standard deviations of the outcome, so the labels are standardised first. The loss is
+        Huber's if 'train.loss' is "huber", otherwise the squared error. Huber's loss is half the
+        squared error up to one standard deviation and grows linearly beyond, so a single far
+        outcome pulls less.
         """
 
         def loss(outputs: Tensor, labels: Tensor) -> Tensor:
@@ -94,9 +95,9 @@ class Regression(Task):
     def counts(self, predictions: Tensor, labels: Tensor, minimum: int) -> dict[str, float]:
         """Compute the sample count, mean prediction and mean outcome in ten bins of predictions.
 
-        The bins are bounded by the deciles of a normal distribution that has the outcome's mean and
-        standard deviation (``scale``), so they may hold different numbers of samples. Bin 0 has the
-        lowest predictions. An empty bin, or a bin with fewer than ``minimum`` samples, is left out.
+        The edges of the bins are the deciles of a normal distribution with the mean and standard
+        deviation in ``scale``. So bins may hold different numbers of samples. Bin 0 has the lowest
+        predictions. An empty bin, or a bin with fewer than ``minimum`` samples, is left out.
 
         Args:
             predictions: predicted numbers in the outcome's unit, (n, 1).
@@ -140,7 +141,7 @@ class Regression(Task):
         return torch.zeros(sum(counts))
 
     def parts(self, predictions: Tensor, labels: Tensor) -> dict[str, Tensor]:
-        """Compute each sample's contribution, 0 to 1, to the loss that leaves with noise.
+        """Compute each sample's contribution, 0 to 1, to the loss to which the site adds noise.
 
         Predictions and outcomes are first standardised by the outcome's mean and standard deviation
         (``scale``). A sample's loss is Huber's if 'train.loss' is 'huber', otherwise the squared

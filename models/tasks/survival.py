@@ -149,10 +149,14 @@ class Survival(Task):
         return ["censored", *names]
 
     def stand_in_labels(self, counts: Sequence[int], outputs: int) -> Tensor:
-        """Make placeholder labels for declared numbers of patients: times and events, (n, 2).
+        """Make placeholder labels (n, 2), times and events, for declared numbers of patients.
 
-        They are float32, and each time is 1. ``counts`` is the number of censored patients (event
-        0), whose rows come first, and the number of patients with an event (1).
+        All times are 1. The labels are float32.
+
+        Args:
+            counts: the number of censored patients (event 0), whose rows come first, and the number
+                of patients with an event (1).
+            outputs: ignored.
         """
         import torch
 
@@ -164,8 +168,8 @@ def partial_likelihood_loss(outputs: Tensor, labels: Tensor) -> Tensor:
     """Compute minus Cox's log partial likelihood of a batch, divided by its number of events.
 
     At each event, the patient is compared with all patients of the batch whose time is not shorter.
-    Events at the same time count by Breslow's method. A batch without events, or in which each
-    event has only itself at risk, has a loss and a gradient of 0.
+    Events at the same time count by Breslow's method. A batch without events has a loss and a
+    gradient of 0. So has a batch in which each event has only its own patient at risk.
 
     Args:
         outputs: log hazards, (batch, 1).

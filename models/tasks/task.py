@@ -111,10 +111,10 @@ class Task(ABC):
 
     @abstractmethod
     def metrics(self, predictions: Tensor, labels: Tensor) -> dict[str, float]:
-        """Compute the metrics of one site's split: metric -> value.
+        """Compute the metrics of one split (such as the test data) of a site: metric -> value.
 
         All metrics in ``always`` are present. Another metric is absent if these samples do not
-        define it. In a mean over sites, they are weighted by the samples of this split.
+        define it. A mean of a metric over sites is weighted by the samples of this split.
 
         Args:
             predictions: (n, ...) float64 on the CPU, with n at least 1.
@@ -137,10 +137,11 @@ class Task(ABC):
         return {}
 
     def strata(self, labels: Tensor) -> Tensor:
-        """Return the group of each sample, (n,) int64 from 0 to ``stratum_count`` - 1.
+        """Return the stratum, or group, of each sample, (n,) int64 from 0 to ``stratum_count`` - 1.
 
-        A site reports the number of samples in each group, and splits of its samples keep the
-        groups' shares. The default has a single group.
+        A site reports the number of its samples in each stratum, such as a class. When its samples
+        are split, each split keeps the strata's shares. By default all samples are in one stratum,
+        0.
         """
         import torch
 
@@ -182,9 +183,10 @@ class Task(ABC):
         return metric in (*self.shown, *self.always)
 
     def label_fault(self, labels: npt.NDArray[Any], samples: int, names: Sequence[str]) -> str:
-        """Explain why an array is not the labels of the samples, as a predicate; '' if it is.
+        """Explain why an array cannot be the labels of the samples; '' if it can.
 
-        The default accepts a finite number for each sample.
+        The explanation is a predicate, which the caller puts after a subject, such as "must be a
+        number for each of 5 samples ...". By default, labels are a finite number for each sample.
 
         Args:
             labels: the array.
@@ -259,11 +261,11 @@ class Task(ABC):
     def stand_in_labels(self, counts: Sequence[int], outputs: int) -> Tensor:
         """Make placeholder labels with given numbers of samples in each stratum.
 
-        A hospital may declare its numbers of samples. They are checked with these labels before its
-        real labels are opened.
+        A hospital may declare its numbers of samples before its real labels are opened. These
+        labels then stand in for the real labels in the checks of a run.
 
         Args:
-            counts: the number of samples in each stratum.
+            counts: the number of samples in each stratum, a group of samples such as a class.
             outputs: the number of outputs of the network.
 
         Returns:
@@ -296,9 +298,9 @@ class Task(ABC):
         return {}
 
     def limits(self, outputs: int) -> Mapping[str, tuple[float, float]]:
-        """Return the least and the largest value of each metric of ``always`` in a secure sum.
+        """Return the bounds to which each metric of ``always`` is clipped before a secure sum.
 
-        Values beyond these bounds are clipped before they are summed. By default only the loss has
+        The result maps each metric to its least and largest value. By default only the loss has
         bounds, -10 and 10.
         """
         return {"loss": (-LARGEST_LOSS, LARGEST_LOSS)}
@@ -364,9 +366,10 @@ def task_class(name: str) -> type[Task]:
 
 
 def curve_label(metric: str) -> str:
-    """Return the label of a metric's axis, from the first task with a curve of this metric.
+    """Return the label of a metric's axis in plots.
 
-    If no task has one, the metric's own name is returned.
+    The first task with a curve of this metric names it. If no task has one, the metric's own name
+    is returned.
     """
     for name in TASKS:
         curves = task_class(name).curves
@@ -387,10 +390,9 @@ def task_of(settings: CommonSettings) -> Task:
 
 
 def task_named(name: str) -> Task:
-    """Build a task by its name, with default settings.
+    """Build a task by its name, with default settings, for work that does not depend on settings.
 
-    This is enough for work with labels and with strata (groups of samples), which do not depend on
-    settings.
+    Such work uses only labels or strata (groups of samples, such as the classes).
 
     Raises:
         SettingError: no task has that name.

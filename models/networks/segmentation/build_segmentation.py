@@ -81,7 +81,7 @@ def build_segmentation(kind: str, settings: CommonSettings, shape: NetworkShape)
     All parts are trained, including a ViT's backbone.
 
     Args:
-        kind: ``unet``, ``vit``, ``swin``, ``transunet`` or ``swinunet``.
+        kind: ``unet``, ``vit``, ``swin`` or ``swinunet``. Any other name means ``transunet``.
         settings: the run's settings, among them the seed, the width and the ViT.
         shape: the image size and the classes, which include the background.
 

@@ -96,10 +96,11 @@ def build_pixel_classifier(settings: CommonSettings, shape: NetworkShape) -> Pix
 
 
 def _check_segmenter(name: str, module: nn.Module, shape: NetworkShape) -> None:
-    """Check, with two images of zeros, that a plugin's network returns logits for each pixel.
+    """Check with two images of zeros that a plugin's network returns logits for each pixel.
 
     Raises:
-        SettingError: the network fails on such images, or returns something else.
+        SettingError: the network fails on such images, or returns anything but a tensor (2,
+            classes, h, w).
     """
     logits: Any = run_on_zeros(name, module, shape, module)
     returned = tuple(getattr(logits, "shape", ()))

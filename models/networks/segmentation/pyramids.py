@@ -108,9 +108,10 @@ class ViTPyramid(Pyramid):
     def forward(self, images: Tensor) -> list[Tensor]:
         """Map images (batch, channels, h, w) to maps (batch, widths[i], h_i, w_i), finest first.
 
-        The first map is a convolution of the image, in its full size. Each map between has half the
-        size of the map before it, rounded up, and comes from the tokens of a deeper layer of the
-        ViT. The last map comes from the last layer and has one place for each patch.
+        - The first map is a convolution of the image, in its full size.
+        - Each further map but the last has half the size of the map before it, rounded up. It comes
+          from the tokens of a deeper layer of the ViT.
+        - The last map comes from the ViT's last layer and has one cell for each patch.
         """
         tokens = self.network.encode_with_layers(images)
         maps = [self.stem(images)]
@@ -219,8 +220,8 @@ def resize_maps(maps: Tensor, size: Sequence[int]) -> Tensor:
 def pixel_head(channels: int, classes: int) -> nn.Conv2d:
     """Build the last layer, a 1x1 convolution from maps to the logits of each pixel.
 
-    The initial bias is 0 for class 0, the background, and -4 for each other class. So the network
-    predicts background almost everywhere at first.
+    At first the network predicts background almost everywhere, because the initial bias is 0 for
+    the background (class 0) and -4 for each other class.
     """
     head = nn.Conv2d(channels, classes, 1)
     head.bias = nn.Parameter(torch.tensor([0.0] + [-_RARE] * (classes - 1)))

@@ -25,10 +25,10 @@ _BLOCKS = 2  # blocks per decoder stage of Swin-Unet, as published
 
 
 def swin_encoder(*, in_channels: int, size: tuple[int, int], width: int) -> Any:
-    """Build timm's Swin Transformer, which maps images to maps (batch, h, w, c), finest first.
+    """Build timm's Swin Transformer, which maps images to a list of maps (batch, h, w, c).
 
-    The first map, at 1/4 of the image's size, has about ``6 * width`` channels; each further map
-    has half the size and twice the channels.
+    The maps come finest first. The first map has 1/4 of the image's size and about ``6 * width``
+    channels. Each further map has half the size and twice the channels.
 
     Args:
         in_channels: the channels of an image.
@@ -204,9 +204,10 @@ def swin_shape(size: tuple[int, int]) -> tuple[int, int]:
     """Choose the number of stages and the window of a Swin Transformer for images of ``size``.
 
     Each stage after the first halves the grid of 4-pixel patches. There are at most four stages,
-    and the last grid must have at least 4 cells per side. The window is the largest number up to 8
-    that divides the last grid, and therefore all grids. Images of 224 pixels get four stages and a
-    window of 7, as published; images of 64 pixels get three stages and a window of 4.
+    and the last grid must have at least 4 cells per side. The attention window is the largest
+    number up to 8 that divides the sides of the last grid, and therefore of all grids. Images of
+    224 pixels get four stages and a window of 7, as published. Images of 64 pixels get three stages
+    and a window of 4.
 
     Returns:
         The number of stages (1 to 4) and the side of the window in cells (1 to 8).
