@@ -128,7 +128,7 @@ class Segmentation(Task):
             counts: the number of training images by the dominant class of their mask; ``counts[0]``
                 counts the empty masks. An empty sequence means that the counts are unknown.
         """
-        if counts and sum(counts) == counts[0]:
+        if counts and 0 < counts[0] == sum(counts):
             return "all training masks are empty"
         return ""
 

@@ -23,6 +23,7 @@ def test_only_empty_masks_are_odd() -> None:
     assert TASK.odd_counts([4, 0, 0])
     assert not TASK.odd_counts([0, 4, 0])
     assert not TASK.odd_counts([])
+    assert not TASK.odd_counts([0, 0, 0])
 
 
 def test_the_loss_is_cross_entropy_plus_the_weighted_dice_loss() -> None:
