@@ -71,11 +71,11 @@ class FlowerStrategy(Strategy):
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Run one whole round over ``grid``, and return no messages, because the round is over.
+        """Run one whole round over ``grid``, from the first message to the new model.
 
-        The first call starts from ``arrays`` if they are not empty. Later calls ignore ``arrays``,
-        and all calls ignore ``server_round`` and ``config``. Once the method has ended early, no
-        further round is run.
+        No messages are returned, because Flower has nothing left to send. The first call starts
+        from ``arrays`` if they are not empty, and later calls ignore them. If the method ends the
+        run early (``why_finished``), no round is run. ``server_round`` and ``config`` are ignored.
 
         Raises:
             SiteError: too few sites can take part, or too few gave a usable reply.
@@ -88,10 +88,11 @@ class FlowerStrategy(Strategy):
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Return the model after the round, and the sites' newest metrics.
+        """Return the model after the newest round, and the sites' metrics.
 
-        Each metric is the mean over the sites, weighted by their numbers of samples. Model and
-        metrics are None before the first round. Both arguments are ignored.
+        The metrics are the newest that sites have measured, possibly in an earlier round. Each is
+        the mean over the sites, weighted by their training samples. Before the first round both
+        results are None. The arguments are ignored.
         """
         if self._loop is None:
             return None, None
@@ -101,12 +102,11 @@ class FlowerStrategy(Strategy):
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Let all sites measure the final model if ``server_round`` is the settings' last round.
+        """Let all sites measure the final model if ``server_round`` is 'server.rounds'.
 
-        The measuring happens inside this call, so the result is empty: Flower has no messages to
-        send. In any other round nothing happens, because sites measure while they train. Nothing
-        happens either if ``configure_train`` was never called. ``arrays`` and ``config`` are
-        ignored.
+        In any other round nothing happens, even if the method has ended early. Nothing happens
+        either if ``configure_train`` was never called. No messages are returned, because the
+        measuring is over when this call returns. ``arrays`` and ``config`` are ignored.
 
         Raises:
             SiteError: too few sites gave a usable reply.
@@ -118,10 +118,11 @@ class FlowerStrategy(Strategy):
     def aggregate_evaluate(
         self, server_round: int, replies: Iterable[Message]
     ) -> MetricRecord | None:
-        """Return the final model's metrics in the settings' last round; None in any other round.
+        """Return the final model's metrics if ``server_round`` is 'server.rounds', otherwise None.
 
-        Each metric is the mean over the sites, weighted by samples. The metrics come from the round
-        loop, so ``replies`` is not used. The record is empty if no site has measured.
+        Each metric is the mean over the sites, weighted by their training samples. The record is
+        empty if no site has measured a model. ``replies`` is not used, because
+        ``configure_evaluate`` has already read the replies.
         """
         if server_round != self.rounds:
             return None
@@ -131,10 +132,13 @@ class FlowerStrategy(Strategy):
         """Print nothing, because the settings are already in the run config."""
 
     def _open_loop(self, grid: Grid, arrays: ArrayRecord) -> RoundLoop:
-        """Return the round loop. The first call asks the sites who they are, and creates the loop.
+        """Return the round loop, which the first call creates.
 
-        If ``arrays`` are not empty, the first call makes them the starting model. Later calls
-        ignore both arguments.
+        The first call asks each connected site to describe itself. If ``arrays`` are not empty,
+        they become the starting model. Later calls ignore both arguments.
+
+        Raises:
+            SiteError: too few sites can take part.
         """
         if self._loop is None:
             name = self._common.run_name or f"flower-{grid.run.run_id}"
@@ -159,11 +163,11 @@ class _MeanMetrics(Hook):
         self._replies: Mapping[str, Reply] = {}
 
     def phase_ended(self, round_: int, phase: str, replies: Mapping[str, Reply]) -> None:
-        """Store ``replies`` in place of the earlier ones if at least one reply has a measurement.
+        """Store ``replies`` in place of the earlier ones, if they have a measurement of a model.
 
-        A measurement is a metric of the received model (``incoming.``) or of the trained model
-        (``trained.``). In the final evaluation only metrics of the received model count. If no
-        reply has a measurement, the earlier replies stay. ``round_`` is not used.
+        A measurement is a metric of the received model ("incoming.") or of the trained model
+        ("trained."). In the phase "evaluate" only metrics of the received model count. Without a
+        measurement the earlier replies stay. ``round_`` is not used.
         """
         # Metrics of training do not count in an evaluation, because the trained weights are older
         prefixes: tuple[str, ...] = _MEASURED
@@ -174,11 +178,11 @@ class _MeanMetrics(Hook):
                 self._replies = replies
 
     def record(self) -> MetricRecord:
-        """Return the mean of each measurement over the sites that sent it, weighted by samples.
+        """Return the mean of each stored metric over the sites, weighted by their training samples.
 
-        Only metrics whose key starts with "incoming." or "trained." count. A metric whose sites
-        have no samples is left out. The keys are sorted. The record is empty before any
-        measurement.
+        Only metrics whose key starts with "incoming." or "trained." count. The mean is over the
+        sites that sent the metric. If these sites together have no samples, the metric is left out.
+        The keys are sorted. The record is empty if no replies are stored.
         """
         totals: dict[str, float] = {}
         examples: dict[str, int] = {}
@@ -195,13 +199,13 @@ class _MeanMetrics(Hook):
 
 
 def flower_strategy(name: str) -> type[FlowerStrategy]:
-    """Create the Flower Strategy class for method ``name``, such as "uefl".
+    """Create the Flower Strategy class for a federated-learning method, such as "uefl".
 
-    The class is a subclass of ``FlowerStrategy`` with the method's docstring. Each call makes a new
-    class.
+    The class is a subclass of ``FlowerStrategy``. It has the method's docstring as help text, and
+    behaves the same otherwise. Each call makes a new class.
 
     Raises:
-        SettingError: no method has that name.
+        SettingError: no method is called ``name``.
     """
     doc = strategy_class(name).__doc__
     return type(class_name(name), (FlowerStrategy,), {"method": name, "__doc__": doc})

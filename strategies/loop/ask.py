@@ -54,11 +54,11 @@ class Replies(dict[str, Reply]):
     failed: int = 0
 
     def of(self, sites: Iterable[str]) -> Replies:
-        """Return the replies of the given sites, in the order of this object, not of ``sites``.
+        """Return the replies of the given sites, in their present order.
 
-        A given site without a reply is skipped. If secure aggregation has summed the replies, its
-        results (``sums``, ``exact``, ``means`` and ``failed``) are copied unchanged. They still
-        cover all sites in the sum, because the server knows no single site's part.
+        A site without a reply is skipped. If secure aggregation has summed the replies, the results
+        ``sums``, ``exact``, ``means`` and ``failed`` are copied unchanged. They still cover all
+        summed sites, because the server cannot take a single site out of a sum.
         """
         wanted = set(sites)
         chosen = Replies()
@@ -70,10 +70,10 @@ class Replies(dict[str, Reply]):
         return chosen
 
     def mean_metric(self, name: str) -> float:
-        """Return the mean of a metric over the replies, weighted by each site's number of samples.
+        """Return the mean of a metric over the replies, weighted by each site's training samples.
 
-        If the metric was summed in secret, the server knows only its mean (``means``), which is
-        returned.
+        If secure aggregation has summed the metric, its mean over all summed sites (``means``) is
+        returned. It is also weighted by samples.
 
         Raises:
             KeyError: a reply does not have the metric.
@@ -91,17 +91,17 @@ class Replies(dict[str, Reply]):
 def weighted_mean(
     replies: Mapping[str, Reply], names: Iterable[str], equal: bool = False
 ) -> dict[str, NDArray]:
-    """Return the mean of each named array over all replies, float32, weighted by samples.
+    """Return the mean of each named array over all replies, as float32.
 
-    The sums are float64 and in the order of site names, so the order in which replies arrived does
-    not change a bit. Arrays are averaged one by one, so replies that lie in a file are never all in
-    memory.
+    Each site's weight is its number of training samples. The mean is computed in float64, and sites
+    are added in the order of their names. The order in which replies arrived therefore does not
+    change the result.
 
     Args:
         replies: the replies by site, at least one. Each must have all the named arrays. If
             ``equal`` is False, their samples must not all be 0.
-        names: the names of the arrays to average; other arrays are ignored.
-        equal: whether each site has the same weight instead of its number of samples.
+        names: the names of the arrays to average. Other arrays are ignored.
+        equal: whether all sites have the same weight.
     """
     sites = sorted(replies)
     weights = [replies[site].examples for site in sites]
@@ -109,6 +109,7 @@ def weighted_mean(
         weights = [1] * len(sites)
     whole = sum(weights)
     mean: dict[str, NDArray] = {}
+    # One array at a time, because the replies may lie in a file
     for name in sorted(names):
         total: Any = None
         for site, weight in zip(sites, weights, strict=True):
@@ -122,15 +123,15 @@ def weighted_mean(
 def weighted_sums(
     replies: Replies, names: Iterable[str]
 ) -> tuple[float, dict[str, npt.NDArray[np.float64]]]:
-    """Return the sites' total number of samples, and each array's sum weighted by samples, float64.
+    """Return the sites' total number of samples, and the weighted sum of each array in float64.
 
-    A site's weight is the number of samples that it reports, even if 'run.site-weights' has another
-    number. If secure aggregation has summed the arrays, both results come from that sum, before it
-    was rounded to float32.
+    Each site's weight is the number of training samples that it reports. Numbers from the file
+    'run.site-weights' are not used. If secure aggregation has summed the arrays, the results come
+    from its sum (``replies.exact``) and not from single replies.
 
     Args:
-        replies: the replies, at least one. Each must have the named arrays, unless the arrays were
-            summed in secret.
+        replies: the replies, at least one. Unless ``replies.exact`` is set, each must have the
+            named arrays.
         names: the names of the arrays to sum.
     """
     if replies.exact is not None:
@@ -252,10 +253,10 @@ class _FirstQuestion(Ask):
 def first_question(
     asks: Callable[[Ask], object], sites: Sequence[str], stateful_sites: Collection[str] = ()
 ) -> Question:
-    """Return the first question that a method asks in its round or evaluation, without sending it.
+    """Return the first message round that a method asks for, without sending anything.
 
-    The method's code runs only up to that question. The question has the arrays and notes for each
-    site, which a check or a prediction needs outside a run.
+    The method's code runs only up to this point. The result shows, outside a run, the arrays and
+    other values that each site would receive.
 
     Args:
         asks: calls ``Method.round`` or ``Method.evaluate`` with the ``Ask`` that it receives.
@@ -263,7 +264,7 @@ def first_question(
         stateful_sites: the sites that already keep private state of the run.
 
     Returns:
-        The question. If the method asks none, it has an empty phase and no sites.
+        The question to the sites. If the method asks none, it has an empty phase and no sites.
     """
     try:
         asks(_FirstQuestion(sites, stateful_sites))

@@ -27,19 +27,21 @@ class Capabilities:
     updates: bool = False
 
     def refuse_more(self, common: CommonSettings, is_table: bool) -> None:
-        """Check that the method supports the settings of a run.
+        """Check a run's settings against those that its federated-learning method supports.
 
-        These are checked in this order: 'train.epoch-steps', 'train.initial-weights',
-        'server.sites-per-round', 'server.aggregation', compressed updates, the network "vit", a
-        table as data set, and the evidential loss.
+        The settings are checked in this order:
+
+        - 'train.epoch-steps', 'train.initial-weights', 'server.sites-per-round' and
+          'server.aggregation',
+        - 'server.wire-precision' and 'server.wire-down', which compress weights,
+        - the network "vit", a data set that is a table, and the loss "evidential".
 
         Args:
             common: the run's settings.
             is_table: whether the data set is a table.
 
         Raises:
-            SettingError: the method does not support a setting. The error is about the first such
-                setting, and says what to set instead.
+            SettingError: a setting is not supported. The text says what to set instead.
         """
         refusals = (
             *self._round_faults(common),
@@ -50,11 +52,11 @@ class Capabilities:
             raise SettingError(refusals[0])
 
     def _round_faults(self, common: CommonSettings) -> Iterator[str]:
-        """Yield an error text for each unsupported setting of the rounds.
+        """Yield an error text for each setting about rounds that the method does not support.
 
-        The order is 'train.epoch-steps', 'train.initial-weights', 'server.sites-per-round' and
-        'server.aggregation'. The aggregation "auto" is always supported. For every method it is an
-        error to set both 'server.sites-per-round' and 'train.epoch-steps'.
+        The settings are 'train.epoch-steps', 'train.initial-weights', 'server.sites-per-round' and
+        'server.aggregation', in this order. Every method supports the aggregation "auto". No method
+        supports 'server.sites-per-round' together with 'train.epoch-steps'.
         """
         method = f"method '{common.method}'"
         if common.epoch_steps and not self.paced_epochs:
@@ -79,7 +81,7 @@ class Capabilities:
     def _message_faults(self, common: CommonSettings) -> Iterator[str]:
         """Yield one error text if updates are compressed but the method does not average updates.
 
-        Otherwise yield nothing.
+        The field ``updates`` tells whether it does.
         """
         method = f"method '{common.method}'"
         if common.compresses() and not self.updates:
@@ -89,10 +91,10 @@ class Capabilities:
             )
 
     def _data_faults(self, common: CommonSettings, is_table: bool) -> Iterator[str]:
-        """Yield an error text for each unsupported setting of network, data set and loss.
+        """Yield an error text for each kind of network, data or loss that the method cannot use.
 
-        The texts are, in this order, about network "vit", a data set that is a table, and the
-        evidential loss.
+        The order is: the network "vit", a table as the data set, and the loss "evidential". The
+        fields ``vit``, ``tables`` and ``evidence`` say whether the method can use them.
 
         Args:
             common: the run's settings.

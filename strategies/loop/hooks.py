@@ -30,9 +30,9 @@ class Hook:
     def participants_changed(
         self, round_: int, participants: Participants, joined: list[str]
     ) -> None:
-        """Called before ``round_`` if sites have joined, or have come back on another node.
+        """React to sites that have joined, or that have come back through another node.
 
-        The default does nothing.
+        The loop calls this before any round, even the first. A node is a site's connection.
 
         Args:
             round_: the round that is about to begin.
@@ -62,26 +62,27 @@ class Hook:
     def updates_measured(
         self, round_: int, phase: str, parts: Mapping[str, UpdateStatistics]
     ) -> None:
-        """Called after a round, for each phase in which sites returned updated arrays.
+        """React to the measured size and direction of the sites' updates.
 
-        ``parts`` has, by site, the norm of the site's update and its cosine to the model's change.
-        The default does nothing.
+        The loop calls this after a round, for each phase in which sites returned updates. ``parts``
+        has each site's update norm, and the cosine between the update and the model's change.
         """
 
     def sums_measured(self, round_: int, phase: str, means: Mapping[str, float]) -> None:
         """Called after a secret sum, with the mean over the sites of each summed metric."""
 
     def answer_failed(self, round_: int, phase: str, site: str, code: str, cause: str) -> None:
-        """Called for each failure to get a usable answer, before the run continues or ends.
+        """React to a failure to get a usable answer, before the run continues or ends.
 
-        Usually there is one such failure per site and phase. The default does nothing.
+        The default does nothing.
 
         Args:
             round_: the round.
-            phase: the phase whose message has no usable answer; "hello" if a node was not admitted.
-            site: the site's name. It is "unknown" if a node was not admitted, or if secure
-                aggregation hides the site that failed.
-            code: the kind of failure, from the list in docs/run-directory.md.
+            phase: the phase of the question, such as "train". It is "hello" if a node asked to take
+                part and was refused.
+            site: the site's name. It is "unknown" for a refused node, and if secure aggregation
+                hides the site that failed.
+            code: the kind of failure, such as "no-answer". docs/run-directory.md lists all kinds.
             cause: the cause, in one line.
         """
 
@@ -102,9 +103,10 @@ class Hook:
         return None
 
     def why_end(self, state: State, error: SiteError) -> str | None:
-        """Return the reason to end the run normally after a failed round, or None.
+        """Return a reason to end the run normally after a failed round; None if this hook has none.
 
-        None means that this hook does not end the run. If no hook ends it, ``error`` is raised.
+        The loop stores the reason in ``stopped``. If all hooks return None, the loop raises
+        ``error``. The default is None.
 
         Args:
             state: the state before the failed round.
@@ -146,8 +148,8 @@ class Hooks:
     def first(self, event: str, *args: Any) -> str | None:
         """Call the hooks for an event in their order, and return the first non-empty answer.
 
-        Later hooks are not called. Returns None if no hook has an answer. An exception in a hook is
-        not caught.
+        Later hooks are not called. None and "" are empty answers. The result is None if all answers
+        are empty. An exception in a hook is not caught.
 
         Args:
             event: the name of a ``Hook`` method, such as "why_end".

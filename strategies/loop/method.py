@@ -56,11 +56,15 @@ class State:
         return tuple(sorted(self.kept))
 
     def facts(self) -> dict[str, Any]:
-        """Return all fields but the arrays as JSON values, for a checkpoint.
+        """Return everything in the state except the arrays as JSON values, for a checkpoint.
 
-        The keys are "round", "keepers" and "extras". "keepers" has ``kept``, the number of each
-        site's newest stored state. "extras" has the fields that the method adds, by name. If the
-        server must prove its secret sums to the sites, "proof" has the newest proof.
+        The keys are:
+
+        - "round": the number of finished rounds.
+        - "keepers": ``kept``, which has a number for the newest private state of each site.
+        - "extras": the fields that the method adds, by name.
+        - "proof": the values that prove the newest secret sum to the sites. The key is absent if
+          there are none.
 
         Raises:
             CheckpointError: JSON would change the value of a field that the method adds.
@@ -85,8 +89,8 @@ class State:
     def restored(cls, arrays: Arrays, facts: Mapping[str, Any]) -> Self:
         """Build the state from its stored ``arrays`` and the values that ``facts()`` returned.
 
-        ``kept`` gets the number of each site's newest stored state. Older versions numbered these
-        states differently, so their numbers are converted.
+        Older versions numbered the sites' private states by 100 per round. Such numbers are below
+        ``ROUND_KEYS``, and are converted by ``state_key``.
 
         Raises:
             CheckpointError: the names of the stored fields differ from the fields of this class,
@@ -111,10 +115,11 @@ _SHARED = {"arrays", "round", "kept", "proof"}
 
 
 def _survives_json(value: Any) -> bool:
-    """Return whether JSON gives a value back unchanged, apart from tuples, which become lists.
+    """Return whether a value stays the same when it is written to JSON and read back.
 
-    The result is True for None, bool, int, float and str. It is also True for lists, tuples and
-    dicts of such values, if all keys of the dicts are strings. NaN and infinity count as floats.
+    The result is True for None, bool, int, float and str, even for NaN and infinity. It is also
+    True for lists, tuples and dicts of such values, if all keys are strings. A tuple counts as the
+    same, although JSON makes it a list.
     """
     if isinstance(value, dict):
         has_text_keys = all(isinstance(key, str) for key in value)
@@ -177,10 +182,11 @@ class Method(ABC):
         return {name: ArraySpec(tuple(array.shape)) for name, array in arrays.items()}
 
     def starting_weights(self) -> dict[str, NDArray]:
-        """Return the network's exchanged arrays at the start of a run.
+        """Return the weights that sites exchange, as they are at the start of a run.
 
-        The arrays are drawn from the seed. If 'vit.backbone-weights' or 'train.initial-weights'
-        names a file, its weights replace the drawn ones.
+        Parts that sites do not train are left out (``exchanged_arrays``). ``starting_network``
+        draws the weights from the seed, and replaces them by those in the files that the settings
+        name.
 
         Raises:
             SettingError: a file of weights is missing or belongs to another network.
@@ -217,8 +223,9 @@ class Method(ABC):
     def model(self, state: Any) -> Arrays:
         """Return the arrays that a finished run stores as its model, by name.
 
-        These are all arrays of the state, except those that the method keeps beside the model, such
-        as moments of an optimiser. Their names start with a prefix in ``beside``.
+        These are the arrays of ``state``, a ``State``, without those that only training needs, such
+        as moments of an optimiser. An array is left out if its name starts with a prefix in
+        ``beside``.
         """
         arrays: Arrays = state.arrays
         model: dict[str, NDArray] = {}
@@ -237,15 +244,15 @@ class Method(ABC):
     def average(self, replies: Replies, before: Arrays, equal: bool = False) -> dict[str, NDArray]:
         """Combine the replies' arrays by 'server.aggregation'.
 
-        'mean' and 'auto' weigh each site by its training samples, or equally if ``equal`` is True.
-        The other aggregations limit the influence of a few faulty sites. After a secure sum only
-        the sample-weighted mean is known, so that mean is returned even if ``equal`` is True.
+        "mean" and "auto" give each site the weight of its training samples. The robust
+        aggregations, such as "median", limit the influence of faulty sites (``robust_mean``). After
+        a secure sum only the mean weighted by samples is known, so it is always returned.
 
         Args:
             replies: the replies to combine.
-            before: the arrays that the sites started from; only arrays with these names are
+            before: the arrays that the sites started from. Only arrays with these names are
                 combined.
-            equal: give each site the same weight.
+            equal: give each site the same weight. Most robust aggregations always do.
 
         Returns:
             The combined arrays by name, float32. If ``replies`` is empty, a copy of ``before``.
@@ -262,12 +269,11 @@ class Method(ABC):
         return robust_mean(self.common, replies, before, equal)
 
     def share(self, replies: Replies) -> float:
-        """Return the fraction of all training samples that the sites in ``replies`` have, 0 to 1.
+        """Return the replying sites' share of the training samples of all sites, from 0 to 1.
 
-        Without replies the fraction is 0. An agreed number of samples ('run.site-weights') replaces
-        the number that a site reported. A site that reports no number counts as one sample. If f of
-        the n sites in a secure sum could not answer, nobody knows which sites these are. The
-        fraction is then multiplied by 1 - f / n.
+        A number in the file 'run.site-weights' replaces the number that a site reported. A site
+        without any number counts as one sample. If f of n sites in a secure sum could not answer,
+        the server does not know which. The share is then multiplied by 1 - f / n.
         """
         every: dict[str, int] = {}
         for site, facts in self.participants.facts.items():
@@ -279,11 +285,11 @@ class Method(ABC):
         return weights / sum(every.values())
 
     def start(self, site: str, ask: Ask) -> dict[str, NDArray]:
-        """Return the initial weights to send to a site for its own network, as ``start/<name>``.
+        """Return the starting weights to send to ``site``, for a network that stays at the site.
 
-        The mapping is empty if the site already stores state. It is also empty if
-        'train.initial-weights' is empty, because the site then draws the same weights from the
-        seed.
+        The keys are ``start/<name>``. The mapping is empty in two cases. Either the site already
+        keeps state (``ask.stateful_sites``), or 'train.initial-weights' is empty and the site draws
+        the same weights from the seed.
 
         Raises:
             SettingError: the file of initial weights is missing or belongs to another network.
@@ -304,10 +310,11 @@ class Method(ABC):
         """
 
     def leaves(self) -> list[str]:
-        """Return the sentences that describe the data which a site sends, for ``privacy.json``.
+        """Return sentences for ``privacy.json`` about all data that leave a site.
 
-        The first sentence is about sums of features before round 1, if sites send any. Then come
-        the method's sentences (``disclosures``). If updates are rounded, the last one says so.
+        The first sentence is about sums over table features, if sites send them before round 1. The
+        sentences of ``disclosures`` follow. The last sentence is about the rounding of updates, if
+        'server.wire-precision' or 'server.wire-down' asks for it.
         """
         sentences = [*self.participants.leaves(), *self.disclosures().leaves]
         compression = compression_of(self.common)
@@ -316,13 +323,13 @@ class Method(ABC):
         return [sentence for sentence in sentences if sentence]
 
     def documents(self, state: Any, values: Mapping[str, Mapping[str, float]]) -> dict[str, Any]:
-        """Return the method's own files for the end of a run: file name -> content for JSON.
+        """Return the content of the method's own JSON files, by file name, for the end of a run.
 
-        The default is an empty mapping.
+        The caller writes the files. The default is an empty mapping.
 
         Args:
             state: the state after the last round.
-            values: the final test metrics: site -> metric -> value.
+            values: the final test metrics, as a mapping from metric to value for each site.
         """
         return {}
 
@@ -340,9 +347,14 @@ def initial_weights(network: nn.Module) -> dict[str, NDArray]:
 def starting_network(common: CommonSettings, shape: NetworkShape) -> TokenClassifier:
     """Build the network that a run starts from, with weights from the seed or from files.
 
-    The weights are drawn from the seed first. If the sites exchange the backbone, or the network is
-    "resnet22", the backbone that 'vit.backbone-weights' names, if any, is loaded over them. If
-    'train.initial-weights' names a file, its weights are loaded last.
+    Weights are set in this order, and later ones replace earlier ones:
+
+    1. random weights from the seed,
+    2. the backbone from 'vit.backbone-weights', if sites exchange the backbone or the network is
+       "resnet22",
+    3. the file 'train.initial-weights', if that setting is not empty.
+
+    ``shape`` gives the shape of an input and the number of outputs.
 
     Raises:
         SettingError: a file of weights is missing or belongs to another architecture.

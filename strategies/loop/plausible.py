@@ -105,11 +105,11 @@ _TAIL = 10  # standard deviations of noise
 
 
 def most_counted(facts: SiteFacts, common: CommonSettings) -> dict[str, int]:
-    """Return, for each split, the largest number of samples that a site may count in its metrics.
+    """Return, for each split, the largest number of samples that a site's metrics may count.
 
-    This is the number of samples that the site reported. In a private run the reported number may
-    contain noise, so ten standard deviations of that noise are added, rounded up. Splits that the
-    site did not report are absent.
+    This is the number of samples that the site reported. In a differentially private run the site
+    may have added noise to this number. Ten standard deviations of the noise are then added,
+    rounded up. A split that the site did not report is absent.
     """
     hidden = 0
     if common.is_private():
@@ -121,15 +121,16 @@ def most_counted(facts: SiteFacts, common: CommonSettings) -> dict[str, int]:
 def metric_range(key: str, classes: int, most: Mapping[str, int] | None = None) -> Range:
     """Return the range of values that an honest site can report for a metric.
 
-    Entropy may be from 0 to log(classes). Most other metrics, such as accuracy and loss, have fixed
-    ranges. A metric without its own range may be from -1e12 to 1e12. A metric that counts the
-    samples of one class, bin or site must be a whole number from 0 to the size of its split in
-    ``most``. If ``most`` lacks the split, this count must be 0. Other counts may be up to 1e12.
+    - Entropy is from 0 to log(``classes``).
+    - Most other metrics, such as accuracy and loss, have a fixed range.
+    - A count of samples of one class, bin or site is a whole number. The largest is the number for
+      its split in ``most``, or 0 if the split is absent.
+    - Any other metric is from -1e12 to 1e12.
 
     Args:
         key: the metric's key, such as ``incoming.test.accuracy``.
         classes: the number of classes.
-        most: the largest number of samples by split; None for a limit of 1e12.
+        most: the largest number of samples by split. None allows counts up to 1e12.
     """
     read = read_measurement(key)
     if read is None:
@@ -157,17 +158,16 @@ def metric_range(key: str, classes: int, most: Mapping[str, int] | None = None) 
 def metric_fault(
     key: str, value: float, classes: int, most: Mapping[str, int] | None = None
 ) -> str | None:
-    """Explain in a clause why a metric's value is out of range, or return None if it is in range.
+    """Explain why a metric's value is out of range, or return None if it is in range.
 
-    The range is that of ``metric_range``, with both ends allowed. A count must also be a whole
-    number. Any other metric may be outside its range by 1e-6, to allow for rounding errors. NaN is
-    out of every range.
+    ``metric_range`` gives the range, and both its ends are allowed. A count must be a whole number.
+    Any other metric may exceed its range by 1e-6, a rounding error. NaN is always out of range.
 
     Args:
         key: the metric's key, such as ``incoming.test.accuracy``.
         value: the reported value.
         classes: the number of classes.
-        most: split -> the largest number of samples; None if counts have no such limit.
+        most: the largest number of samples by split. None allows counts up to 1e12.
     """
     allowed = metric_range(key, classes, most)
     if allowed.whole:
@@ -184,15 +184,18 @@ _MOST_OPERATIONS = 100
 
 
 def names_fault(metrics: Mapping[str, float], classes: int, sites: Collection[str]) -> str | None:
-    """Explain why the set of a reply's metric names is invalid, or return None if it is valid.
+    """Explain why the names of a reply's metrics are invalid, or return None if they are valid.
 
-    A metric may name only classes and sites that exist. If one metric of a calibration bin is
-    present, all metrics of this bin must be. At most 100 metrics may report a PyTorch operation
-    without repeatable results (``UNREPEATABLE``). A reply may have at most 500 other metrics, not
-    counting those for a single class, bin or site. Values are not checked here.
+    Values are not checked. The rules are:
+
+    - A metric may name only classes and sites that exist.
+    - If one metric of a calibration bin is present, all metrics of this bin are.
+    - At most 500 metrics are not for a single class, bin or site.
+    - At most 100 further metrics name a PyTorch operation that is not repeatable
+      (``UNREPEATABLE``).
 
     Args:
-        metrics: a reply's metrics; each key follows the grammar (``is_metric_key``).
+        metrics: a reply's metrics by key. The keys must have passed ``is_metric_key``.
         classes: the number of classes of the task.
         sites: the names of the sites that take part.
     """
@@ -229,11 +232,12 @@ def names_fault(metrics: Mapping[str, float], classes: int, sites: Collection[st
 
 
 def array_fault(name: str, array: NDArray) -> str | None:
-    """Explain why a finite float array has impossible values, or return None if they are possible.
+    """Explain why the values of a float array are impossible, or return None if they are possible.
 
-    The last part of the name, after '/' and '.', tells the kind of array. No absolute value may
-    exceed 1e6. For ``running_mean``, ``running_var`` and ``counts`` this limit is 1e12, because raw
-    pixels make them large. Variances and counts must not be negative. An empty array has no fault.
+    No absolute value may exceed 1e6. The limit is 1e12 if the last part of the name is
+    ``running_mean``, ``running_var`` or ``counts``. Parts are separated by "/" and ".". Values of
+    ``running_var`` and ``counts`` must not be negative. An empty array has no fault. The caller has
+    checked that all values are finite.
     """
     last = name.rpartition("/")[2].rpartition(".")[2]
     largest = _LARGEST_WEIGHT
@@ -262,10 +266,10 @@ class UpdateStatistics:
 
 
 def update_norm(reply: Reply, before: Arrays, names: Iterable[str]) -> float:
-    """Return the L2 norm of a site's update, over all arrays ``names`` together, in float64.
+    """Return the L2 norm of a site's update over all named arrays, computed in float64.
 
-    The update is the reply's arrays minus the arrays in ``before``, which the site started from.
-    Both must have all the names. Without names the norm is 0.
+    The update is the reply's arrays minus the arrays in ``before``, from which the site started.
+    Each name must be in the reply and in ``before``. Without names the norm is 0.
     """
     squared = 0.0
     # Sorted, because the bits of a sum of floats depend on the order
@@ -276,11 +280,10 @@ def update_norm(reply: Reply, before: Arrays, names: Iterable[str]) -> float:
 
 
 def group_by_kind(names: Iterable[str]) -> dict[str, list[str]]:
-    """Group array names into "weights" and batch norm's "statistics", each list sorted.
+    """Group array names into "weights" and batch norm's "statistics", each a sorted list.
 
-    The two kinds are measured separately, because statistics can be far larger than weights. A name
-    that ends in ``running_mean`` or ``running_var`` is a statistic, and any other name is a weight.
-    A kind without names is left out of the mapping.
+    A name that ends in ``running_mean`` or ``running_var`` is a statistic, and any other name is a
+    weight. A kind without names is left out of the mapping.
     """
     kinds: dict[str, list[str]] = {}
     for name in sorted(names):
@@ -294,18 +297,18 @@ def group_by_kind(names: Iterable[str]) -> dict[str, list[str]]:
 def find_far_updates(
     limit: float, before: Mapping[str, Arrays], replies: Mapping[str, Reply]
 ) -> dict[str, str]:
-    """Return the sites whose update norm is above ``limit`` times the median norm, with reasons.
+    """Find the sites whose update norm is above ``limit`` times the median norm over the sites.
 
-    The rule is applied to each kind of array separately: to weights, and to batch norm's
-    statistics. A kind is skipped if fewer than three sites have updated it, or if its median is 0.
-    The median includes the far sites. A site that is too far in both kinds is returned with only
-    one reason.
+    Weights and batch norm's statistics are judged separately. The median includes the far sites. A
+    kind is skipped if fewer than three sites have updated it, or if its median is 0.
 
     Args:
         limit: the setting 'server.max-update-norm', above 0.
-        before: by site, the arrays that its reply updates; a site that is missing here is not
-            judged.
+        before: the arrays that each site started from, by site. A site without an entry is skipped.
         replies: the replies by site.
+
+    Returns:
+        The reason as a sentence, by site. A site that is far in both kinds has only one reason.
     """
     norms: dict[str, dict[str, float]] = {}
     for site, reply in replies.items():
@@ -327,18 +330,18 @@ def find_far_updates(
 def update_statistics(
     before: Mapping[str, Arrays], after: Arrays, replies: Mapping[str, Reply]
 ) -> dict[str, UpdateStatistics]:
-    """Compute the norm of each site's update of its weights, and its cosine to the model's change.
+    """Compute the norm of each site's update, and its cosine with the change of the model.
 
-    A site's update is its reply minus ``before``, and the model's change is ``after`` minus the
-    same ``before``. Batch norm's statistics are left out.
+    A site's update is its reply minus the arrays from which it started. The model's change is
+    ``after`` minus the same arrays. Batch norm's statistics are left out.
 
     Args:
-        before: by site, the arrays that its reply updates.
+        before: the arrays from which each site started, by site.
         after: the model's arrays after the replies were combined.
         replies: the sites' replies.
 
     Returns:
-        The statistics by site; the cosine is None if the update or the model's change is 0. A site
+        The statistics by site. The cosine is None if the update or the model's change is 0. A site
         without any weights that are in both ``before`` and ``after`` is left out.
     """
     # The sites that trained each array; per site the squared lengths of its update and of the

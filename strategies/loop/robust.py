@@ -37,9 +37,10 @@ def fewest_sites(common: CommonSettings) -> int:
 
 
 def why_too_few(common: CommonSettings, sites: int) -> str | None:
-    """Explain that 'server.aggregation' needs more than ``sites`` sites, or return None.
+    """Explain that ``sites`` is too few for 'server.aggregation', or return None if it is enough.
 
-    "trimmed" needs 3 sites and "multikrum" needs 5. Any other aggregation works with one site.
+    "trimmed" needs at least 3 sites and "multikrum" at least 5. Any other aggregation works with
+    one site.
     """
     needed = fewest_sites(common)
     if sites >= needed:
@@ -53,14 +54,17 @@ def why_too_few(common: CommonSettings, sites: int) -> str | None:
 def robust_mean(
     common: CommonSettings, replies: Replies, before: Arrays, equal: bool = False
 ) -> dict[str, NDArray]:
-    """Combine the sites' arrays by a 'server.aggregation' other than "mean" and "auto".
+    """Combine the sites' arrays by the setting 'server.aggregation'.
+
+    It is "norm-clip", "median", "trimmed" or "multikrum". "trimmed" needs at least 3 replies, and
+    "multikrum" at least 5.
 
     Args:
         common: the run's settings.
         replies: the replies by site.
         before: the arrays that the sites started from, by name.
-        equal: whether 'norm-clip' gives each site the same weight. Every other aggregation always
-            does.
+        equal: whether "norm-clip" gives each site the same weight. The other aggregations always
+            do.
 
     Returns:
         The combined arrays by name, float32.
@@ -85,12 +89,14 @@ def robust_mean(
 
 
 def _combine(common: CommonSettings, stacked: NDArray) -> NDArray:
-    """Combine one array of all sites, ``stacked`` (sites, *shape), each site with the same weight.
+    """Combine one array of several sites, each with the same weight.
 
-    "median" takes the median of each number (of an even number of sites, the mean of the middle
-    two). "trimmed" takes the mean of each number without the smallest and the largest value.
-    "multikrum" takes the mean over the sites, which ``chosen_by_krum`` has already selected. Any
-    other aggregation gives the mean.
+    ``stacked`` has the shape (sites, ...), and the result has the shape of the array. Each element
+    is combined over the sites. The setting 'server.aggregation' decides how:
+
+    - "median": the median. Of an even number of sites, it is the mean of the middle two.
+    - "trimmed": the mean without the smallest and the largest value.
+    - Any other: the mean. For "multikrum" the caller has already selected the sites.
     """
     combined: NDArray
     if common.aggregation == "median":
@@ -104,15 +110,19 @@ def _combine(common: CommonSettings, stacked: NDArray) -> NDArray:
 
 
 def norm_clipped_mean(replies: Replies, before: Arrays, equal: bool) -> dict[str, NDArray]:
-    """Return ``before`` plus the mean of the updates, each clipped to the median norm, float32.
+    """Return ``before`` plus the mean of the sites' updates, after long updates are shortened.
 
-    Weights have one median norm and batch norm's statistics have another, so they are clipped
-    separately. Clipping does not change a site's weight in the mean.
+    An update with a norm above the median over the sites is scaled down to this median. If the
+    median is 0, all such updates become 0. Weights and batch norm's statistics have separate
+    medians.
 
     Args:
         replies: the replies by site, at least one.
         before: the arrays that the sites started from, by name.
-        equal: weigh all updates equally, not by each site's number of samples.
+        equal: weigh all updates equally, and not by each site's number of samples.
+
+    Returns:
+        The arrays by name, float32.
     """
     counts = [reply.examples for reply in replies.values()]
     if equal:
@@ -142,13 +152,13 @@ def chosen_by_krum(replies: Replies, before: Arrays, faulty: int) -> list[str]:
     """Return the sites that multikrum averages: the n - ``faulty`` sites with the lowest scores.
 
     A site's score is the sum of its distances to its n - ``faulty`` - 2 nearest other sites. A
-    distance is the squared L2 distance between two sites' updates of all arrays (Flower's
-    ``compute_distances``). With equal scores, earlier sites in ``replies`` are chosen.
+    distance is the squared L2 distance between two sites' updates, over all arrays. With equal
+    scores, earlier sites in ``replies`` are chosen.
 
     Args:
-        replies: the replies of n sites.
+        replies: the replies of n sites, at least ``faulty`` + 3.
         before: the arrays that the sites started from, by name.
-        faulty: f, the number of sites that may be faulty.
+        faulty: the number of sites that may be faulty.
 
     Returns:
         The names of the chosen sites, sorted.

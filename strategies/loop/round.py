@@ -96,16 +96,14 @@ class Round(Ask):
     _step: int = field(init=False, default=-1)
 
     def put(self, question: Question) -> Replies:
-        """Send a question to its sites and return the usable replies, sorted by site.
+        """Ask the sites the question of one phase, and return the usable replies, sorted by site.
 
-        A question is one phase of the round. The call waits until each site has replied or failed.
-        A site without a usable reply is left out, and ``failed`` has the reason. If a reply says
-        that its site has stored state, ``stateful_sites`` gets the round and phase for the site, as
-        one number (``state_key``).
+        The call waits until each site has replied or failed. For a site without a usable reply,
+        ``failed`` of this round has the reason. If a site reports that it stored private state,
+        ``stateful_sites`` gets a number for this state (``state_key``).
 
-        The hooks hear of the start and the end of the phase. In between they hear of each reply, of
-        sites that are away, and of each failed site. A question without sites sends nothing, calls
-        no hook, and returns no replies.
+        The hooks hear of the phase's start and end, and of each reply, disconnection and failure.
+        Without sites nothing is sent, and no hook is called.
 
         Raises:
             SiteError: the method asks a site that does not take part.
@@ -134,11 +132,12 @@ class Round(Ask):
         return replies
 
     def measure_updates(self, after: Arrays) -> None:
-        """Compare each site's update with the change of the model, and tell the hooks the result.
+        """Measure each site's updates of the round, and tell the hooks the norms and cosines.
 
-        This is done for each phase of the round whose question has a ``reference``, because only
-        its replies are updates. For the last phase the model changes to ``after``, and for an
-        earlier phase to the arrays that the next phase sent.
+        A cosine compares an update with the change of the model in the same phase. The last phase
+        changes the model to ``after``. An earlier phase changes it to the arrays that the next
+        phase sends. Only phases whose question has a ``reference``, the arrays to start from, are
+        measured.
 
         Args:
             after: the model's arrays by name after the round.
@@ -152,12 +151,13 @@ class Round(Ask):
                 after = {**after, **sent}
 
     def message(self, site: str, question: Question) -> Message:
-        """Build the message that asks ``site`` a question: the instruction, records and arrays.
+        """Build the message that asks ``site`` a question, without sending it.
 
-        If a table's features are standardised over all sites, their means and deviations are added,
-        except in the phases of secure aggregation. Weights are sent as bfloat16 only in training
-        phases, and only if 'server.wire-down' is "bf16". The message's type is "evaluate" in the
-        final evaluation and "train" in all other phases. Nothing is sent here.
+        It holds the question's arrays and records, and an instruction with the round, the phase and
+        further values. For a table, the pooled mean and standard deviation of each feature are
+        added, except in phases of secure aggregation. Weights are sent as bfloat16 if
+        'server.wire-down' is "bf16" and sites train. The message's type is "evaluate" in the final
+        evaluation, otherwise "train".
         """
         phase, participants = question.phase, self.method.participants
         # Only a simulated site is on this machine, so only it may learn the folder
@@ -197,13 +197,13 @@ class Round(Ask):
     def _exchange(self, question: Question) -> dict[str, Reply]:
         """Send a question to its sites, wait for the replies, and return those that can be decoded.
 
-        For any other site, ``failed`` gets the reason: the error that it sent, the fault in its
-        reply, or "no answer in time". ``kinds`` gets the kind of failure, unless the reply cannot
-        be decoded. Nothing is raised for such a site. The content of the decoded replies is checked
-        later (``_check_replies``).
+        A site without such a reply raises no error. Its reason is stored in ``failed``: the error
+        that it sent, the fault in its reply, or "no answer in time". ``kinds`` gets the kind of
+        failure, such as "no-answer", if the site sent an error or no reply.
 
         Returns:
-            Site -> reply, in the order in which the replies arrived.
+            The replies by site, in the order in which they arrived. Their content is not checked
+            yet.
         """
         phase, participants = question.phase, self.method.participants
         sites = sorted(question.send)
@@ -244,14 +244,14 @@ class Round(Ask):
     def _decode(self, site: str, message: Message, question: Question) -> Reply:
         """Decode the reply in a message, and store its arrays in ``spill``.
 
-        The reply's ``examples``, its weight in means, is the site's number of samples in
-        'run.site-weights'. If the run has no such file, it is the reported number of samples, or 0
-        if none is reported. If the message is an error, ``codes`` gets the site's error code and
-        ``kinds`` the kind of failure.
+        The reply's ``examples``, its weight in means, is the site's number in the file
+        'run.site-weights'. Without that file, it is the number of samples in the reply, or 0 if
+        there is none. For an error message, ``codes`` gets the site's error code, and ``kinds`` the
+        kind of failure.
 
         Raises:
             SiteError: the message is an error, the reply is malformed, or an array has impossible
-                values. The error is one line.
+                values. The text is one line.
             RunDirectoryError: ``spill`` cannot write the arrays to its file.
         """
         if message.has_error():
@@ -280,19 +280,19 @@ class Round(Ask):
         return replace(reply, arrays=self.spill.keep(reply.arrays), examples=examples)
 
     def _check_replies(self, question: Question, replies: Mapping[str, Reply]) -> dict[str, Reply]:
-        """Select the usable replies to a question, and decide whether they are enough to continue.
+        """Select the usable replies to a question, and check that the run can continue with them.
 
-        A reply is unusable if it has a fault (``_find_fault``), or if its update is longer than
-        'server.max-update-norm' allows. ``failed`` gets the reason. Sites that sent no reply, or a
-        malformed one, are already in ``failed``. The hook event ``answer_failed`` is called for
-        each failed site, and then, if the run continues, ``site_failed``.
+        A reply is unusable if ``_find_fault`` finds a fault, or if the norm of its update is above
+        the limit of 'server.max-update-norm'. ``failed`` gets the reason. It already has the sites
+        without a decoded reply. The hooks' ``answer_failed`` is called for each failed site. If the
+        run continues, ``site_failed`` is called for each of them too.
 
         Args:
             question: the question that was asked.
             replies: the decoded replies by site.
 
         Returns:
-            Site -> usable reply, sorted by site.
+            The usable replies by site, sorted.
 
         Raises:
             TooFewSitesError: too few usable replies are left (``_refuse_too_few``).
@@ -325,17 +325,14 @@ class Round(Ask):
     def _find_fault(self, question: Question, reply: Reply) -> str | None:
         """Explain in one line why a decoded reply is unusable, or return None if it is usable.
 
-        The checks come in this order, and the first fault is returned:
+        The first fault is returned. A usable reply passes these checks:
 
-        - All required metrics are present. Except at trust 'sums', these are the number of samples
-          and the phase's metrics. At trust 'server' time and memory are also required. The
-          question may require more.
-        - Every metric's value is possible (``metric_fault``), and the metrics name only existing
-          classes and sites (``names_fault``).
-        - Except at trust 'sums', the reply's number of training samples is above 0 and equals the
-          number that the site reported before.
-        - The method's own rule, ``question.fault``, accepts the reply.
-        - No hook objects.
+        - All metrics that the question requires are present. Unless trust is 'sums', so are the
+          number of samples and the phase's metrics. At trust 'server', so are time and memory.
+        - Each metric has a possible value (``metric_fault``) and a valid name (``names_fault``).
+        - Unless trust is 'sums', the number of training samples is above 0, and the same as in the
+          site's description of itself.
+        - The method's check ``question.fault`` and the hooks' ``objection`` return None.
         """
         facts, metrics = self.method.participants.facts, reply.metrics
         common, own = self.method.common, facts[reply.site]
@@ -368,9 +365,10 @@ class Round(Ask):
     def _needed_metrics(self, phase: str, splits: Collection[str]) -> Iterable[str]:
         """Yield the keys of the metrics that a reply to ``phase`` must have.
 
-        A training phase needs ``trained.train.loss``. A phase in which sites measure the received
-        model needs ``incoming.<split>.<metric>`` for the splits val and test and for each metric
-        that the task always has. A phase can be of both kinds or of neither.
+        A training phase needs ``trained.train.loss``. A phase in ``measuring``, in which sites
+        measure the received model, needs ``incoming.<split>.<metric>``. These keys are for the
+        splits val and test, and for each metric in the task's ``always``. A phase can be of both
+        kinds or of neither.
 
         Args:
             phase: the phase of the question.
@@ -385,20 +383,20 @@ class Round(Ask):
                         yield measurement(INCOMING, split, metric)
 
     def _refuse_too_few(self, question: Question, answered: int) -> None:
-        """Raise an error if fewer replies than 'run.min-sites' are usable.
+        """Check that at least 'run.min-sites' replies are usable.
 
-        If the setting is 0, every site that was asked must reply. A phase never needs more replies
-        than it asked for. The final evaluation does not need the reply of a site whose epsilon is
-        spent.
+        If the setting is 0 or above the number of asked sites, all of these must reply. In the
+        final evaluation, a site whose differential privacy budget (epsilon) is spent need not
+        reply.
 
         Args:
             question: the question that was asked.
             answered: the number of usable replies.
 
         Raises:
-            TooFewSitesError: too few replies are usable. The message gives each failed site's
-                reason, the number of replies and the number needed. The error has the sites' error
-                codes as an attribute.
+            TooFewSitesError: too few replies are usable. The text has each failed site's reason,
+                and the numbers of usable and needed replies. The attribute ``codes`` has the sites'
+                error codes.
         """
         asked, phase = len(question.send), question.phase
         spent = list(self.codes.values()).count(EpsilonSpentError.code)

@@ -38,28 +38,28 @@ class RoundLoop:
 
     @cached_property
     def state(self) -> State:
-        """The state after the newest round.
+        """The state after the newest finished round.
 
-        Before round 1 this is the method's initial state, which is computed at the first access. A
-        resumed run sets it to the state in the checkpoint.
+        Before round 1 this is the method's initial state, which is computed at the first access. To
+        resume a run, the caller sets this attribute to the state in the checkpoint.
         """
         state: State = self.method.initial_state()
         return state
 
     def start(self, grid: Grid, num_rounds: int, timeout: float = 3600.0) -> State:
-        """Run the remaining rounds, let the sites measure the model, and return the final state.
+        """Run the rounds up to ``num_rounds``, let sites measure the model, and return the state.
 
-        A resumed run continues after ``self.state``. If no round remains, the sites only measure.
-        They also measure if the method or a hook ends the run early.
+        The first round is the one after ``self.state``. The sites measure even if no round remains,
+        or if the method or a hook ends the run early.
 
         Args:
             grid: connects the server with the sites.
-            num_rounds: the number of the last round.
+            num_rounds: the total number of rounds, including those before a resumed run.
             timeout: seconds to wait for the replies of a phase.
 
         Raises:
-            SiteError: too few sites gave a usable reply in a phase, and no hook ends the run
-                instead.
+            SiteError: too few sites gave a usable reply in a phase, and no hook's ``why_end`` ends
+                the run.
         """
         self.connect(grid, timeout)
         self.hooks.call("run_started", self.state, self.method.participants, num_rounds)
@@ -76,10 +76,10 @@ class RoundLoop:
         return self.state
 
     def connect(self, grid: Grid, timeout: float = 3600.0) -> None:
-        """Set the grid and the timeout with which all following rounds ask the sites.
+        """Set the grid and the timeout for all following rounds, without sending a message.
 
-        The parts that all rounds share, such as the pooled means and deviations of a table's
-        features, are made once here. No message is sent.
+        Values that all these rounds use are computed now, at each call. An example is the pooled
+        mean and standard deviation of each table feature.
 
         Args:
             grid: connects the server with the sites.
@@ -103,13 +103,13 @@ class RoundLoop:
         )
 
     def run_round(self) -> None:
-        """Run one round: the one after ``self.state``, which then becomes the new state.
+        """Run the round after ``self.state``, and store its result as the new state.
 
-        If the method allows it, sites that have connected meanwhile are admitted first. All sites
-        may be asked or, with 'server.sites-per-round', only that number of randomly drawn sites.
-        With secure aggregation the method asks through ``SecureAsk``. At the end the hooks learn
-        the size of each site's update, and that the round has ended. If the round raises an error,
-        for example because too few sites replied, the state stays as it was.
+        If the method's capability ``late_join`` is True, sites that connected since the last round
+        are admitted first. All sites may be asked. With 'server.sites-per-round', only that number
+        of sites, drawn at random, may be asked. With secure aggregation the method asks through
+        ``SecureAsk``. The hooks' ``updates_measured`` and ``round_ended`` are called at the end. If
+        the round raises an error, the state stays as it was.
         """
         before, method = self.state, self.method
         number = before.round + 1
@@ -135,11 +135,11 @@ class RoundLoop:
         self.hooks.call("round_ended", self.state)
 
     def evaluate(self) -> None:
-        """Call the method's ``evaluate``, in which all sites evaluate the model in ``self.state``.
+        """Let all sites evaluate the model in ``self.state`` on their data.
 
-        The hooks receive the sites' metrics, under the number ``self.state.round``. At trust 'sums'
-        the sites answer through secure aggregation (``SecureAsk``), so the server learns only sums
-        of the metrics over the sites. The state does not change.
+        The method's ``evaluate`` asks them. The hooks receive the metrics as those of round
+        ``self.state.round``. At trust 'sums' the sites answer through ``SecureAsk``, so the server
+        learns only sums over sites. The state does not change.
         """
         state, method = self.state, self.method
         sites = method.participants.sites()
@@ -156,10 +156,11 @@ class RoundLoop:
         return bool(self.stopped)
 
     def _let_latecomers_in(self, round_: int) -> None:
-        """Admit sites that connected after the last round, and replace the method's participants.
+        """Admit sites that connected after the last round, and update the method's participants.
 
-        The hooks are called for each refused node, and once for all sites that joined or came back
-        on another node, if there are any. A refusal does not stop the run.
+        The hooks' ``answer_failed`` and ``site_failed`` are called for each refused node. If sites
+        joined or came back on another node, ``participants_changed`` is called once. A refusal does
+        not stop the run.
         """
         known = self.method.participants
         away_timeout = self.method.common.away_timeout
@@ -177,10 +178,10 @@ class RoundLoop:
 
 
 def draw_sites(common: CommonSettings, sites: Sequence[str], round_: int) -> list[str]:
-    """Draw 'server.sites-per-round' of the sites for a round, and return their names sorted.
+    """Draw 'server.sites-per-round' of the sites for a round, and return their names, sorted.
 
-    All sites are returned if the setting is 0 or at least the number of sites. The draw is without
-    replacement, and depends only on the seed, the round and the sites, not on their order.
+    All sites are returned if the setting is 0, or if there are no more sites than that. No site is
+    drawn twice. The result depends only on the seed, the round and the set of sites.
     """
     count = common.sites_per_round
     if not count or count >= len(sites):
@@ -194,17 +195,20 @@ def draw_sites(common: CommonSettings, sites: Sequence[str], round_: int) -> lis
 def refuse_site_count(common: CommonSettings, sites: int) -> None:
     """Check that enough sites take part for the run's settings.
 
-    Each round asks 'server.sites-per-round' sites or, if that is 0, all ``sites``. This number must
-    suffice for 'server.aggregation' and for secure aggregation.
+    Each round asks 'server.sites-per-round' sites. If that is 0, it asks all ``sites``.
 
     Args:
         common: the run's settings.
         sites: the number of sites that take part.
 
     Raises:
-        SettingError: 'server.sites-per-round' is above ``sites``, or too few sites are asked.
-            'server.aggregation' needs 3 sites if it is "trimmed", and 5 if it is "multikrum".
-            Secure aggregation needs 3, and 'secure.threshold' must fit the number.
+        SettingError: in one of these cases:
+
+            - 'server.sites-per-round' is above ``sites``.
+            - Fewer sites are asked than 'server.aggregation' needs: 3 for "trimmed", 5 for
+              "multikrum".
+            - Secure aggregation is on, and fewer than 3 sites are asked or 'secure.threshold' does
+              not fit their number (``needed_sites``).
     """
     if common.sites_per_round > sites:
         raise SettingError(

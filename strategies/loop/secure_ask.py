@@ -64,21 +64,21 @@ class SecureAsk(Ask):
         self.stateful_sites = ask.stateful_sites
 
     def put(self, question: Question) -> Replies:
-        """Ask sites to train, but learn only the sample-weighted mean of the trained weights.
+        """Ask sites to train, but learn only the mean of their weights, weighted by samples.
 
-        At trust 'sums' metrics are summed in secret too, in training and in evaluation. All other
-        questions, and questions without sites, are passed on to ``Round.put``. A metric without a
-        finite value at any site is left out and reported to the hooks.
+        At trust 'sums' the metrics of training and evaluation are summed through secure aggregation
+        too. Any other question, or one without sites, goes to ``Round.put`` unchanged. If no site
+        has a finite value of a metric, the metric is left out and reported to the hooks.
 
         Returns:
-            The replies of the sites in the sum, without arrays of single sites. Their attributes
-            are ``sums`` (the mean arrays), ``exact`` (the mean updates in float64), ``means`` (the
-            mean metrics) and ``failed`` (the number of sites that could not answer).
+            The replies of the sites in the sum, without arrays. Their attributes are ``sums`` (the
+            mean arrays), ``exact`` (the mean updates in float64), ``means`` (the mean metrics) and
+            ``failed`` (the number of sites that could not answer).
 
         Raises:
-            SettingError: the quantisation is too coarse for these sites.
-            SiteError: too few sites replied, their shares do not restore the mask keys, or the
-                sums have impossible values once the masks are removed (``SecureSum.mean``).
+            SettingError: rounding to integers would distort the mean too much.
+            SiteError: too few sites replied, the masks cannot be removed, or the sums without masks
+                are impossible (``SecureSum.mean``).
         """
         send, phase, ask = question.send, question.phase, self.ask
         only_sums = self.common.trust == SUMS
@@ -135,18 +135,18 @@ class SecureAsk(Ask):
         return replies
 
     def _records_for_sum(self, sum_: SecureSum, phase: str) -> dict[str, ConfigRecord]:
-        """Build the record of secure aggregation that each site receives with the summed question.
+        """Build the record that each site receives with the question whose answers are summed.
 
         A record names the sites, metrics and arrays in the sum (``SecureSum.record``). If the
-        server must prove its sums to the sites, the record also has the proof of the newest earlier
-        sum.
+        server must prove its sums, each record also has the values by which a site can check the
+        newest earlier sum.
 
         Args:
             sum_: the secure sum, whose sites have shared their keys.
             phase: the phase of the question.
 
         Returns:
-            Site -> record.
+            The record by site.
         """
         records = {}
         for site in sum_.sealed:
@@ -159,10 +159,10 @@ class SecureAsk(Ask):
     def _judge_failures(self, sum_: SecureSum, phase: str, asked: int) -> None:
         """Report how many sites in the sum could not answer, and check that enough sites could.
 
-        Only the number of these sites is known, because such a site adds 0 to the sum without
-        naming itself. If the number is 0, nothing happens. The hooks get the number as one failure
-        of site "unknown". At least 'run.min-sites' sites must have answered. If the setting is 0 or
-        above the number of asked sites, all asked sites must have.
+        Such a site adds 0 to the sum without naming itself, so only their number is known. The
+        hooks get it as one failure of site "unknown". If the number is 0, the function returns
+        without any check. Otherwise at least 'run.min-sites' sites must have answered. If this
+        setting is 0 or above ``asked``, ``asked`` sites must have answered.
 
         Args:
             sum_: the secure sum after unmasking.
@@ -198,7 +198,8 @@ class SecureAsk(Ask):
     def _arrays_received(self, arrays: Arrays) -> dict[str, NDArray]:
         """Return all arrays that a site receives, named ``<record>/<array>``.
 
-        The site receives the given ``arrays`` and, for tables, the pooled statistics.
+        These are the given ``arrays`` and, for a table, the pooled mean and standard deviation of
+        each feature.
         """
         sent = with_prefix(f"{ARRAYS}/", arrays)
         if self.ask.standardisation:
@@ -206,14 +207,14 @@ class SecureAsk(Ask):
         return sent
 
     def _put(self, sum_: SecureSum, phase: str, sites: Iterable[str]) -> Replies:
-        """Ask ``sites`` a question of the protocol, and return the usable replies.
+        """Ask ``sites`` a question of secure aggregation, and return the usable replies.
 
         Each message holds the record that the site needs in this phase, but no arrays. A reply is
         unusable if ``_find_fault`` finds a fault in its record.
 
         Args:
             sum_: the secure sum, which makes the records and checks the replies.
-            phase: a phase of secure aggregation that trains nothing.
+            phase: "secure-keys", "secure-shares", "secure-agree" or "secure-unmask".
             sites: the names of the sites to ask.
 
         Raises:
@@ -228,17 +229,17 @@ class SecureAsk(Ask):
 def _find_fault(sum_: SecureSum, phase: str, reply: Reply) -> str | None:
     """Explain why a reply's record of secure aggregation is unusable; None if it is usable.
 
-    The record must be of this round. What else is checked depends on ``phase``:
+    The record must be of this round. Each phase has a further check:
 
-    - ``secure-keys``: the site's two public keys must be valid, and its signature must match them.
-    - ``secure-shares``: the record must name all other sites that have keys, and have one sealed
-      share for each, and a hash of the site's own mask.
-    - ``secure-agree``: the signature must match the list of sites whose arrays arrived.
-    - ``secure-unmask``: the record must name the site itself and only sites that shared their keys,
-      and have one share for each name.
+    - ``secure-keys``: two valid public keys, with the site's signature of them.
+    - ``secure-shares``: one encrypted share for every other site with keys, and a hash of the
+      site's mask.
+    - ``secure-agree``: the site's signature of the list of sites whose arrays arrived.
+    - ``secure-unmask``: one share for each named site. The names include the site itself, and only
+      sites that have sent shares.
 
     Args:
-        sum_: the secure sum, with the data of the phases before.
+        sum_: the secure sum, which has the values from earlier phases.
         phase: the phase that the site has answered.
         reply: the site's reply.
     """

@@ -115,9 +115,9 @@ class SecureSum:
     def masked_specs(self) -> dict[str, ArraySpec]:
         """Return the type and shape of each array in a masked reply, by name.
 
-        The summed arrays keep their shapes, but become uint32. The reply also has an array of two
-        counts: training samples, and sites that could not answer. If metrics are summed, it has one
-        more array for their values, and one for the numbers of samples behind them.
+        All types are uint32. The summed arrays keep their shapes. The array ``COUNTS`` has the
+        number of training samples, and the number of sites that could not answer. If m metrics are
+        summed, ``METRICS`` has m values, and ``MEASURED`` has m numbers of samples.
         """
         specs = {name: ArraySpec(spec.shape, "uint32") for name, spec in self.specs.items()}
         specs[COUNTS] = ArraySpec((2,), "uint32")
@@ -129,14 +129,15 @@ class SecureSum:
     def record(self, phase: str, site: str) -> ConfigRecord:
         """Build the record of secure aggregation that ``site`` receives in a phase.
 
-        It holds the number of the round and, depending on the phase:
+        It holds the number of the round. The phase decides about the rest:
 
-        - ``secure-shares``: each site's keys, signature and measured splits, and the threshold.
+        - ``secure-shares``: each site's public keys, signature and splits with measurements, and
+          the number of sites that must stay to the end.
         - training or evaluation: the names of the sites, metrics and arrays in the sum.
-        - ``secure-agree``: the names of the sites whose masked arrays have arrived. If the server
-          must prove the sum, it also holds the seals (hashes) of these sites' masked arrays.
-        - ``secure-unmask``: the sites' signatures of the list of sites in ``secure-agree``, and the
-          sealed shares that the other sites made for ``site``.
+        - ``secure-agree``: the names of the sites whose masked arrays arrived. If the server must
+          prove the sum, hashes of these arrays are added.
+        - ``secure-unmask``: the sites' signatures of that list of names, and the encrypted shares
+          from other sites to ``site``.
         """
         values: dict[str, Any] = {"round": self.round}
         if phase == SECURE_SHARES:
@@ -176,18 +177,22 @@ class SecureSum:
         return ConfigRecord(values)
 
     def take_keys(self, replies: Mapping[str, Reply]) -> None:
-        """Store the sites' public keys and signatures, and derive the values that follow from them.
+        """Store the sites' public keys and signatures, and compute the values that depend on them.
 
-        These are the threshold (the number of sites that must stay to the end), the agreed
-        'secure-samples' and the splits that all these sites measure. The context, a hash, binds the
-        keys to this run and round. The signatures were checked when each reply arrived
-        (``SecureAsk``).
+        These values are:
+
+        - ``threshold``: the number of sites that must stay to the end.
+        - ``samples``: the number 'secure-samples', which all sites must share.
+        - ``splits``: the splits that all these sites measure.
+        - ``context``: a hash of the run, the round, the keys and the threshold.
+
+        The caller has already checked the signatures.
 
         Raises:
-            SettingError: the quantisation is too coarse for this number of sites.
-            SiteError: there are fewer than three sites, 'secure.threshold' does not fit their
-                number, their 'secure-samples' differ or are below 1, or the server must prove the
-                sum but a site is missing.
+            SettingError: rounding to integers is too coarse for this number of sites.
+            SiteError: fewer than three sites replied, 'secure.threshold' does not fit their number,
+                'secure-samples' differs or is below 1, or the server must prove the sum but an
+                asked site did not reply.
         """
         if self.proves:
             self._refuse_missing(len(replies), self.asked, "sent keys for secure aggregation")
@@ -213,7 +218,10 @@ class SecureSum:
         self.context = context_of(self.common.run_name, self.round, self.keys, self.threshold)
 
     def _agreed_samples(self, replies: Mapping[str, Reply]) -> int:
-        """Return B, the sites' common 'secure-samples'. Sites scale their updates by samples / B.
+        """Return the number 'secure-samples', which must be the same at all sites.
+
+        Before summing, sites multiply their updates by their number of samples and divide them by
+        this number.
 
         Raises:
             SiteError: a site did not send an integer, the sites' numbers differ, or the number is
@@ -232,13 +240,14 @@ class SecureSum:
         return next(iter(said))
 
     def take_shares(self, replies: Mapping[str, Reply]) -> None:
-        """Store the sealed shares that each site has made of its secrets for the other sites.
+        """Store the encrypted shares of each site's secrets, which remove masks later.
 
-        The server cannot open them. Each site's hash of its own mask is stored too.
+        Only the receiving site can open a share, not the server. Each site's hash of its mask is
+        stored too.
 
         Raises:
-            SiteError: fewer sites than the threshold replied or, if the server must prove the
-                sum, not all sites with keys.
+            SiteError: fewer sites replied than ``threshold``. If the server must prove the sum, all
+                sites in ``keys`` must reply.
         """
         self._refuse_few(replies, "shared their keys")
         for site, reply in sorted(replies.items()):
@@ -249,12 +258,12 @@ class SecureSum:
     def take_masked(self, replies: Mapping[str, Reply]) -> None:
         """Add up the sites' masked arrays modulo 2^32, and store the replies without their arrays.
 
-        The sums stay masked until ``mean``. If replies lie in a file, one array is read at a time.
-        If the server must prove the sum, it keeps all masked arrays and their seals in memory.
+        The sums stay masked until ``mean``. If the server must prove the sum, it also keeps each
+        site's masked arrays and a hash of them in memory.
 
         Raises:
-            SiteError: fewer sites than the threshold replied or, if the server must prove the
-                sum, not all sites with keys.
+            SiteError: fewer sites replied than ``threshold``. If the server must prove the sum, all
+                sites in ``keys`` must reply.
         """
         self._refuse_few(replies, "sent masked weights")
         for name in sorted(self.masked_specs()):
@@ -270,11 +279,13 @@ class SecureSum:
             self.replies[site] = replace(reply, arrays={})
 
     def take_signatures(self, replies: Mapping[str, Reply]) -> None:
-        """Store each site's verified signature of the list of sites whose masked arrays arrived.
+        """Store each site's signature of the list of sites whose masked arrays arrived.
+
+        The caller has already checked the signatures.
 
         Raises:
-            SiteError: fewer sites than the threshold replied or, if the server must prove the
-                sum, not all sites with keys.
+            SiteError: fewer sites replied than ``threshold``. If the server must prove the sum, all
+                sites in ``keys`` must reply.
         """
         self._refuse_few(replies, "signed the list of sites whose weights arrived")
         for site, reply in sorted(replies.items()):
@@ -285,22 +296,23 @@ class SecureSum:
     ) -> tuple[dict[str, NDArray], dict[str, float]]:
         """Remove the masks from the sums, and return the mean arrays and the mean metrics.
 
-        The sites sent updates, so the mean update is added to ``before``. Variances of batch norm
-        are raised to 0 if rounding made them negative. ``failed`` is set to the number of sites in
-        the sum that could not answer, and ``exact`` to the mean update before rounding to float32.
+        The sites sent updates, so the mean update is added to ``before``. A variance of batch norm
+        below 0 becomes 0. Two attributes are set: ``failed``, the number of sites that could not
+        answer, and ``exact``, the mean update in float64.
 
         Args:
             replies: the replies of phase ``secure-unmask``, which have the shares.
             before: the arrays that the sites started from, by name.
 
         Returns:
-            The arrays by name, float32, and the metrics by name. Both are means over samples. A
-            metric without a finite value at any site is left out.
+            The arrays by name, float32, and the metrics by name. Both are means weighted by
+            samples. A metric is left out if no site has a finite value.
 
         Raises:
-            SettingError: the quantisation is too coarse for this number of samples.
-            SiteError: fewer sites than the threshold replied, their shares do not restore a secret,
-                or the unmasked counts or updates are impossible.
+            SettingError: rounding to integers is too coarse for this number of samples.
+            SiteError: fewer sites than ``threshold`` replied, or their shares do not restore a
+                site's secret. The unmasked counts or updates may also be impossible
+                (``_refuse_counts`` and ``_refuse_unlikely``).
         """
         self._refuse_few(replies, "helped to remove the masks")
         plus, minus = self._remaining_mask_keys(replies)
@@ -334,15 +346,15 @@ class SecureSum:
         )
 
     def _metric_means(self, metric_sums: NDArray, metric_samples: Words) -> dict[str, float]:
-        """Return the mean of each summed metric: name -> mean over samples, to 6 decimal places.
+        """Return the mean of each summed metric, by name, rounded to 6 decimal places.
 
-        Sites scale a metric from its bounds to the range 0 to 1 before they send it. This function
-        scales the mean back. A metric is left out if no site has a finite value of it, because its
-        number of samples is then 0.
+        Sites scale a metric from the range of its ``bounds`` to 0..1 before they send it, and this
+        function scales the mean back. The mean is weighted by samples. A metric without samples is
+        left out, because no site has a finite value of it.
 
         Args:
-            metric_sums: for each metric, the unmasked sum of the sites' values, scaled to 0..1 and
-                weighted by samples / B, where B is the agreed 'secure-samples'.
+            metric_sums: for each metric, the sum of the scaled values, each times the site's
+                samples and divided by 'secure-samples'.
             metric_samples: for each metric, the number of samples in the sum.
         """
         means = {}
@@ -357,12 +369,12 @@ class SecureSum:
         return means
 
     def _remaining_mask_keys(self, replies: Mapping[str, Reply]) -> tuple[list[bytes], list[bytes]]:
-        """Return two lists of mask keys: masks to add to the sum, and masks to subtract from it.
+        """Return the keys of masks to add to the sum, and the keys of masks to subtract from it.
 
-        The own mask of each site that sent weights is subtracted. A site that shared its keys but
-        sent no weights left its pairwise masks in the sums of all other sites. The server
-        reconstructs that site's private key to compute these masks. It subtracts a mask that the
-        other site added, and adds a mask that the other site subtracted.
+        Each site that sent weights has added a mask of its own, which is subtracted. A site that
+        shared its keys but sent no weights has left a mask in each other site's part of the sum.
+        The server restores that site's private key to compute these masks. It subtracts those that
+        sites added, and adds those that sites subtracted.
 
         Raises:
             SiteError: the shares do not restore a key.
@@ -389,13 +401,14 @@ class SecureSum:
     def _reconstruct_secret(self, site: str, shares: Mapping[str, Mapping[str, bytes]]) -> bytes:
         """Reconstruct the secret of ``site`` from the shares that other sites have returned.
 
-        The secret is the site's own mask seed if the site sent weights. Otherwise it is the site's
-        private mask key. If the shares do not give the secret, the search is repeated without each
-        single share. So one wrong share does no harm if there are more shares than the threshold.
+        The secret is the seed of the site's own mask if the site sent weights. Otherwise it is the
+        site's private mask key. A result is right if it matches the site's commitment. If all
+        shares together fail, each share is left out in turn. One wrong share is therefore harmless
+        if there are more shares than ``threshold``.
 
         Args:
             site: the site whose secret is reconstructed.
-            shares: site that returned shares -> site whose secret a share belongs to -> the share.
+            shares: the shares by the site that returned them, and then by the site of the secret.
 
         Raises:
             SiteError: no choice of shares gives the secret. The error names the likely cause.
@@ -427,19 +440,19 @@ class SecureSum:
         return public_half(secret) == self.keys[site][0]
 
     def _refuse_counts(self, samples: int, metric_samples: Words) -> None:
-        """Check that the unmasked counts are possible. Masks that do not cancel make them random.
+        """Check that the unmasked counts are possible, because a wrong mask makes them random.
 
-        At most as many sites may have failed (``failed``) as are in the sum. No count may exceed
-        the number of sites times the agreed 'secure-samples'. ``samples`` must be above 0, but the
-        count of a metric may be 0.
+        ``failed``, the number of sites that could not answer, may be at most the number of sites in
+        the sum. No other count may exceed the number of sites times 'secure-samples'. ``samples``
+        must be above 0, but the count of a metric may be 0.
 
         Args:
             samples: the training samples of all sites in the sum together.
             metric_samples: for each metric, the samples of these sites together.
 
         Raises:
-            SiteError: a count is impossible, or all sites in the sum failed, so there are no
-                samples.
+            SiteError: a count is impossible. If all sites failed and there are no samples, the
+                error says so.
         """
         sites = len(self.replies)
         if self.failed == sites and samples == 0:
@@ -466,18 +479,20 @@ class SecureSum:
     def _refuse_unlikely(
         self, updates: Mapping[str, NDArray], quantiser: Quantisation, share: float
     ) -> None:
-        """Check that the mean update is not longer than clipped updates and rounding errors allow.
+        """Check that the mean update is not too long, as wrong masks would make it.
 
-        The limit is ('secure.clip-norm' + the largest possible rounding error) * 1.001. Masks that
-        do not cancel leave random numbers, which are far longer.
+        Its L2 norm over all arrays may be at most 1.001 * ('secure.clip-norm' + rounding error).
+        The rounding error is at most ``share`` * sites * quantisation step * sqrt(numbers in an
+        update).
 
         Args:
             updates: the mean update of each array.
             quantiser: the quantisation of this sum.
-            share: B / samples, the factor that the sums were multiplied by.
+            share: 'secure-samples' divided by the number of samples in the sum. The sums were
+                multiplied by it.
 
         Raises:
-            SiteError: the L2 norm of the mean update over all arrays is above this limit.
+            SiteError: the norm is above this limit.
         """
         # Each number may be wrong by one step of the quantisation at each site
         rounding = len(self.replies) * quantiser.step * math.sqrt(self.numbers)
@@ -492,7 +507,7 @@ class SecureSum:
             )
 
     def _refuse_missing(self, count: int, expected: int, what: str) -> None:
-        """Check that all sites replied, because the server must prove the sum to each of them.
+        """Check that all expected sites replied, because each site checks the sum over all of them.
 
         Args:
             count: the number of sites that replied.

@@ -45,11 +45,12 @@ _FEW = 3  # sites; nobody can tell which one of only two sites is odd
 
 
 def check_texts(facts: SiteFacts) -> str | None:
-    """Return a fault if a text in a site's hello is too long or not visible; otherwise None.
+    """Return a fault if a text in a site's description is too long or not visible, otherwise None.
 
-    The hello is the site's description of itself and its data. A text may have at most 200
-    characters, all of them visible, and may be empty. More than 10 entries in 'software' are also a
-    fault. The site's name is checked elsewhere (``find_hello_fault``).
+    The texts are ``distribution``, ``schema``, ``backbone``, ``features``, ``class_names``, and the
+    keys and values of ``software``. Each may have at most 200 characters, all visible. A space
+    counts as visible, and an empty text is valid. ``software``, the versions at the site, may have
+    at most 10 entries.
     """
     if len(facts.software) > _SOFTWARE:
         return f"its 'software' has {len(facts.software)} entries, not at most {_SOFTWARE}"
@@ -68,11 +69,11 @@ def check_texts(facts: SiteFacts) -> str | None:
 
 
 def check_shown_names(facts: SiteFacts) -> str | None:
-    """Return a fault if tables or plots cannot show the distribution or a class; otherwise None.
+    """Return a fault if tables or plots cannot show a name in a site's description, otherwise None.
 
-    The distribution is the name of the site's group of sites with similar data. It must not be
-    "all", because tables use this word for the mean over sites. Neither it nor a class name may
-    have a dollar sign or a backslash, because plots would read a formula.
+    The names are those of the classes, and of the ``distribution``, the group of similar sites. The
+    group must not be called "all", because tables use this word for the mean over sites. No name
+    may have a dollar sign or a backslash, because plots would show it as a formula.
     """
     if facts.distribution == "all":
         return "its 'distribution' is 'all', which stands for the mean over sites"
@@ -84,10 +85,10 @@ def check_shown_names(facts: SiteFacts) -> str | None:
 
 
 def check_fingerprints(facts: SiteFacts) -> str | None:
-    """Return a fault if a fingerprint is not the hex SHA-256 of a known split; otherwise None.
+    """Return a fault if a fingerprint in a site's description is invalid, otherwise None.
 
-    A site states a fingerprint of the samples in each split ("train", "val" and "test"), with
-    lower-case digits. A site without fingerprints has no fault.
+    A fingerprint is a SHA-256 of the samples in one split, in hexadecimal with lower-case letters.
+    The split must be "train", "val" or "test". A site without fingerprints has no fault.
     """
     if not facts.fingerprints.keys() <= set(SPLITS):
         return f"its 'fingerprints' may be only for {', '.join(SPLITS)}"
@@ -97,11 +98,11 @@ def check_fingerprints(facts: SiteFacts) -> str | None:
 
 
 def check_inputs(facts: SiteFacts) -> str | None:
-    """Return a fault if the input shape is impossible or does not fit the features; otherwise None.
+    """Return a fault if the shape of a site's inputs is impossible, otherwise None.
 
-    A shape must have one dimension (a row) or three (an image). No length may be below 1 or above
-    2^20, and their product must not be above 2^28. If the site names features of a table, the shape
-    must be one dimension with one value per feature.
+    A shape must have one dimension for a row of a table, or three for an image. Each length must be
+    from 1 to 2^20, and the product of all lengths at most 2^28. If the site names a table's
+    features, the shape must be one dimension with one value per feature.
     """
     shape = facts.input_shape
     # Only three lengths are looked at, because a hostile shape may have many, each of them huge
@@ -114,10 +115,10 @@ def check_inputs(facts: SiteFacts) -> str | None:
 
 
 def check_classes(facts: SiteFacts) -> str | None:
-    """Return a fault if the number of outputs is not from 1 to 10,000; otherwise None.
+    """Return a fault if the number of a site's network outputs is impossible, otherwise None.
 
-    A task with classes needs at least 2. It is also a fault if the site names classes, but not one
-    for each output. A site that names no classes is accepted.
+    The number is ``classes``, from 2 to 10,000. It may also be 1 if the task is regression,
+    multi-label or survival. If the site names its classes, it must give one name for each output.
     """
     fewest = 1 if TASKS[facts.task].strata else 2
     if not fewest <= facts.classes <= _CLASSES:
@@ -128,12 +129,12 @@ def check_classes(facts: SiteFacts) -> str | None:
 
 
 def check_counts(facts: SiteFacts) -> str | None:
-    """Return a fault if the label counts, dropped samples or floor are impossible; otherwise None.
+    """Return a fault if a count in a site's description is impossible, otherwise None.
 
-    Label counts may be only for known splits, and at most 1e9 for each class. The number of dropped
-    samples must be from 0 to 1e9. The floor, the smallest number of samples that the site lets a
-    mean cover, must be from 1 to 1e9. Missing label counts are accepted here, because a site hides
-    them if the server may learn only sums over sites (trust 'sums').
+    - ``label_counts``: only for the splits "train", "val" and "test", and at most 1e9 for each
+      class. They may be missing, because a site hides them at trust 'sums'.
+    - ``dropped``, the number of samples in no split: 0 to 1e9.
+    - ``floor``, the smallest number of samples for which the site sends a mean: 1 to 1e9.
     """
     if not facts.label_counts.keys() <= set(SPLITS):
         return f"its 'label-counts' may be only for {', '.join(SPLITS)}"
@@ -148,12 +149,13 @@ def check_counts(facts: SiteFacts) -> str | None:
 
 
 def check_sums(facts: SiteFacts) -> str | None:
-    """Return a fault if a table's feature sums cannot come from its training rows; otherwise None.
+    """Return a fault if a table's feature sums cannot come from its training rows, otherwise None.
 
-    Feature sums are, for each feature, the number of values, their sum, and the sum of their
-    squares. Counts must be whole and at most the number of training rows. Absolute sums must be at
-    most 1e18, and sums of squares at most 1e36. The sums must satisfy the Cauchy-Schwarz inequality
-    up to rounding. Sums without feature names are a fault. A site without sums has no fault.
+    For each feature, a site may send the number of values, their sum, and the sum of their squares.
+    The number must be whole, and at most that of the training rows. The sum must be from -1e18 to
+    1e18, and the sum of squares at most 1e36. The squared sum must not exceed number * sum of
+    squares, apart from rounding errors. Sums without feature names are a fault. Missing sums are
+    not.
     """
     sums = facts.sums
     if sums is None:
@@ -184,11 +186,10 @@ HELLO_CHECKS: tuple[Callable[[SiteFacts], str | None], ...] = (
 
 
 def find_hello_fault(facts: SiteFacts) -> str | None:
-    """Find the first fault in a hello, a site's description of itself; None if it has no fault.
+    """Return the first fault in a site's description of itself (hello), or None if it has no fault.
 
-    The site's name is checked first, and then the texts and numbers, in the order of
-    ``HELLO_CHECKS``. The fault is returned as one sentence, which names the site if its name is
-    valid.
+    The site's name is checked first. The checks in ``HELLO_CHECKS`` follow, for texts, inputs,
+    classes, counts and sums. A fault is one sentence. It names the site if its name is valid.
     """
     # The name comes first, because the other sentences quote it
     fault = site_name_fault(facts.site)
@@ -211,16 +212,18 @@ def shape_of(facts: SiteFacts) -> NetworkShape:
 
 
 def find_difference(site: str, facts: SiteFacts, other: str, other_facts: SiteFacts) -> str | None:
-    """Describe the first difference between two sites in the facts that all sites must share.
+    """Describe the first difference between two sites in what all sites of a run must share.
 
-    These are, in this order, the task, the shape (inputs and outputs), the features, the schema and
-    the backbone. If all are equal, the result is None.
+    They must have equal tasks, shapes of inputs and outputs, features, schemas and starting
+    weights. These are compared in this order. The schema is a digest of a table's columns and
+    rules, and the starting weights (``backbone``) are a digest too. If all are equal, the result is
+    None.
 
     Args:
         site: the name of the first site.
-        facts: the first site's description of itself and its data (hello).
+        facts: the first site's description of itself and its data.
         other: the name of the second site.
-        other_facts: the second site's hello.
+        other_facts: the second site's description.
     """
     if facts.task != other_facts.task:
         return (
@@ -256,18 +259,18 @@ def find_difference(site: str, facts: SiteFacts, other: str, other_facts: SiteFa
 
 
 def find_shared_data(facts: Facts, pooled: bool) -> Refused:
-    """Find the sites whose training samples another site also has, because these would count twice.
+    """Find the sites that have exactly the same training samples as another site.
 
-    Sites are compared by the fingerprint (hash) of their whole training split. Nobody can tell
-    whose samples they are, so all sites with an equal fingerprint are returned. A site without
-    training samples, or without this fingerprint, is not compared.
+    Such samples would count twice. Sites are compared by the fingerprint (hash) of their whole
+    training split. Because the owner of the samples is unknown, all sites with an equal fingerprint
+    are returned. A site without training samples, or without this fingerprint, is not compared.
 
     Args:
         facts: each site's description of itself and its data.
-        pooled: not used; every check that compares the sites has this argument.
+        pooled: not used. Every check that compares the sites has this argument.
 
     Returns:
-        Site -> reason to leave it out.
+        The reason to leave a site out, by site.
     """
     owners: dict[str, list[str]] = {}
     for site in sorted(facts):
@@ -285,18 +288,18 @@ def find_shared_data(facts: Facts, pooled: bool) -> Refused:
 
 
 def find_other_tasks(facts: Facts, pooled: bool) -> Refused:
-    """Find the sites that do not share the most frequent task, each with the difference.
+    """Find the sites that differ from the most frequent task.
 
-    Sites share a task if their task, shape (inputs and outputs), features, schema and backbone are
-    equal. If several tasks are equally frequent, the one of the first site by name counts. If all
-    sites share one task, the mapping is empty.
+    Two sites share a task if their task, shape of inputs and outputs, features, schema and starting
+    weights are equal. If several tasks are equally frequent, the first site by name among their
+    sites decides. If all sites share one task, the result is empty.
 
     Args:
         facts: each site's description of itself and its data.
-        pooled: not used; every check that compares the sites has this argument.
+        pooled: not used. Every check that compares the sites has this argument.
 
     Returns:
-        Site -> reason to leave it out.
+        The difference from the most frequent task, as a reason to leave the site out, by site.
     """
     # The sites of each task; ties go to the task of the first site by name
     having: dict[Hashable, list[str]] = {}
@@ -316,12 +319,14 @@ def find_other_tasks(facts: Facts, pooled: bool) -> Refused:
 
 
 def find_unwanted_sums(facts: Facts, pooled: bool) -> Refused:
-    """Find the sites whose 'data.standardise' does not agree with the run's, each with the reason.
+    """Find the sites whose setting 'data.standardise' differs from that of the run.
 
-    A site with a table sends sums over its features if its own setting is "pooled". If ``pooled``
-    is True, because the run's setting is "pooled", the sites without sums are returned. If
-    ``pooled`` is False, the sites with sums are returned. If no site has sums, the result is empty
-    in both cases, because the data may be images.
+    A site with a table sends sums over its features if its own setting is "pooled". ``pooled`` says
+    whether the run's setting is "pooled". If True, the sites without sums are returned, and if
+    False, the sites with sums. If no site sends sums, the result is always empty.
+
+    Returns:
+        The reason to leave a site out, by site.
     """
     if all(site.sums is None for site in facts.values()):
         return {}
@@ -338,19 +343,18 @@ def find_unwanted_sums(facts: Facts, pooled: bool) -> Refused:
 
 
 def find_odd_sums(facts: Facts, pooled: bool) -> Refused:
-    """Find the sites with a feature whose scale is above 1000 times the median site's scale.
+    """Find the sites with a feature whose scale is more than 1000 times the median over the sites.
 
-    A feature's scale at a site is the larger of its absolute mean and its standard deviation. A far
-    smaller scale is not a fault. If the median is 0, it is taken over the sites with a scale above
-    0. A feature is compared only if at least three sites have values for it, and at least two of
-    them a scale above 0. If fewer than three sites send sums, the result is empty.
+    A feature's scale at a site is the larger of its absolute mean and its standard deviation.
+    ``_typical_scale`` gives the median, and skips features for which too few sites have values. A
+    small scale is not a fault. If fewer than three sites send sums, the result is empty.
 
     Args:
         facts: each site's description of itself, with its sums over each feature's values.
-        pooled: not used; every check that compares the sites has this argument.
+        pooled: not used. Every check that compares the sites has this argument.
 
     Returns:
-        Site -> reason, which names the site's first such feature.
+        The reason by site. It names the first such feature of the site.
     """
     scales: dict[str, Vector] = {}
     for site in sorted(facts):
@@ -373,13 +377,14 @@ def find_odd_sums(facts: Facts, pooled: bool) -> Refused:
 
 
 def _feature_scales(sums: Sums) -> Vector:
-    """Return each feature's scale at one site, (features,).
+    """Return the scale of each feature at one site, as an array of shape (features,).
 
     The scale is the larger of the absolute mean and the standard deviation. It is NaN for a feature
     without values.
 
     Args:
-        sums: each feature's number of values, their sum, and the sum of their squares.
+        sums: three arrays of shape (features,): each feature's number of values, their sum, and the
+            sum of their squares.
     """
     # NaN marks features without values, which must not count as 0 in a median
     known = np.where(sums.count > 0, sums.count, np.nan)
@@ -390,16 +395,18 @@ def _feature_scales(sums: Sums) -> Vector:
 
 
 def _typical_scale(scales: Vector) -> float:
-    """Return the median scale of one feature over sites, or infinity if no site can be called odd.
+    """Return the median scale of one feature over sites, to which each site is compared.
 
-    If the median is 0, as for a rare flag, it is taken over the sites with a scale above 0.
+    If the median is 0, as for a flag that is rarely set, it is taken over the sites with a scale
+    above 0.
 
     Args:
-        scales: the feature's scale at each site, (sites,); NaN if a site has no values.
+        scales: the feature's scale at each site, an array of shape (sites,). NaN stands for no
+            values.
 
     Returns:
-        The median; infinity if fewer than three sites have values, or if the median is 0 and fewer
-        than two sites have a scale above 0.
+        The median. It is infinity, which no scale exceeds, if fewer than three sites have values.
+        It is also infinity if the median is 0 and fewer than two sites have a scale above 0.
     """
     known = scales[~np.isnan(scales)]
     if len(known) < _FEW:

@@ -45,13 +45,12 @@ _LONGEST_SOFTWARE = 2000  # characters
 def read_hello(content: RecordDict, needs_counts: bool = True) -> SiteFacts:
     """Read and check a node's hello, in which a site describes itself and its data.
 
-    The content is untrusted. Only the hello itself is checked (``find_hello_fault``). Hellos are
-    compared with one another elsewhere.
+    The content is untrusted. ``find_hello_fault`` checks its values.
 
     Args:
         content: the content of the node's message.
-        needs_counts: whether the hello must have label counts; they are not required at trust
-            'sums'.
+        needs_counts: whether the hello must have ``label-counts``, the number of samples of each
+            class. At trust 'sums' they are not required.
 
     Raises:
         SiteError: the hello cannot be read, or a value in it is impossible. The error is one line.
@@ -73,18 +72,19 @@ def ask_nodes(
     read: Callable[[RecordDict], T],
     away_timeout: float = 300.0,
 ) -> tuple[list[NodeAnswer[T]], list[str]]:
-    """Send all nodes the same question, a hello or a survey, and read their answers.
+    """Send all nodes the same question, and read their answers.
 
-    A hello asks a site who it is, and a survey asks it to describe its data. All nodes are asked at
-    once, and the wait for their answers ends after 10 minutes. A node without a usable answer
+    The question is either a hello, which asks a site to describe itself, or a survey of its data.
+    All nodes are asked at once. The function gives up a node that is disconnected for
+    ``away_timeout`` seconds, and every node after 10 minutes. For a node without a usable answer it
     raises no error.
 
     Args:
         grid: connects the server with the nodes.
         nodes: the ids of the nodes to ask.
-        kind: the type of the messages, such as "query.hello".
-        read: reads an answer; raises a SiteError if the answer is unusable.
-        away_timeout: seconds that a node may be disconnected before it is given up.
+        kind: the type of the messages: "query.hello" or "query.survey".
+        read: reads an answer. It raises a SiteError if the answer is unusable.
+        away_timeout: seconds that a node may be disconnected.
 
     Returns:
         The usable answers, sorted by node, and one line with the reason for each other node.
@@ -114,9 +114,9 @@ def ask_nodes(
 
 @contextmanager
 def reading(what: str, content: RecordDict) -> Iterator[None]:
-    """Turn any exception in the ``with`` block, which reads untrusted data, into a SiteError.
+    """Open a context that turns any ``Exception`` in its block into a SiteError of one line.
 
-    The data's size is checked before the block runs. The error's text is one line.
+    The block reads untrusted data, whose size is checked before the block runs.
 
     Args:
         what: the name of the data in errors, such as "its hello".
@@ -136,12 +136,11 @@ def reading(what: str, content: RecordDict) -> Iterator[None]:
 
 
 def _name_software(content: RecordDict) -> str:
-    """Name the versions that the server and the site run, as the end of an error message.
+    """Name the software versions of the server and of the site, to end an error message.
 
-    The site's versions are read from its hello ('software'), which is untrusted and may be damaged.
-    A simulated site and an answer to a survey have none. If the versions are missing or unreadable,
-    the text says that the site does not say what it runs. The text ends with the advice to install
-    the same release on the server and at the site if they differ.
+    The site's versions come from ``software`` in its untrusted message. If they are missing or
+    unreadable, as in the answer to a survey, the text says that the site does not say what it runs.
+    It always ends with the advice to install the same release at both if they differ.
     """
     theirs: object = None
     with suppress(Exception):  # untrusted data can make a reader fail in any way

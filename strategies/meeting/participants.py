@@ -62,10 +62,11 @@ class Participants:
         return all(facts.simulated for facts in self.facts.values())
 
     def agreed_samples(self) -> dict[str, int]:
-        """Return each site's agreed number of training samples, from the 'run.site-weights' file.
+        """Return each site's number of training samples in the file 'run.site-weights'.
 
-        Returns an empty mapping if the run has no such file. Sites in the file that do not take
-        part are left out.
+        The hospitals and the operator have agreed on these numbers, which replace the reported ones
+        as weights. The mapping is empty if the run has no such file. It has only sites that take
+        part.
         """
         weights = self.terms.weights
         if not weights:
@@ -73,10 +74,9 @@ class Participants:
         return {site: weights.samples[site] for site in self.sites()}
 
     def leaves(self) -> list[str]:
-        """Describe in one sentence the sums over a table's features that sites send at the start.
+        """Return a sentence about the sums over a table's features that sites send before round 1.
 
-        The list is empty if no sums are sent, because the inputs are not standardised with pooled
-        statistics.
+        It is the only element of the list. The list is empty if no site sends such sums.
         """
         if self.standardisation() is None:
             return []
@@ -116,14 +116,14 @@ def meet_sites(
 ) -> Participants:
     """Ask the connected nodes who they are, and return the sites that can take part.
 
-    The arguments, the result and the other errors are those of ``hear_sites``. Too few sites are an
-    error only if a node was refused, or if a site that the run names is missing. Otherwise the
-    sites that can take part are returned, however few they are.
+    ``hear_sites`` does this, and explains the arguments, the result and its errors. In addition,
+    too few sites can be an error here. They are one only if a node was refused, or if a site in
+    'server.sites' is missing. Otherwise any number of sites is returned.
 
     Raises:
-        SiteError: fewer sites than ``needed_sites`` can take part, and at least one node was
-            refused or at least one named site is missing. The message has the reasons against the
-            refused nodes or, if there are none, the missing names.
+        SiteError: fewer sites than ``needed_sites`` can take part, and a node was refused or a
+            named site is missing. The text has the reasons for the refusals or, without refusals,
+            the missing names.
     """
     met = hear_sites(grid, settings, silos, terms)
     needed = needed_sites(met, settings)
@@ -142,10 +142,11 @@ def meet_sites(
 
 
 def grouped_refusals(refused: Iterable[str]) -> list[str]:
-    """Join refusals that share a reason into one line that names all their sites.
+    """Join refusals with the same reason into one line that names all their sites.
 
-    A refusal has the form ``<site>: <reason>``. One of another form, without ": ", becomes a line
-    of its own. The lines are in the order of the sorted refusals.
+    A refusal has the form ``<site>: <reason>``. The joined line has the names of the sites, and
+    then the colon and the reason. A refusal without ": " stays unchanged. The lines are in the
+    order of the sorted refusals.
     """
     pairs = []
     for refusal in sorted(refused):
@@ -158,11 +159,11 @@ def grouped_refusals(refused: Iterable[str]) -> list[str]:
 
 
 def needed_sites(met: Participants, settings: CommonSettings) -> int:
-    """Return the number of sites that a run needs.
+    """Return the number of sites that must be able to take part for a run to begin.
 
-    It is 'run.min-sites' if that is above 0. Otherwise it is the number of sites in 'server.sites'.
-    If 'server.sites' is empty, it is the number of nodes that were asked who they are
-    (``met.asked``). In a deployment, a node that states the same site as another node is left out.
+    It is 'run.min-sites'. If that is 0, it is the number of sites in 'server.sites'. If that
+    setting is empty too, it is the number of asked nodes (``met.asked``). In a deployment, further
+    nodes of the same site are not in ``met.asked``.
     """
     return settings.min_sites or len(met.terms.sites) or len(met.asked)
 
@@ -170,21 +171,20 @@ def needed_sites(met: Participants, settings: CommonSettings) -> int:
 def hear_sites(
     grid: Grid, settings: CommonSettings, silos: int | None = None, terms: Terms | None = None
 ) -> Participants:
-    """Ask the connected nodes who they are, and return the sites that can take part.
+    """Ask the connected nodes to describe themselves, and return the sites that can take part.
 
-    A node that cannot take part, by itself or together with the other nodes, is left out, and the
-    result's ``refused`` has the reason. The result may have no sites at all.
+    A node that cannot take part, alone or with the other nodes, is left out. ``refused`` of the
+    result has the reason. The result may have no sites. If 'server.sites' names sites, any other
+    site is left out without a reason. With a registry, the nodes of other sites are not asked.
 
-    If the run names its sites ('server.sites'), other sites do not take part, and ``refused`` has
-    no line about them. If there is a registry, these sites are not even asked. Otherwise their
-    hellos tell who they are.
+    The function first waits for enough nodes (``wait_for_nodes``).
 
     Args:
         grid: connects the server with the nodes.
         settings: the run's settings.
-        silos: the largest possible number of sites; None if only the sites know it. Nodes that
-            repeat a site do not count.
-        terms: the operator's conditions, such as registered site names; None if there are none.
+        silos: the largest possible number of nodes, without those that repeat a site. None means
+            any number.
+        terms: the operator's conditions, such as registered site names. None means no conditions.
 
     Raises:
         SiteError: too few or too many nodes are connected.
@@ -215,14 +215,15 @@ def hear_sites(
 
 
 def _admit(hellos: list[Hello], refused: list[str], terms: Terms, simulated: bool) -> list[Hello]:
-    """Select the hellos of the nodes that meet the operator's and the method's conditions.
+    """Select the descriptions of sites (hellos) that meet the conditions in ``terms``.
 
-    A hello of a site that the run does not name is left out without a reason.
+    A site that 'server.sites' does not name is left out without a reason. Several nodes of the same
+    site may be selected.
 
     Args:
-        hellos: the readable hellos, each a site's description of itself.
-        refused: the reasons against all other hellos are appended to it.
-        terms: the conditions, such as registered names and agreed sample numbers.
+        hellos: the readable hellos.
+        refused: the reason against each other hello is appended to this list.
+        terms: the registered names, the agreed numbers of samples, and the method's own condition.
         simulated: whether all sites of the run are simulated. Then registered names are not
             checked.
     """
@@ -241,16 +242,15 @@ def _admit(hellos: list[Hello], refused: list[str], terms: Terms, simulated: boo
 def _find_duplicates(hellos: list[Hello], simulated: bool) -> dict[int, str]:
     """Find nodes that must not take part because another node says that it is the same site.
 
-    At real sites, the node with the lowest id stays, and all others are returned. In a simulation
-    two nodes of one site are an error in their configuration, so all nodes of that site are
-    returned.
+    In a deployment, the node with the lowest id stays, and the other nodes are found. In a
+    simulation the configuration must be wrong, so all nodes of that site are found.
 
     Args:
         hellos: the hellos (descriptions of sites) of all admitted nodes.
         simulated: whether all sites of the run are simulated.
 
     Returns:
-        Node id -> reason.
+        The reason by node id.
     """
     nodes: dict[str, list[int]] = {}
     for hello in hellos:
@@ -278,18 +278,18 @@ def _second_node_refusal(site: str, node: int) -> str:
 
 
 def _drop_unlike(hellos: list[Hello], settings: CommonSettings, refused: list[str]) -> list[Hello]:
-    """Return the hellos of the sites that can take part together, and note why others cannot.
+    """Return the descriptions of the sites (hellos) that can take part together.
 
-    A hello is a site's description of itself. Four checks (``TOGETHER_CHECKS``) run in this order:
+    The checks in ``TOGETHER_CHECKS`` run in this order:
 
-    - Sites must not share training samples.
-    - Sites must have the same task.
-    - Sites must send feature sums exactly if the run pools them. If no site sends any, this is no
-      fault.
-    - No feature may have a scale at a site that is far above the median site's.
+    - No two sites have the same training samples.
+    - All sites have the same task.
+    - All sites send sums over their features if the run pools these sums. Otherwise no site does.
+      If no site sends any, there is no fault.
+    - No feature has a scale at a site that is far above the median over the sites.
 
-    A site that fails a check is left out of the later checks. The reasons are appended to
-    ``refused``. Equal reasons are appended once per check.
+    A site that fails a check is left out of the later checks. Its reason is appended to
+    ``refused``. If several sites fail a check with the same reason, the reason is appended once.
     """
     pooled = settings.standardise == "pooled"
     for check in TOGETHER_CHECKS:
@@ -306,10 +306,10 @@ def meet_latecomers(
 ) -> tuple[Participants, list[str]]:
     """Ask the nodes that connected since the last call, and admit those that can take part.
 
-    A site whose SuperNode restarted has a new node but is the same site. While its old node still
-    counts as connected, the new node is refused. This is reported only once, and the node is asked
-    again at the next call. Other refused nodes are not asked again, nor are sites that the run does
-    not name.
+    A site whose SuperNode restarted comes back on a new node. While the site's old node is still
+    connected, the new node is refused. It is asked again at each call, but its refusal is returned
+    only once. Any other refused node is not asked again. A node of a site that 'server.sites' does
+    not name is not asked again either.
 
     Args:
         grid: connects the server with the nodes.
@@ -317,8 +317,8 @@ def meet_latecomers(
         away_timeout: seconds that a node may be disconnected before it is given up.
 
     Returns:
-        All participants, old and new, and the new refusals, one line each. If there are no new
-        nodes, these are ``participants`` and an empty list.
+        All participants, old and new, and the new refusals, one line each. Without new nodes, they
+        are ``participants`` and an empty list.
     """
     connected = set(grid.get_node_ids())
     new_nodes = participants.terms.choose_nodes(
@@ -358,16 +358,16 @@ def meet_latecomers(
 def _latecomer_fault(
     facts: SiteFacts, participants: Participants, joined: Participants
 ) -> str | None:
-    """Explain why a latecomer cannot take part, or return None.
+    """Explain why a site that connected late cannot take part, or return None if it can.
 
-    A known site must come back with equal fingerprints of its data. Any site must share the task
-    with the first site by name, and must send feature sums exactly if that site does. It must not
-    have another site's training samples.
+    A site that comes back must have the same fingerprints of its data as before. A site must have
+    the same task as the first participant by name. It must send feature sums if the first
+    participant does, and otherwise none. It must not have another site's training samples.
 
     Args:
-        facts: the latecomer's description of itself and its data.
-        participants: the participants without the latecomer.
-        joined: the participants including the latecomer.
+        facts: the late site's description of itself and its data.
+        participants: the participants without the late site.
+        joined: the participants including the late site.
     """
     known = participants.facts.get(facts.site)
     if known is not None and known.fingerprints != facts.fingerprints:

@@ -51,7 +51,7 @@ class SimulatedSites(Grid):
         return self._grid.create_message(*given, **named)
 
     def get_node_ids(self) -> Iterable[int]:
-        """Return the node ids of the simulated sites: site k, from 0, has the id 1001 + k.
+        """Return the node ids of the simulated sites: 1001 for the first site, 1002 for the next.
 
         The list is empty if no SuperNode is connected.
         """
@@ -60,13 +60,12 @@ class SimulatedSites(Grid):
         return [_FIRST_NODE + partition for partition in range(self._sites)]
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        """Send each message for a simulated site to a SuperNode, and return the message ids.
+        """Send each message for a simulated site to a SuperNode, and return the new message ids.
 
-        The destination of each message is the node id of a simulated site. A copy of the message is
-        sent, with an added record that gives the site's number and the number of sites. With n
-        SuperNodes sorted by id, the message for site k goes to SuperNode k modulo n, both from 0.
-        Any SuperNode can answer for any site, because a simulated site keeps its state in files
-        under its own name.
+        The destination of a message is the node id of a simulated site. A copy is sent, with a
+        record of the site's number and the number of sites. Sites and SuperNodes count from 0, and
+        SuperNodes are sorted by id. With n SuperNodes, site k belongs to SuperNode k modulo n. Any
+        SuperNode can answer for any site, because the site's state is in files under its name.
         """
         supernodes = sorted(self._grid.get_node_ids())
         sent = []
@@ -106,9 +105,9 @@ def is_simulation(grid: Grid) -> bool:
 def with_all_sites(grid: Grid, settings: CommonSettings) -> Grid:
     """Return a grid with one node per silo, if ``grid`` is the grid of Flower's simulation.
 
-    So a simulation runs all silos of the data set, however many SuperNodes it has. Any other grid
-    is returned unchanged. The grid is also returned unchanged if the data set does not know its
-    silos.
+    A silo is the part of the data that one simulated site holds. All silos then run, whatever the
+    number of SuperNodes. In two cases ``grid`` is returned unchanged: it is of another kind, or
+    only the sites know the names of the silos.
 
     Raises:
         DataError: the data set's files, which give the number of silos, are missing.

@@ -36,21 +36,21 @@ def survey_sites(
 ) -> Surveyed:
     """Ask the connected nodes to describe their data, and return the usable answers by site.
 
-    If the run names its sites ('server.sites'), the answers of other sites are left out. If there
-    is also a registry, these other sites are not even asked.
+    If 'server.sites' names sites, the answers of other sites are left out. With a registry, the
+    nodes of other sites are not even asked.
 
     Args:
         grid: connects the server with the nodes.
         settings: the run's settings.
-        silos: the largest possible number of nodes; None if only the sites know it.
-        registry: binds names to nodes; None if any node may take any name.
+        silos: the largest possible number of nodes. None means any number.
+        registry: the node of each registered site name. None lets any node take any name.
 
     Returns:
         The answers by site, and one line for each unusable answer.
 
     Raises:
-        SiteError: too few or too many nodes are connected, or no answer is usable. If no answer is
-            usable, the message gives the reasons.
+        SiteError: too few or too many nodes are connected, or no answer is usable. In the last case
+            the text gives the reasons.
         SettingError: 'server.sites' has an invalid name, a name twice, or a name that the registry
             lacks.
     """
@@ -66,11 +66,11 @@ def survey_sites(
 
 
 def read_survey(content: RecordDict, dataset: str) -> Survey:
-    """Read and check a site's answer to the survey, which is untrusted.
+    """Read and check a site's untrusted answer to the survey.
 
     Raises:
-        SiteError: the answer cannot be read, is about another data set than ``dataset``, or holds
-            an impossible value. The error is one line.
+        SiteError: the answer cannot be read, has an invalid site name, or is about another data set
+            than ``dataset``. The error is one line.
     """
     with reading("its answer to the survey", content):
         if set(content) != {SURVEYED}:
@@ -87,16 +87,17 @@ def read_survey(content: RecordDict, dataset: str) -> Survey:
 def _answers_by_site(
     received: Sequence[NodeAnswer[Survey]], registry: Registry | None, refused: list[str]
 ) -> dict[str, Survey]:
-    """Return the usable answers by site, sorted, and note why other answers are unusable.
+    """Return the usable answers by site, sorted, and add the reasons against all others to a list.
 
-    With a registry, a node may answer only for the site under whose name it is registered. The
-    registry is ignored if all sites are simulated, because simulated sites have no keys. If several
-    nodes that pass this check claim the same name, none of their answers is used.
+    With a registry, a node may answer only for the site under whose name it is registered. If all
+    answers are from simulated sites, the registry is ignored, because they have no keys to
+    register. If several nodes that pass this check claim the same name, none of their answers is
+    used.
 
     Args:
         received: the readable answers with their nodes.
-        registry: binds names to nodes; None if any node may take any name.
-        refused: the reasons against unusable answers are appended to it.
+        registry: the node of each registered site name. None lets any node take any name.
+        refused: the list of reasons, to which this function appends.
     """
     if all(answer.content.about.simulated for answer in received):
         registry = None  # simulated sites have no keys

@@ -19,10 +19,10 @@ class Registry:
     nodes: Mapping[str, int]  # the node id of each site, by site name
 
     def fault(self, node: int, site: str) -> str | None:
-        """Explain why ``node`` may not be ``site``; None if it is registered as that site.
+        """Explain why ``node`` may not take part as ``site``, or return None if it may.
 
-        The explanation depends on whether the node is registered under another name, or is not
-        registered at all.
+        It may if it is registered under this name. The explanation gives the node's registered
+        name. If the node has none, it says how to register the node.
         """
         if self.nodes.get(site) == node:
             return None
@@ -47,10 +47,10 @@ class AgreedWeights:
     samples: Mapping[str, int]  # the agreed number for each site, by name
 
     def fault(self, facts: SiteFacts) -> str | None:
-        """Explain why a site's reported training samples contradict the agreement, or return None.
+        """Explain why a site's training samples do not fit 'run.site-weights', or return None.
 
-        The site needs an agreed number, and must not report more samples than that number.
-        Reporting fewer samples is not a fault.
+        It is a fault if that file has no number for the site, or if the site reports more samples
+        than that number. Reporting fewer samples is not a fault.
         """
         site, said = facts.site, facts.sizes["train"]
         if site not in self.samples:
@@ -75,15 +75,16 @@ class Terms:
     sites: tuple[str, ...] = ()  # the only sites of the run ('server.sites'); empty: all sites
 
     def fault(self, node: int, facts: SiteFacts, simulated: bool = False) -> str | None:
-        """Explain in one line why the node cannot take part, or return None.
+        """Explain in one line why the node cannot take part, or return None if it can.
 
-        The registry is checked first, then the agreed weights, then the method's own condition.
+        ``registry``, ``weights`` and ``unfit`` are checked in this order. ``unfit`` is the
+        condition of the run's federated-learning method. A field that is None is skipped.
 
         Args:
             node: the node's id.
             facts: the site's description of itself and its data.
-            simulated: whether all sites of the run are simulated. The registry is then not checked,
-                because simulated sites have no keys.
+            simulated: whether all sites of the run are simulated. The registry is then skipped,
+                because simulated sites have no keys to register.
         """
         fault = None
         if self.registry and not simulated:
@@ -95,7 +96,9 @@ class Terms:
         return fault
 
     def refuse_unregistered(self) -> None:
-        """Check that all sites that the run names are in the registry, if there is a registry.
+        """Check that all sites in 'server.sites' are in the registry.
+
+        Without a registry, or if 'server.sites' is empty, nothing is checked.
 
         Raises:
             SettingError: the registry lacks a site, for example because its name is misspelt.
@@ -111,11 +114,11 @@ class Terms:
             )
 
     def choose_nodes(self, nodes: Iterable[int]) -> list[int]:
-        """Return the nodes that may be a site of the run, sorted.
+        """Return those of ``nodes`` that may be a site of the run, sorted.
 
-        If the run names its sites and there is a registry, these are the nodes registered for the
-        named sites. Otherwise all ``nodes`` are returned, because only an answer tells which site a
-        node is.
+        If 'server.sites' names sites and there is a registry, these are the nodes registered for
+        the named sites. Otherwise these are all ``nodes``, because the site of a node is not known
+        until it answers.
         """
         if not self.sites or not self.registry:
             return sorted(nodes)
@@ -123,9 +126,9 @@ class Terms:
         return sorted(own.intersection(nodes))
 
     def of_sites(self) -> str:
-        """Return " of " and the names of the run's sites, joined by commas, for an error message.
+        """Return " of " and the names in 'server.sites', joined by commas, for an error message.
 
-        The string is empty if the run takes all sites.
+        If the run takes all sites, the string is empty.
         """
         if not self.sites:
             return ""
@@ -143,7 +146,7 @@ def split_sites(text: str) -> tuple[str, ...]:
     an empty tuple.
 
     Raises:
-        SettingError: a name is empty or not valid, or occurs twice.
+        SettingError: a name is empty, occurs twice, or cannot name a site (``site_name_fault``).
     """
     if not text.strip():
         return ()

@@ -16,16 +16,15 @@ def wait_for_nodes(
 ) -> list[int]:
     """Wait up to 60 seconds until enough nodes are connected, and return their ids, sorted.
 
-    The connected nodes are counted every 0.2 seconds. The run needs 'run.min-sites' nodes. If that
-    is 0, it needs one node for each site that it names, or one node if it names none. Once enough
-    are connected, the function does not wait for more. If there is a registry and the run names
-    sites, nodes of other sites are neither counted nor returned.
+    Enough are 'run.min-sites' nodes. If that is 0, each site in 'server.sites' needs a node, and at
+    least one node must be connected. With a registry and named sites, only the nodes of these sites
+    count. Once enough are connected, the function does not wait for more.
 
     Args:
         grid: connects the server with the nodes.
         settings: the run's settings.
-        silos: the largest number of nodes that may be connected; None for any number.
-        terms: the run's sites and the registry; None if the run takes all nodes.
+        silos: the largest number of counted nodes. None means any number.
+        terms: the run's sites and the registry. None if the run takes all nodes.
 
     Raises:
         SiteError: too few nodes are connected after 60 seconds, or more than ``silos`` are
@@ -50,7 +49,9 @@ def wait_for_nodes(
 
 
 def refuse_many(nodes: int, silos: int | None) -> None:
-    """Check that ``nodes``, the number of connected nodes, is at most ``silos`` (None: no limit).
+    """Check that ``nodes``, the number of connected nodes, is at most ``silos``.
+
+    If ``silos`` is None, any number is accepted.
 
     Raises:
         SiteError: more nodes are connected.
