@@ -21,8 +21,8 @@ class Registry:
     def fault(self, node: int, site: str) -> str | None:
         """Explain why ``node`` may not take part as ``site``, or return None if it may.
 
-        It may if it is registered under this name. The explanation gives the node's registered
-        name. If the node has none, it says how to register the node.
+        The node must be registered under this name. If it has another registered name, the
+        explanation says so. Otherwise it says how to register the node.
         """
         if self.nodes.get(site) == node:
             return None

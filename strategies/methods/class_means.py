@@ -37,20 +37,20 @@ class ClassMeans(Local):
         """The number of values in a mean."""
 
     def sent_classes(self, site: str) -> dict[int, int]:
-        """Return the classes whose means ``site`` sends: class -> number of its training samples.
+        """Return the classes whose means ``site`` sends, each with its number of training samples.
 
-        The site sends the mean of a class if it has enough training samples of the class. The limit
-        is the larger of 'class-min-count' and the site's own minimum ('privacy.sums-min-count'). If
-        there is no such class, the mapping is empty.
+        The site sends the mean of a class if it has enough training samples of this class. It needs
+        at least 'class-min-count', and at least its own 'privacy.sums-min-count'. If no class has
+        enough, the mapping is empty.
         """
         counts = self.participants.facts[site].label_counts["train"]
         return large_classes(counts, self._floor(site))
 
     def notices(self) -> list[str]:
-        """Return one warning if 'class-min-count' has no effect; otherwise an empty list.
+        """Return one warning if 'class-min-count' has no effect at any site, or else an empty list.
 
-        Each site sends no mean over fewer samples than its own minimum ('privacy.sums-min-count').
-        If 'class-min-count' is below the lowest of these minimums, it changes nothing at any site.
+        Each site has its own lower limit for the samples of a mean, 'privacy.sums-min-count'. The
+        setting has no effect if it is below all of these limits.
         """
         least = int(self.settings.class_min_count)
         floor = min(facts.floor for facts in self.participants.facts.values())
@@ -64,17 +64,18 @@ class ClassMeans(Local):
         ]
 
     def specs(self, site: str) -> dict[str, ArraySpec]:
-        """Return the type and shape of each class mean that ``site`` sends, by the mean's name.
+        """Return the type and shape of each class mean that ``site`` sends, by name.
 
-        A mean is named ``<kind><class>``, such as ``prototype/3``, and is (size,) float32. Here
-        size is the number of values in a mean. The mapping is empty if the site sends no means.
+        A name is ``kind`` and then the class, as in ``prototype/3``. Each mean is float32 with the
+        shape (``size``,). The mapping is empty if the site sends no means.
         """
         return {f"{self.kind}{label}": ArraySpec((self.size,)) for label in self.sent_classes(site)}
 
     def disclosures(self) -> Disclosures:
-        """Describe the class means that a site sends, for ``privacy.json``.
+        """Describe the class means that sites send, for ``privacy.json``.
 
-        If no site sends a mean, because every class is too small, one sentence says so.
+        ``means_that_leave`` gives the sentences. If no site has enough samples of any class, the
+        only sentence says that no mean is sent.
         """
         if any(map(self.sent_classes, self.participants.sites())):
             return Disclosures(*self.means_that_leave())
@@ -92,7 +93,8 @@ class ClassMeans(Local):
         """Return the condition for a site to send a class mean, as the end of a sentence.
 
         An example is "the site has at least 10 training samples of (site b 20)". The first number
-        is the lowest over all sites, and the brackets have each site that needs more.
+        is the lowest limit of any site. Each site with a higher limit follows in brackets, with its
+        limit.
         """
         sites = self.participants.sites()
         lowest = min(map(self._floor, sites))
@@ -108,10 +110,11 @@ class ClassMeans(Local):
     def describe_smallest_mean(self) -> str:
         """Describe the class mean over the fewest training samples, as the end of a sentence.
 
-        The text gives the number of samples, the site and the class, as in "of as few as 10 (site
-        a, class 2)". If the number is 1, the text says instead that the mean is a single sample's.
-        Among equal numbers the first site by name is described, with its lowest class. At least
-        one site must send a mean.
+        The text has the number of samples, the site and the class, as in "of as few as 10 (site a,
+        class 2)". For one sample it says that the mean is that of a single sample. If several means
+        have the fewest samples, the first site by name is described, with its lowest class number.
+
+        At least one site must send a mean.
         """
         means = []
         for site in self.participants.sites():
@@ -146,9 +149,11 @@ class FedProto(ClassMeans):
     def means_that_leave(self) -> list[str]:
         """Return one or two sentences for ``privacy.json`` on the prototypes that sites send.
 
-        The first names the prototype over the fewest samples. The second, only for network
-        "logistic", warns that a prototype is an exact mean of rows. The method is called only if at
-        least one site sends a mean.
+        A prototype is the mean embedding of a class. The first sentence names the prototype over
+        the fewest samples. The second appears only for the network "logistic". It warns that such a
+        prototype is the exact mean of a table's rows.
+
+        At least one site must send a prototype.
         """
         sentences = [
             f"each round: for each class that {self.sample_condition()}, the mean "
@@ -166,13 +171,13 @@ class FedProto(ClassMeans):
         return sentences
 
     def round(self, state: State, ask: Ask) -> State:
-        """Let sites train near the global prototypes, and average the returned ones (eq. 6).
+        """Let sites train near the global prototypes, and average the prototypes that they return.
 
-        A prototype is the mean embedding of a class. Each asked site receives all global
-        prototypes, and returns its own for its ``sent_classes``. A site that sends no class
-        receives no prototypes. In round 1 there are none yet. The first message to a site may also
-        hold initial weights. Each class's mean is weighted by the sites' samples
-        (``merge_prototypes``). A class that no site sent in this round keeps its global prototype.
+        A prototype is the mean embedding of a class. A site receives all global prototypes, and
+        returns its own for ``sent_classes``. A site without such classes receives none, and neither
+        does any site in round 1. The first message may also hold initial weights (``start``).
+        ``merge_prototypes`` averages the replies, weighted by samples of the class. A class that no
+        site sent keeps its global prototype.
         """
         send: dict[str, Arrays] = {}
         expect: dict[str, Specs] = {}
@@ -189,12 +194,12 @@ class FedProto(ClassMeans):
         return replace(state, arrays=arrays)
 
     def merge_prototypes(self, replies: Replies, arrays: dict[str, NDArray]) -> None:
-        """Replace the global prototypes in ``arrays`` by means of the sites' prototypes (eq. 6).
+        """Replace the global prototypes in ``arrays`` by weighted means of the sites' prototypes.
 
         ``arrays`` is changed in place, under the names ``prototype/<class>``. In the mean, a site's
         weight is its number of training samples of the class (``_prototype_weight``). The mean is
-        computed in float64 and stored as float32. If no reply has a prototype of a class, the class
-        keeps its global prototype.
+        computed in float64 and stored as float32. If no reply has a prototype of a class, its
+        global prototype stays.
         """
         for label in range(self.shape.outputs):
             name = f"{PROTOTYPE}{label}"
@@ -210,8 +215,9 @@ class FedProto(ClassMeans):
     def model_for(self, site: str, state: State) -> Arrays:
         """Return the global prototypes that ``site`` needs to measure the final model.
 
-        The mapping is empty if 'inference' is "head", because sites then measure their own models.
-        It is also empty for a site that sends no prototype itself.
+        The setting 'inference' decides. With "head" the site measures its own network, and needs no
+        prototypes. With "prototype" the nearest prototype classifies, so all global prototypes are
+        returned. A site that sends no prototypes gets none, and measures its own network.
         """
         if self.settings.inference == "head":
             return {}
@@ -224,11 +230,12 @@ class FedProto(ClassMeans):
         return with_prefix(PROTOTYPE, arrays_below(PROTOTYPE, state.arrays))
 
     def _prototype_weight(self, site: str, label: int) -> float:
-        """Return the weight of a site's prototype: its number of training samples of the class.
+        """Return the weight of a site's prototype, its number of training samples of the class.
 
-        The weight is 0 if the site does not send the class. If 'run.site-weights' sets an agreed
-        number of samples for the site, the weight is multiplied by agreed samples / reported
-        samples. So a site cannot raise its weight by reporting more samples.
+        The weight is 0 if the site does not send the class. If the file 'run.site-weights' has an
+        agreed number of samples for the site, the weight is multiplied by agreed / reported
+        samples, and may be fractional. Reporting more samples thus does not raise a site's total
+        weight.
         """
         count, agreed = self.sent_classes(site).get(label, 0), self.participants.agreed_samples()
         if site not in agreed:
@@ -257,12 +264,12 @@ class FedDistill(ClassMeans):
     kind = LOGITS
 
     def means_that_leave(self) -> list[str]:
-        """Describe in one sentence which mean logits sites send, and which sites receive them.
+        """Describe in one sentence the mean logits that sites send, and the sites that get them.
 
-        The sentence has the condition for sending a class's mean logits (``sample_condition``) and
-        names the mean over the fewest samples. The receiver depends on the number of sites. With
-        one site there is none. With two, the other site receives the logits unchanged. With more,
-        each site receives the mean over the other sites. At least one site must send a mean.
+        The sentence has the condition for sending a class (``sample_condition``) and the mean over
+        the fewest samples. With one site, nobody receives logits. With two, the other site receives
+        them unchanged. With more, each site receives a mean over the other sites. At least one site
+        must send a mean.
         """
         recipients = {1: "nobody gets them", 2: "the other site gets them unchanged"}
         means = (
@@ -273,14 +280,13 @@ class FedDistill(ClassMeans):
         return [means + recipients.get(len(self.participants.sites()), everybody)]
 
     def round(self, state: State, ask: Ask) -> State:
-        """Let each site train on the other sites' mean logits, and store the logits it returns.
+        """Let sites train on the other sites' mean logits, and store the logits that they return.
 
-        A site sends only classes of which it has enough samples (``sent_classes``). For each of
-        these classes, an asked site receives the unweighted mean of the other sites' logits, if any
-        of them has sent some. After its training it returns its own mean logits of these classes,
-        which replace its earlier ones in the state. A site that did not reply keeps its earlier
-        ones, which still count for the other sites. In round 1 no mean logits are sent. The first
-        message to a site may hold initial weights (``start``).
+        For each class in ``sent_classes``, a site receives the unweighted mean of the other sites'
+        newest logits. In round 1 it receives none. After training it returns its own mean logits of
+        these classes, which replace those in the state. The logits of a site that did not reply
+        stay in the state, and still count. The first message to a site may hold initial weights
+        (``start``).
         """
         send: dict[str, Arrays] = {}
         expect: dict[str, Specs] = {}
@@ -295,11 +301,11 @@ class FedDistill(ClassMeans):
         return replace(state, arrays=arrays)
 
     def _logits_for(self, site: str, state: State) -> Arrays:
-        """Return the mean logits for ``site``: ``logits/<class>`` -> (classes,) float32.
+        """Return the mean logits to send to ``site``, one array for each class that it also sends.
 
-        There is one array for each class that the site itself sends. The array is the unweighted
-        mean over all other sites that have sent logits for this class in an earlier round, however
-        long ago. A class that no other site has sent is left out.
+        An array is named ``logits/<class>``, and is float32 with the shape (classes,). It is the
+        unweighted mean over all other sites whose logits of this class are in the state, from any
+        earlier round. A class that no other site has sent is left out.
         """
         mean_logits = {}
         # The site's own logits are left out: they would only pull it towards its own answers

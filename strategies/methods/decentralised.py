@@ -53,10 +53,10 @@ class Decentralised(Method):
     capabilities = Capabilities(initial_weights=True)
 
     def kind(self) -> str:
-        """Return the topology's kind, such as "ring", which says which silos are neighbours.
+        """Return the kind of the topology, such as "ring", which tells the silos' neighbours.
 
-        It is the method's setting 'topology' or, if the method has no such setting, the method's
-        name. "star" becomes "hub", a star with one of the silos in the middle.
+        The method's setting 'topology' names it. If the method has no such setting, the kind is the
+        method's name. "star" becomes "hub", a star with one of the silos in the middle.
         """
         return among_silos(str(getattr(self.settings, "topology", self.common.method)))
 
@@ -69,19 +69,19 @@ class Decentralised(Method):
 
     @cached_property
     def _silo_set(self) -> SiloSet | None:
-        """The silo set of the run: the names of silos, and the known links between them.
+        """The names of the run's silos and the network links between them, from 'split.silo-set'.
 
-        None if 'split.silo-set' is empty.
+        The value is None if that setting is empty.
         """
         if not self.common.silo_set:
             return None
         return open_silo_set(self.common.silo_set)
 
     def initial_state(self) -> Any:
-        """Return the state before round 1: every silo's starting weights, as ``model/<array>``.
+        """Return the state before round 1, which has the starting weights that all silos share.
 
-        The topology is built here too, because an invalid topology must stop the run before round
-        1.
+        The arrays are named ``model/<array>``. The topology is built too, because an invalid
+        topology must stop the run before round 1.
 
         Raises:
             SettingError: the topology cannot be built (``build_topology``), or a file of weights is
@@ -93,11 +93,11 @@ class Decentralised(Method):
     def round(self, state: Any, ask: Ask) -> Any:
         """Let each silo mix its own model with its neighbours' models, and train the mixture.
 
-        The server sends each asked silo its neighbours' models and its row of the mixing matrix.
-        The silo mixes these models with its own, trains the result and returns it. The server also
-        sends Theta, the mean of all silos' models, to a silo that needs it (``theta_for``). The new
-        state has the trained models, and their unweighted mean as Theta. A silo without a usable
-        reply keeps its earlier model and does not count in this mean.
+        The server sends each asked silo its neighbours' models and its weights for mixing them. The
+        silo mixes, trains and returns the result. The new state has the trained models, and their
+        unweighted mean, Theta. A silo without a usable reply keeps its earlier model and does not
+        count in the mean. Theta is also sent to silos that start from it or measure it
+        (``theta_for``).
         """
         send: dict[str, Arrays] = {}
         notes: dict[str, MixingNotes] = {}
@@ -112,9 +112,8 @@ class Decentralised(Method):
     def model_for(self, site: str, state: State) -> Arrays:
         """Return Theta, the mean of the silos' models, as ``model/<array>`` for the evaluation.
 
-        If the state has no ``model/<array>``, its arrays are Theta without this prefix, as in a
-        stored model. The prefix is then added. ``site`` is not used, because all silos get the same
-        arrays.
+        All silos get the same arrays, so ``site`` is not used. A state made from a stored model has
+        the arrays of Theta without the prefix ``model/``. The prefix is then added.
         """
         return with_prefix(MODEL, self.model(state) or state.arrays)
 
@@ -123,19 +122,21 @@ class Decentralised(Method):
         return arrays_below(MODEL, state.arrays)
 
     def theta_for(self, site: str, state: State, ask: Ask) -> dict[str, NDArray]:
-        """Return Theta, the mean of the silos' models, as ``model/<array>`` if the site needs it.
+        """Return Theta, the mean of the silos' models, if ``site`` needs it in the next round.
 
-        A site without stored state needs Theta in the next round, because it starts from Theta.
-        Every site needs Theta if the next round measures. Otherwise no arrays are returned.
+        A site that keeps no state yet (``ask.stateful_sites``) needs Theta to start from. Every
+        site needs Theta if the next round measures it ('server.evaluate-every'). Otherwise no
+        arrays are returned. The arrays are named ``model/<array>``.
         """
         if site in ask.stateful_sites and not self.common.measures_in(state.round + 1):
             return {}
         return with_prefix(MODEL, self.model(state))
 
     def neighbours_models(self, site: str, state: State) -> dict[str, NDArray]:
-        """Return the models that ``site`` receives from its in-neighbours in the next round.
+        """Return the models that ``site`` receives and mixes in the next round.
 
-        The arrays are named ``neighbour/<site>/<array>``. A neighbour without a model is left out.
+        The arrays are named ``neighbour/<site>/<array>``. The topology chooses the sending sites. A
+        sender that has never returned a model is left out.
         """
         arrays: dict[str, NDArray] = {}
         for other in self.topology.in_neighbours(site, state.round + 1):
@@ -146,8 +147,8 @@ class Decentralised(Method):
         """Return the state with the silos' newly trained models, and with their mean as Theta.
 
         All silos that replied have the same weight in Theta. A silo without a reply keeps its
-        earlier model, but that model does not count in Theta. If no silo replied, Theta is
-        unchanged. Each reply's training seconds are added to the silo's total.
+        earlier model, which does not count in Theta. If no silo replied, Theta is unchanged. As a
+        side effect, the replies' training seconds are recorded (``add_seconds``).
         """
         theta = self.average(trained, self.model(state), equal=True)
         # A silo that did not answer keeps its model of an earlier round
@@ -159,9 +160,9 @@ class Decentralised(Method):
         return replace(state, arrays=arrays | with_prefix(MODEL, theta))
 
     def add_seconds(self, replies: Mapping[str, Reply]) -> None:
-        """Add each reply's training seconds to the silo's total, and count the reply.
+        """Add each reply's training seconds to the total of its silo, and count the reply.
 
-        A reply that does not state its seconds adds 0, and is counted.
+        A reply without seconds adds 0 but is counted, so it lowers the silo's mean.
         """
         for site, reply in replies.items():
             total, count = self._seconds.get(site, (0.0, 0))
@@ -173,19 +174,19 @@ class Decentralised(Method):
         return {}
 
     def visit_seconds(self) -> Mapping[str, float] | None:
-        """Return site -> mean seconds in which the site trains one visiting model.
+        """Return, by site, the mean seconds in which the site trains one visiting model.
 
-        A visiting model is another silo's model that the site trains (``FedEFM``). None means that
-        no models visit, which is the default.
+        A visiting model is another silo's model that the site trains (``FedEFM``). The default is
+        None, which means that no models visit.
         """
         return None
 
     def documents(self, state: Any, values: Mapping[str, Mapping[str, float]]) -> dict[str, Any]:
-        """Return topology.json: the graph, its mixing weights, and cycle times of several graphs.
+        """Return the content of topology.json: the topology, its mixing weights, and cycle times.
 
-        A cycle time is the duration of a round in seconds. The cycle times are empty if this
-        process has not timed every silo, for example because it only resumed a run after its last
-        round.
+        A cycle time is the duration of a round in seconds. It is computed for the run's topology,
+        and for others such as a ring, from the silos' mean training seconds. It is missing if this
+        process has not timed every silo, as after resuming a finished run. ``values`` is not used.
         """
         times: dict[str, float] | None = None
         visits: Mapping[str, float] | None = None
@@ -200,10 +201,10 @@ class Decentralised(Method):
         return {_DOCUMENT: document}
 
     def disclosures(self) -> Disclosures:
-        """Describe in one sentence the weights that a silo sends, and who receives them.
+        """Describe in one sentence the weights that a silo sends, and the silos that receive them.
 
-        A silo sends all weights of its own model in each round. Its neighbours receive them, and
-        all silos receive their mean over silos. The sentence names the kind of topology.
+        The silo sends all weights of its model in each round. Its neighbours receive the weights.
+        All silos receive the mean of all silos' weights. The sentence names the kind of topology.
         """
         return Disclosures(
             "all weights and batch-norm statistics of the silo's own model, each round; they go to "
@@ -213,9 +214,10 @@ class Decentralised(Method):
 
 
 def among_silos(kind: str) -> str:
-    """Return the kind of topology to use if no server takes part in it.
+    """Return the kind of topology to use for a network of silos without a server.
 
-    "star" becomes "hub", a star with one of the silos in the middle. Any other kind is unchanged.
+    The kind "star" needs a server in the middle, so it becomes "hub", a star around one of the
+    silos. Any other kind is unchanged.
     """
     if kind == "star":
         return "hub"
@@ -259,9 +261,9 @@ class Star(Decentralised):
     def round(self, state: State, ask: Ask) -> State:
         """Let each asked silo train Theta, the common model, and average the results.
 
-        The server sends Theta to each silo. The mean of the returned models, all with the same
-        weight, becomes the new Theta. If 'server.aggregation' is neither "mean" nor "auto", its
-        rule replaces the mean. A silo without a usable reply does not count.
+        The server sends Theta to each silo. The new Theta is the mean of the returned models, all
+        with the same weight. If 'server.aggregation' is neither "mean" nor "auto", that aggregation
+        replaces the mean. A silo without a usable reply does not count in the new Theta.
         """
         theta = self.model(state)
         trained = ask(

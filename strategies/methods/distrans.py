@@ -51,7 +51,7 @@ class DisTrans(FedAvg):
     )
 
     def disclosures(self) -> Disclosures:
-        """List the data that a site sends: the weights and usually the site's offset.
+        """List the data that a site sends: the weights and, in most cases, an offset.
 
         The offset is an array as large as an image, by which the site's images are shifted. If
         'offset-aggregation' is "none", the offset stays at the site and is not listed.
@@ -65,12 +65,16 @@ class DisTrans(FedAvg):
         )
 
     def initial_state(self) -> State:
-        """Return the initial weights of DisTrans's two-channel network, and the initial offsets.
+        """Return the initial weights of DisTrans's network, and the initial offsets.
 
-        ``double_channels`` builds this network from FedAvg's initial network. The setting
-        'offset-aggregation' decides which offsets the state has. With "mean", it has one offset for
-        all sites. With "none", it has none. With "embedding", it has one per site, which a new
-        embedding network computes from the site's class shares.
+        The network sees each image twice, shifted towards an offset and away from it. It is built
+        from FedAvg's initial network (``double_channels``). The setting 'offset-aggregation'
+        decides about the offsets:
+
+        - "mean": one offset for all sites.
+        - "embedding": one per site. An embedding network computes it from the share of each class
+          in the site's samples.
+        - "none": no offset in the state.
         """
         single, shape = starting_network(self.common, self.shape), self.shape
         network = double_channels(single, self.common, shape.input_shape)
@@ -90,9 +94,9 @@ class DisTrans(FedAvg):
         averaged by 'server.aggregation'. The setting 'offset-aggregation' decides about the
         offsets:
 
-        - "mean": all sites share one offset, which is averaged like the network.
-        - "embedding": an embedding network computes each site's offset from its class shares. It
-          takes one step towards each returned offset, and then computes new offsets for all sites.
+        - "mean": the offsets are averaged like the networks, into one for all sites.
+        - "embedding": an embedding network learns from each returned offset in turn
+          (``_fit_embedding``). It then computes new offsets for all sites.
         - "none": sites keep their offsets and return only networks.
         """
         trained = ask(TRAIN, {site: self.model_for(site, state) for site in ask.sites})
@@ -102,10 +106,10 @@ class DisTrans(FedAvg):
         return replace(state, arrays=arrays)
 
     def model_for(self, site: str, state: State) -> Arrays:
-        """Return the network and the offset for ``site``.
+        """Return the network and the offset for ``site``, to measure or to train them.
 
-        With 'offset-aggregation' "none" only the network is returned, because the sites then keep
-        their offsets, and the state has no offsets.
+        If 'offset-aggregation' is "none", only the network is returned, because each site keeps its
+        offset.
         """
         network = _network(state.arrays)
         own = state.arrays.get(f"{OFFSETS}{site}")
@@ -114,11 +118,12 @@ class DisTrans(FedAvg):
         return network
 
     def _fit_embedding(self, state: State, replies: Mapping[str, Reply]) -> OffsetEmbedding:
-        """Return the embedding network after one gradient step towards each returned offset.
+        """Return the embedding network after one step of SGD towards each returned offset.
 
-        This network computes a site's offset from its class shares. The steps run in the order of
-        site names, in float64, from the weights in ``state``, which stay unchanged. Without replies
-        no step is taken.
+        This network computes a site's offset from the share of each class in its samples. The loss
+        is the mean squared difference, and the learning rate is ``EMBEDDING_LEARNING_RATE``. The
+        steps follow the order of site names, in float64. They start from the weights in ``state``,
+        which do not change.
         """
         some_offset = state.arrays[f"{OFFSETS}{self.participants.sites()[0]}"]
         classes = self.shape.outputs
@@ -136,10 +141,10 @@ class DisTrans(FedAvg):
         return embedding
 
     def _embedding_arrays(self, embedding: OffsetEmbedding) -> dict[str, NDArray]:
-        """Return the embedding network's weights and the offset of each site, all float32.
+        """Return the embedding network's weights and the offset of each site of the run, as float32.
 
-        The network computes a site's offset from its class shares. The weights are named
-        ``embedding/<name>``, and a site's offset is ``offset/<site>``.
+        The network computes a site's offset from the share of each class in its samples. The
+        weights are named ``embedding/<name>``, and a site's offset is ``offset/<site>``.
         """
         tensors: dict[str, Tensor] = with_prefix(_EMBEDDING, embedding.state_dict())
         with torch.no_grad():

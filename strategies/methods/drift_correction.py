@@ -36,9 +36,10 @@ class SCAFFOLD(FedAvg):
     beside = (CONTROL,)
 
     def initial_state(self) -> State:
-        """Return the network's initial weights, and a zero control variate per trained array.
+        """Return the network's initial weights, and the server's control variate of zeros.
 
-        Running statistics of batch norm have no control variate.
+        It has an array ``control/<name>`` for each trained array, but none for running statistics
+        of batch norm.
         """
         model = self.starting_weights()
         controls = {}
@@ -50,23 +51,20 @@ class SCAFFOLD(FedAvg):
     def round(self, state: State, ask: Ask) -> State:
         """Let sites train with control variates, and update the model x and the server's variate c.
 
-        Each asked site receives x and c. Site i, with n_i samples, takes K_i steps from x to y_i,
-        and returns:
+        Each asked site receives x and c. Site i takes K_i steps from x to y_i, and returns:
 
-        - x + (y_i - x) / K_i, the received weights plus the mean update of a step,
+        - x + (y_i - x) / K_i, the weights after the mean update of a step,
         - c plus the change of the site's own control variate,
         - the metric 1 / K_i.
 
-        The arrays are combined by 'server.aggregation' (usually the mean with the weights n_i), and
-        the metric by the mean with the weights n_i. The new state follows from these means:
+        'server.aggregation' combines the arrays over sites. The mean of 1 / K_i is weighted by
+        samples, and is at least 2^-16. Then these are updated:
 
-        - x moves by 'server-learning-rate' times the mean update of a step, divided by the mean of
-          1 / K_i, which counts as at least 2^-16. With the mean as aggregation, x moves in the
-          direction of the updates' mean with the weights n_i / K_i. With these weights the sites'
-          corrections add up to 0 (``models.methods.scaffold``).
-        - Batch norm's running statistics become their mean.
-        - c moves by the mean change of the variates, times the share of all training samples that
-          is at the sites that replied, because the variates of the other sites have not changed.
+        - x moves by 'server-learning-rate' times the combined update, divided by the mean of 1 /
+          K_i.
+        - Running statistics of batch norm become the combined ones.
+        - c moves by ``share`` times the combined change. ``share`` is the replying sites' share of
+          all training samples.
         """
         model, controls = self.model(state), arrays_below(CONTROL, state.arrays)
         send = dict.fromkeys(ask.sites, state.arrays)
@@ -90,10 +88,10 @@ class SCAFFOLD(FedAvg):
         return replace(state, arrays=after)
 
     def implausible_steps(self, reply: Reply) -> str | None:
-        """Explain why a reply's 1 / K cannot be true, or return None if it is plausible.
+        """Explain why a reply's metric 1 / K cannot be true, or return None if it is plausible.
 
-        K, the site's number of steps, must be at least 1. It may be at most ``most_steps`` for the
-        site's samples, plus a small rounding error. K need not be whole.
+        K is the site's number of steps. It must be from 1 to ``most_steps`` for the site's samples,
+        but need not be whole. The upper limit may be exceeded by a relative rounding error of 1e-9.
         """
         share, most = reply.metrics[INVERSE_STEPS], most_steps(self.common, reply.examples)
         if share <= 1 and share * most >= 1 - _ROUNDING:
@@ -123,11 +121,15 @@ class FedDyn(FedAvg):
     def round(self, state: State, ask: Ask) -> State:
         """Average like FedAvg, then correct the mean by the server's drift term h.
 
-        Each asked site receives the model, but not h, and returns the trained weights. Before round
-        1 h is 0. With alpha, the setting 'regularisation-alpha', h becomes h - alpha * share *
-        (mean - model). Here share is the part of all training samples at the sites that replied.
-        The new model is mean - h / alpha, with the new h. Running statistics of batch norm become
-        the mean and have no h.
+        Each asked site receives the model and returns trained weights. 'server.aggregation'
+        combines them into the mean. With alpha, the setting 'regularisation-alpha', two updates
+        follow:
+
+        - h becomes h - alpha * share * (mean - model), from 0 before round 1.
+        - The new model is mean - h / alpha.
+
+        ``share`` is the replying sites' share of all training samples. h stays in the state and is
+        never sent. Running statistics of batch norm become the mean.
         """
         model, alpha = self.model(state), self.settings.regularisation_alpha
         trained = ask(TRAIN, dict.fromkeys(ask.sites, model))
@@ -152,12 +154,12 @@ class FedNova(FedAvg):
     """
 
     def round(self, state: State, ask: Ask) -> State:
-        """Move the model by the mean update per step, times the sites' mean number of steps.
+        """Move the model by the sites' mean update of one step, times their mean number of steps.
 
-        Each asked site returns the received weights plus its mean update per step, and its number
-        of steps as a metric. The arrays are combined by 'server.aggregation', usually weighted by
-        samples, and the number of steps is always weighted by samples. Running statistics of batch
-        norm become their mean.
+        Each asked site divides its update by its number of steps, and returns the received weights
+        plus the result. It also returns its number of steps as a metric. 'server.aggregation'
+        combines the arrays. The mean number of steps is weighted by samples. Running statistics of
+        batch norm become their mean.
         """
         model = state.arrays
         trained = ask(
@@ -169,7 +171,8 @@ class FedNova(FedAvg):
     def implausible_steps(self, reply: Reply) -> str | None:
         """Explain why a reply's number of steps cannot be true, or return None if it is plausible.
 
-        The number must be from 1 to ``most_steps`` for the site's samples. It need not be whole.
+        The number must be from 1 to ``most_steps``, the largest that is possible with the site's
+        samples. It need not be whole.
         """
         steps, most = reply.metrics[STEPS], most_steps(self.common, reply.examples)
         if 1 <= steps <= most:
@@ -184,9 +187,11 @@ class FedNova(FedAvg):
 def most_steps(common: CommonSettings, samples: int) -> int:
     """Return the largest number of optimiser steps that a site can take in a round.
 
-    If 'train.epoch-steps' and 'train.pace' are both set, the result is 'train.pace'. If
-    'train.local-steps' is set without 'train.epoch-steps', it is 'train.local-steps'. Otherwise it
-    is 'train.local-epochs' times the batches per epoch, including a last, smaller batch.
+    - If 'train.epoch-steps' is above 0, an epoch spans rounds, and each round has 'train.pace'
+      steps.
+    - Otherwise, if 'train.local-steps' is above 0, it is the number.
+    - Otherwise the number is 'train.local-epochs' times the batches per epoch. The last batch may
+      be small.
 
     Args:
         common: the run's settings.

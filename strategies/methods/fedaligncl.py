@@ -64,11 +64,12 @@ class FedAlignCL(FedAvg):
         return name
 
     def disclosures(self) -> Disclosures:
-        """List the data sent by a site: the weights, and what alignment and curriculum add.
+        """List the data sent by a site: the weights, and data for alignment and the curriculum.
 
-        Alignment adds shared embeddings and, with 'align-target' "others", the weights of the
-        site's discriminator. The curriculum adds the shares of forgotten images. The noise on the
-        data is described too.
+        With the setting 'align', sites share embeddings. With 'align-target' "others" they also
+        share the weights of their discriminators. With the setting 'curriculum', they send the
+        share of images that the averaged model has forgotten. The noise on weights and embeddings
+        is described too.
         """
         own, noisy, noise = self.settings, " without noise", ""
         if own.noise_variance:
@@ -100,12 +101,11 @@ class FedAlignCL(FedAvg):
     def round(self, state: FedAlignCLState, ask: Ask) -> FedAlignCLState:
         """Let sites train, average their noisy weights, and collect data for the next round.
 
-        Each asked site gets the weights, and the other sites' embeddings and discriminators of the
-        round before, if there are any. It returns noisy weights. All replies have the same weight
-        in the average (algorithm 1). If the next round aligns, the new state has the embeddings of
-        each site that replied and, with 'align-target' "others", its discriminator. Otherwise it
-        has none. The replies' shares of forgotten samples are added to ``forgotten``
-        (``_forgotten_shares``).
+        Each asked site gets the weights. It also gets the other sites' embeddings and
+        discriminators, if the state has any. In the average all replies have the same weight. If
+        the next round aligns embeddings, each reply has the site's embeddings and, with
+        'align-target' "others", its discriminator. The new state has only these embeddings and
+        discriminators. ``_forgotten_shares`` adds the shares of forgotten samples.
         """
         weights = self.model(state)
         send: dict[str, Arrays] = {}
@@ -129,14 +129,14 @@ class FedAlignCL(FedAvg):
     def _forgotten_shares(
         self, state: FedAlignCLState, replies: Replies
     ) -> Mapping[str, Mapping[str, float]]:
-        """Return the stored shares of forgotten samples, and those in this round's replies.
+        """Return the stored shares of forgotten samples, with those in this round's replies added.
 
-        A sample is forgotten if the model that its site trained classified it correctly, but the
-        averaged model does not. If a site reports a share again in the same epoch, the newer share
-        counts. If no site has reported a share in this epoch, the epoch has no entry.
+        A sample is forgotten if the site's own trained model classified it correctly, but the
+        averaged model does not. If a site has already reported a share in this epoch, the new share
+        replaces it. If no site has reported one in this epoch, the epoch has no entry.
 
         Returns:
-            Epoch (as a string) -> site -> share, 0 to 1.
+            For each epoch, as a string, the share by site, from 0 to 1.
         """
         epoch = str(epoch_of(state.round + 1, self.common))
         shares = dict(state.forgotten.get(epoch, {}))
@@ -150,21 +150,22 @@ class FedAlignCL(FedAvg):
     def documents(
         self, state: FedAlignCLState, values: Mapping[str, Mapping[str, float]]
     ) -> dict[str, Any]:
-        """Return forgotten.json: the variant, and epoch -> site -> share of forgotten samples.
+        """Return the content of forgotten.json: the share of forgotten samples by epoch and site.
 
-        The keys are "variant" and "epochs", and epochs are strings. ``values`` is not used. The
-        mapping is empty if no site reported a share.
+        The file has the keys "variant", the name of the variant, and "epochs". Epochs are strings.
+        If no site reported a share, there is no file, and the result is empty. ``values`` is not
+        used.
         """
         if not state.forgotten:
             return {}
         return {"forgotten.json": {"variant": self.variant(), "epochs": state.forgotten}}
 
     def _embedding_count(self, site: str, state: State) -> int:
-        """Return the number of embeddings to request from ``site`` in the round after ``state``.
+        """Return the number of embeddings that ``site`` must return in the round after ``state``.
 
-        The number is 'shared-embeddings', or the number of the site's training samples if that is
-        smaller. Embeddings are used one round after they are requested. The number is therefore 0
-        if that later round does not align, or if it is after the run's last round.
+        The round after that one uses them. The number is therefore 0 if that round does not align
+        embeddings, or comes after the run's last round. Otherwise it is 'shared-embeddings', or the
+        number of the site's training samples if that is smaller.
         """
         asks = state.round + 2  # embeddings that arrive in a round are used in the next one
         if asks > self.common.rounds or not self.settings.aligns(epoch_of(asks, self.common)):
@@ -174,8 +175,9 @@ class FedAlignCL(FedAvg):
     def _embedding_specs(self, count: int) -> dict[str, ArraySpec]:
         """Return the type and shape of each array that a site sends in addition to the weights.
 
-        The site sends ``count`` embeddings (count, channels) and, with 'align-target' "others", the
-        weights of its discriminator. If ``count`` is 0, the mapping is empty.
+        The array ``embeddings`` is float32 with the shape (``count``, channels), where channels is
+        the length of an embedding. With 'align-target' "others", the discriminator's weights follow
+        as ``discriminator/<name>``. If ``count`` is 0, the mapping is empty.
         """
         if not count:
             return {}
