@@ -253,9 +253,9 @@ class _FirstQuestion(Ask):
 def first_question(
     asks: Callable[[Ask], object], sites: Sequence[str], stateful_sites: Collection[str] = ()
 ) -> Question:
-    """Return the first message round that a method asks for, without sending anything.
+    """Return the first question that a method asks its sites, without sending it.
 
-    The method's code runs only up to this point. The result shows, outside a run, the arrays and
+    The method's code runs only up to this point. Outside a run, the question shows the arrays and
     other values that each site would receive.
 
     Args:
@@ -264,7 +264,7 @@ def first_question(
         stateful_sites: the sites that already keep private state of the run.
 
     Returns:
-        The question to the sites. If the method asks none, it has an empty phase and no sites.
+        The question. If the method asks none, it has an empty phase and no sites.
     """
     try:
         asks(_FirstQuestion(sites, stateful_sites))

@@ -105,8 +105,8 @@ class Hook:
     def why_end(self, state: State, error: SiteError) -> str | None:
         """Return a reason to end the run normally after a failed round; None if this hook has none.
 
-        The loop stores the reason in ``stopped``. If all hooks return None, the loop raises
-        ``error``. The default is None.
+        The loop stores the reason in ``RoundLoop.stopped``. If all hooks return None, the loop
+        raises ``error``. The default is None.
 
         Args:
             state: the state before the failed round.

@@ -184,9 +184,8 @@ class Method(ABC):
     def starting_weights(self) -> dict[str, NDArray]:
         """Return the weights that sites exchange, as they are at the start of a run.
 
-        Parts that sites do not train are left out (``exchanged_arrays``). ``starting_network``
-        draws the weights from the seed, and replaces them by those in the files that the settings
-        name.
+        Frozen parts are left out (``exchanged_arrays``). ``starting_network`` draws the weights
+        from the seed, and replaces them by those in the files that the settings name.
 
         Raises:
             SettingError: a file of weights is missing or belongs to another network.
@@ -350,9 +349,9 @@ def starting_network(common: CommonSettings, shape: NetworkShape) -> TokenClassi
     Weights are set in this order, and later ones replace earlier ones:
 
     1. random weights from the seed,
-    2. the backbone from 'vit.backbone-weights', if sites exchange the backbone or the network is
-       "resnet22",
-    3. the file 'train.initial-weights', if that setting is not empty.
+    2. the backbone weights that 'vit.backbone-weights' names, if sites exchange the backbone or the
+       network is "resnet22",
+    3. the weights in the file 'train.initial-weights', if that setting is not empty.
 
     ``shape`` gives the shape of an input and the number of outputs.
 

@@ -215,9 +215,9 @@ def find_difference(site: str, facts: SiteFacts, other: str, other_facts: SiteFa
     """Describe the first difference between two sites in what all sites of a run must share.
 
     They must have equal tasks, shapes of inputs and outputs, features, schemas and starting
-    weights. These are compared in this order. The schema is a digest of a table's columns and
-    rules, and the starting weights (``backbone``) are a digest too. If all are equal, the result is
-    None.
+    weights. These are compared in this order. Two digests are used: ``schema`` of a table's schema
+    or of images' classes and size, and ``backbone`` of the starting weights. If all are equal, the
+    result is None.
 
     Args:
         site: the name of the first site.
@@ -291,8 +291,8 @@ def find_other_tasks(facts: Facts, pooled: bool) -> Refused:
     """Find the sites that differ from the most frequent task.
 
     Two sites share a task if their task, shape of inputs and outputs, features, schema and starting
-    weights are equal. If several tasks are equally frequent, the first site by name among their
-    sites decides. If all sites share one task, the result is empty.
+    weights are equal. If several tasks are equally frequent, the task of the first site by name
+    counts as the most frequent. If all sites share one task, the result is empty.
 
     Args:
         facts: each site's description of itself and its data.

@@ -215,9 +215,9 @@ class FedProto(ClassMeans):
     def model_for(self, site: str, state: State) -> Arrays:
         """Return the global prototypes that ``site`` needs to measure the final model.
 
-        The setting 'inference' decides. With "head" the site measures its own network, and needs no
-        prototypes. With "prototype" the nearest prototype classifies, so all global prototypes are
-        returned. A site that sends no prototypes gets none, and measures its own network.
+        If 'inference' is "head", the site measures its own network, and no prototypes are returned.
+        If it is "prototype", the nearest global prototype classifies, so all are returned. A site
+        that sends no prototypes gets none, and measures its own network.
         """
         if self.settings.inference == "head":
             return {}

@@ -124,7 +124,7 @@ class Decentralised(Method):
     def theta_for(self, site: str, state: State, ask: Ask) -> dict[str, NDArray]:
         """Return Theta, the mean of the silos' models, if ``site`` needs it in the next round.
 
-        A site that keeps no state yet (``ask.stateful_sites``) needs Theta to start from. Every
+        A site that is not in ``ask.stateful_sites`` has no model yet, and starts from Theta. Every
         site needs Theta if the next round measures it ('server.evaluate-every'). Otherwise no
         arrays are returned. The arrays are named ``model/<array>``.
         """

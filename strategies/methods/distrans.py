@@ -141,10 +141,10 @@ class DisTrans(FedAvg):
         return embedding
 
     def _embedding_arrays(self, embedding: OffsetEmbedding) -> dict[str, NDArray]:
-        """Return the embedding network's weights and the offset of each site of the run, as float32.
+        """Return the embedding network's weights and the offset of each site, all float32.
 
-        The network computes a site's offset from the share of each class in its samples. The
-        weights are named ``embedding/<name>``, and a site's offset is ``offset/<site>``.
+        The network computes an offset from the share of each class in the site's samples. All sites
+        of the run get one, named ``offset/<site>``. The weights are named ``embedding/<name>``.
         """
         tensors: dict[str, Tensor] = with_prefix(_EMBEDDING, embedding.state_dict())
         with torch.no_grad():
