@@ -291,8 +291,8 @@ def find_other_tasks(facts: Facts, pooled: bool) -> Refused:
     """Find the sites that differ from the most frequent task.
 
     Two sites share a task if their task, shape of inputs and outputs, features, schema and starting
-    weights are equal. If several tasks are equally frequent, the task of the first site by name
-    counts as the most frequent. If all sites share one task, the result is empty.
+    weights are equal. Of several equally frequent tasks, the one whose first site comes first by
+    name counts. If all sites share one task, the result is empty.
 
     Args:
         facts: each site's description of itself and its data.

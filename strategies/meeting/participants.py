@@ -98,8 +98,8 @@ class Participants:
     def standardisation(self) -> FeatureStatistics | None:
         """Pool the sites' feature sums into the mean and standard deviation of each feature.
 
-        Sites without sums are skipped. If no site sent sums, the result is None. The statistics are
-        computed at each call.
+        The variance is divided by the number of values. Sites without sums are skipped. If no site
+        sent sums, the result is None. The statistics are computed at each call.
         """
         pooled = []
         for site in self.sites():  # sorted, because sums of floats depend on the order

@@ -216,8 +216,8 @@ class FedProto(ClassMeans):
         """Return the global prototypes that ``site`` needs to measure the final model.
 
         If 'inference' is "head", the site measures its own network, and no prototypes are returned.
-        If it is "prototype", the nearest global prototype classifies, so all are returned. A site
-        that sends no prototypes gets none, and measures its own network.
+        If it is "prototype", the nearest prototype classifies, so all are returned. A site that
+        sends no prototypes gets none, and measures its own network.
         """
         if self.settings.inference == "head":
             return {}
