@@ -153,8 +153,8 @@ def check_sums(facts: SiteFacts) -> str | None:
 
     For each feature, a site may send the number of values, their sum, and the sum of their squares.
     The number must be whole, and at most that of the training rows. The sum must be from -1e18 to
-    1e18, and the sum of squares at most 1e36. The squared sum must not exceed number * sum of
-    squares, apart from rounding errors. Sums without feature names are a fault. Missing sums are
+    1e18, and the sum of squares at most 1e36, or 0 if there are no values. The squared sum must not
+    exceed number * sum of squares, apart from rounding errors. Sums without feature names are a fault. Missing sums are
     not.
     """
     sums = facts.sums
@@ -167,6 +167,9 @@ def check_sums(facts: SiteFacts) -> str | None:
         return f"'sums-count' are not whole numbers of at most its {rows} training rows"
     if (abs(sums.total) > _SUM).any() or (sums.squares > _SUM**2).any():
         return f"'sums-total' are beyond {_SUM:g}"
+    # 'find_odd_sums' does not see a feature without values, but the sites' sums include it
+    if (sums.squares[sums.count == 0] != 0).any():
+        return "'sums-squares' are not 0 for a feature without values"
     # Cauchy-Schwarz: n times the sum of squares is at least the square of the sum of n values
     known = sums.count * sums.squares
     if (known * (1 + _ROUNDING) + _TINY < sums.total**2 * (1 - _ROUNDING)).any():

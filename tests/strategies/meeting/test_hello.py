@@ -124,6 +124,7 @@ def test_whatever_a_hello_says_it_is_facts_or_one_line(changes: list[tuple[str, 
         ([37, 1], [0.0, 0.0], [0.0, 0.0], "not whole numbers of at most its 36"),
         ([1.5, 1], [0.0, 0.0], [0.0, 0.0], "not whole numbers"),
         ([0, 1], [1.0, 0.0], [0.0, 0.0], "too small"),
+        ([0, 1], [0.0, 0.0], [1e30, 0.0], "'sums-squares' are not 0"),
         ([1, 1], [1e19, 0.0], [1e38, 0.0], "beyond 1e+18"),
     ],
 )
