@@ -62,8 +62,8 @@ class ColumnExplanation:
     def figure(self) -> Figure:
         """Draw how much each column adds to the probability of the predicted class.
 
-        Each column has a horizontal bar, from top to bottom in the order of the table. A bar is
-        orange if the column lowers the probability, and blue otherwise.
+        The bars follow the order of the table, from top to bottom. Orange bars are negative, blue
+        ones not.
         """
         from matplotlib.figure import Figure
 

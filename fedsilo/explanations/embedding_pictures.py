@@ -310,10 +310,8 @@ def _mark_frequent(targets: Array) -> Array:
 def _cross_validate(values: Array, targets: Array, scoring: str, seed: int) -> float:
     """Measure how well a logistic regression predicts ``targets`` (n,) from ``values`` (n, c).
 
-    Each fold is scored by a model of the other four folds, and the result is the mean score.
-    ``scoring`` is the name of a scikit-learn score. The folds are stratified by target, and
-    ``seed`` decides them. Values are standardised with the mean and the spread of the training
-    folds.
+    The result is the mean score over five folds, stratified by target and chosen with ``seed``.
+    ``scoring`` is a scikit-learn score. Each model standardises the values by its training folds.
     """
     from sklearn.linear_model import LogisticRegression
     from sklearn.model_selection import StratifiedKFold, cross_val_score

@@ -238,10 +238,10 @@ def _explain_rows(
 def draw_sheet(sheet: GradCamSheet) -> Figure:
     """Draw a sheet of Grad-CAM maps, with a row for each image and a column for each run.
 
-    The first column shows the images alone. Their captions give the number in the split, the true
-    class and the scenario, if any. The further columns show the images under the maps of a run. The
-    caption of a map gives the run's prediction, in red if it is wrong. Each map has its own colour
-    scale, so colours cannot be compared between maps.
+    The first column shows the images, with their number in the split, true class and scenario.
+    Further columns show the images under the maps of a run. The caption of a map gives the run's
+    prediction, in red if it is wrong. Colours cannot be compared between maps, because each map has
+    its own scale.
     """
     columns, rows = sheet.columns, len(sheet.truths)
     head = max(column.title.count("\n") for column in columns)

@@ -120,13 +120,11 @@ def measure_pixels(splits: Mapping[str, Split]) -> tuple[Histograms, Histograms]
     """Compute the histograms of the stored pixels, and of the same pixels as network inputs.
 
     Stored integers are scaled to [0, 1], and floats are kept. Pixels with the smallest value of
-    their image are background, and are left out. A bin covers the same number of grey levels as any
-    other bin if these rules give a distance between levels:
+    their image are background, and are left out. If the distance between grey levels is known,
+    every bin covers the same number of levels:
 
     - Stored pixels, all sites with integers: 1 / 255, or 1 / 65535 if a site stores int16.
-    - Network inputs, all sites with 8-bit pixels: 2 / 255, because the inputs are in [-1, 1].
-
-    In all other cases, the pixels count as continuous.
+    - Network inputs, all sites with 8-bit pixels: 2 / 255, because inputs are in [-1, 1].
 
     Args:
         splits: site -> its images.

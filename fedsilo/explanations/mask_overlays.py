@@ -94,8 +94,8 @@ def choose_cases(scores: Tensor) -> list[_Case]:
 
     For an even number of images, the median is the lower of the two middle scores. Among equal
     scores, the image with the lower number ranks as better. Images without a score (NaN) are left
-    out. A single image is the best. Of two images, the worse one is the median, and there is no
-    worst. Without images, the list is empty.
+    out. A single image is the best. Of two images, the worse one is the median. Without images, the
+    list is empty.
 
     ``scores`` is a tensor (n,) with the score of each image.
     """

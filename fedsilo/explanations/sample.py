@@ -46,11 +46,11 @@ def explain_case(lab: Lab, network: SiteNetwork, cases: Split, row: int, title: 
 
     The first line that applies decides the kind of explanation:
 
-    1. The network is PICSR, a mixture of the sites' networks: the weights of these networks.
-    2. The data are a table: Shapley values of the columns.
-    3. The network is a ViT: a map of its attention.
-    4. The network is a single convolutional network of fedsilo: a Grad-CAM map.
-    5. Any other network: a map of the drops in probability when parts of the image are hidden.
+    1. PICSR, a mixture of the sites' networks: the weights of these networks.
+    2. Data in a table: Shapley values of the columns.
+    3. A ViT: a map of its attention.
+    4. A single convolutional network of fedsilo: a Grad-CAM map.
+    5. Any other network: a map that shows how much each part of the image matters.
 
     Args:
         lab: the site, which gives the names of classes and columns, and the device.

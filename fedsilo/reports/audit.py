@@ -136,11 +136,10 @@ class Audit:
     def document(self) -> dict[str, Any]:
         """Return the audit as a dictionary for JSON.
 
-        ``lines`` holds the chosen messages. ``lines-in-log`` counts the complete lines of the log,
-        ``torn`` the incomplete ones, and ``without-check-value`` those without a check value.
-        ``first-number`` and ``last-number`` are the numbers of the first and the last line with a
-        check value. ``last-check`` is the last check value. These three are None if no line has
-        one. ``breaks`` holds a sentence for each break of the chain of check values.
+        ``lines`` holds the chosen messages. ``lines-in-log``, ``torn`` and ``without-check-value``
+        count complete lines, incomplete lines, and lines without a check value. ``first-number``,
+        ``last-number`` and ``last-check`` are the ends of the chain of check values, and None
+        without a chain. ``breaks`` holds a sentence for each break of the chain.
         """
         return {
             "lines": [dict(line) for line in self.chosen],
@@ -154,10 +153,9 @@ class Audit:
         }
 
     def csv(self) -> str:
-        """Format the chosen messages as CSV, with a row of headings and a row for each message.
+        """Format the chosen messages as CSV, with headings and a row for each message.
 
-        The columns are fixed, such as ``time``, ``site`` and ``bytes-out``. A cell that a
-        spreadsheet would run as a formula is prefixed with an apostrophe.
+        An apostrophe is put before a cell that a spreadsheet would run as a formula.
         """
         text = io.StringIO()
         table = csv.writer(text, lineterminator="\n")

@@ -86,13 +86,12 @@ def clinic_data(run: Shown, examinations: Sequence[Examination] = ()) -> dict[st
 def _head(run: Shown) -> dict[str, Any]:
     """Build the template variables for the head of the clinic's page.
 
-    They are the variables of ``head_of``: facts, the main result and its main limitation. The facts
-    end with "without a result" if at least one of these parts applies:
+    They are the variables of ``head_of``: facts, the main result and its main limitation. One more
+    fact is named "without a result". It has up to two parts, and is left out without either:
 
-    - At trust level ``server``: the number of samples that each site left out because a value was
-      missing, impossible or unreadable. Numbers below the run's floor are hidden.
-    - The names of the sites with hidden results. A result is hidden if it covers too few samples,
-      or if such a result could be computed from it.
+    - At trust level ``server``, the number of samples that each site left out because of an
+      unusable value. Numbers below the run's floor are hidden.
+    - The names of the sites with hidden results.
     """
     head = head_of(run)
     missing = []
@@ -182,9 +181,9 @@ def _by_class(run: Shown, outcomes: Outcomes) -> dict[str, Any]:
     """Build the template variables on how well each class is recognised.
 
     ``classes`` has a table for each site, with a row per class. ``class_columns`` has the headings,
-    such as "sensitivity". ``class_pictures`` has a picture for each of up to six classes. If no
-    site reports how many predictions of a class are right or false, ``classes`` is empty and the
-    other keys are missing.
+    such as "sensitivity", and ``class_pictures`` the pictures of single classes. If no site reports
+    how many predictions of a class are right or false, ``classes`` is empty and the other keys are
+    missing.
     """
     tables = []
     is_reported = False
@@ -275,11 +274,11 @@ def _certainty(run: Shown, metrics: SiteMetrics) -> dict[str, Any]:
 
     Test samples of all sites are grouped into bins, once by confidence (the largest probability)
     and once by uncertainty. Evidential networks add bins by vacuity (lack of evidence). Bins with
-    fewer samples than the run's floor are joined with their neighbours.
+    too few samples to be shown are joined with their neighbours.
 
-    ``confidence`` and ``uncertainty`` are tables of bins. ``calibration`` has the calibration error
-    of each site. ``diagrams`` has a picture for each kind of bins. It is empty without bins of
-    confidence.
+    ``confidence`` and ``uncertainty`` are tables of bins. ``calibration`` has each site's
+    calibration error. ``diagrams`` has a picture for each kind of bins, and is empty without bins
+    of confidence.
     """
     # Bins with fewer samples than the floor are joined with their neighbours
     sites = metrics.values()
@@ -372,8 +371,8 @@ class ClassOutcome:
     def positive_predictive_value(self) -> Estimate | None:
         """Return the share of the samples predicted as the class that belong to it.
 
-        The result is None if nothing is predicted as the class. It is also None if the number of
-        right or of false predictions of the class is not reported.
+        The result is None if nothing is predicted as the class, or if the metrics lack its right or
+        its false predictions.
         """
         if self.right is None or self.false is None or not self.right + self.false:
             return None
@@ -382,9 +381,8 @@ class ClassOutcome:
     def negative_predictive_value(self) -> Estimate | None:
         """Return how often a prediction of another class rightly excludes this class.
 
-        This is a share of all samples that are predicted as another class. The result is None if
-        there are no such samples. It is also None if the number of right or of false predictions of
-        the class is not reported.
+        The result is None if everything is predicted as this class, or if the metrics lack its
+        right or its false predictions.
         """
         if self.right is None or self.false is None:
             return None
@@ -437,10 +435,10 @@ def class_outcomes(
 ) -> list[ClassOutcome]:
     """Collect for each class of a site how many test samples it has and how well it is recognised.
 
-    A class is left out if its number of samples is 0 or hidden. The AUC and the numbers of right
-    and of false predictions are None if the metrics lack them. False predictions are samples of
-    another class that are predicted as this class. If ``names`` and ``counts`` differ in length,
-    the result is empty, because ``counts`` then counts other groups than classes.
+    A class is left out if its number of samples is 0 or hidden. A measure that the metrics lack is
+    None. False predictions of a class are samples of another class that are predicted as this
+    class. If ``names`` and ``counts`` differ in length, the result is empty, because ``counts`` is
+    then not about classes.
 
     Args:
         metrics: the site's metrics from ``final_metrics``.

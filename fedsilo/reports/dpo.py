@@ -218,13 +218,13 @@ def _sent_cell(run: Shown, number: int, hidden: bool) -> str:
 def _measurements(run: Shown) -> dict[str, Any]:
     """Build the template variables for the table that counts the metrics each site sent.
 
-    ``measurements`` has a row for each metric and a column for each site. ``measurement_columns``
-    has the headings. A metric such as ``class.1.right`` counts as ``class``. ``sent_at_end`` is a
-    text with the names of such groups.
+    ``measurements`` has a row for each metric and a column for each site, under the headings
+    ``measurement_columns``. Metrics such as ``class.1.right`` are counted together as ``class``.
+    ``sent_at_end`` is a text with the names of these groups.
 
-    The number of metrics by class would reveal hidden counts. A site with hidden counts therefore
-    shows "up to" and the largest number of any site. If the run has a single site, these rows are
-    left out.
+    A site with hidden counts shows "up to" the largest number of any site for metrics by class,
+    because its true number would reveal the counts. If it is the only site, these rows are left
+    out.
     """
     measured = Counter[tuple[str, str]]()
     sites, names, families = set(), set(), set()
@@ -309,10 +309,10 @@ def _guarantee(guarantee: Any) -> Mapping[str, Any] | None:
 def site_file_data(file: SiteFile) -> dict[str, Any]:
     """Build the template variables of the section on a site file, which holds a hospital's rules.
 
-    ``site`` names the site. ``lists`` has a pair for each list in the file: its key, and its
-    entries as text. The entries are allowed, except those of the key for refused records. The text
-    of an empty list is "nothing". ``limits`` has a row for each other rule: the key, the value,
-    "site file" or "default" as the origin, and the meaning. The path of the audit log is left out.
+    ``site`` names the site. ``lists`` has a pair for each list in the file: its key and its
+    entries. One list has refused records, and the other lists have allowed things. An empty list is
+    shown as "nothing". ``limits`` has a row for each other rule except the path of the audit log:
+    the key, the value, the origin ("site file" or "default") and the meaning.
     """
     lists = []
     for name in _LISTS:

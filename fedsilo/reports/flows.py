@@ -97,9 +97,9 @@ def shortened(text: str) -> Iterator[str]:
 def _cut(text: str) -> Iterator[str]:
     """Cut a sentence into parts of at most 25 words each.
 
-    A sentence with more words is cut after a comma, semicolon, colon or full stop outside brackets.
-    The mark with the most equal numbers of words on both sides is taken. Without a mark, the
-    sentence is cut after 25 words. Parts that are still too long are cut again.
+    A longer sentence is cut after a comma, semicolon, colon or full stop outside brackets. The mark
+    nearest to the middle, counted in words, is taken. Without a mark, the sentence is cut after 25
+    words. Parts that are still too long are cut again.
     """
     words = text.split()
     if len(words) <= _WORDS:

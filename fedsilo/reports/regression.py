@@ -43,7 +43,7 @@ class Regression:
         """Read the regression of the finished run in the directory ``path``.
 
         Raises:
-            RunDirectoryError: the directory has no ``fit.json``, or the file is not readable JSON.
+            RunDirectoryError: ``fit.json`` is missing, cannot be read, or is not JSON.
         """
         try:
             return cls(path, json.loads((path / DOCUMENT).read_text(encoding="utf-8")))
@@ -131,10 +131,10 @@ class Regression:
     def _heterogeneity_cells(self) -> Iterator[list[str]]:
         """Yield a row on the differences between hospitals for each coefficient.
 
-        Only coefficients are listed that at least two hospitals fitted on their data alone. A row
-        gives the name, the number of these hospitals, and their pooled estimate from a fixed-effect
-        and from a random-effects model, each with its 95 % interval. Then it gives I² in percent,
-        and the p value of Cochran's Q.
+        A coefficient needs at least two hospitals that fitted it on their data alone. Its row gives
+        the name, the number of these hospitals, a fixed-effect estimate, and a random-effects
+        estimate. The estimates are pooled over these hospitals, with 95 % intervals. The last cells
+        are I² in percent and the p value of Cochran's Q.
         """
         for row in self.document.get("heterogeneity", []):
             if "fixed" not in row:

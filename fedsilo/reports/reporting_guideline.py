@@ -96,8 +96,7 @@ def _methods(run: Shown) -> list[Item]:
 def _data(run: Shown) -> list[Item]:
     """Build items 5 to 7 of TRIPOD+AI: where the data come from, and how they were prepared.
 
-    The items on dates, on eligible participants and on treatments have no answer from the run. A
-    person must write them.
+    A person must write the items on dates, on eligible participants and on treatments.
     """
     return [
         Item(
@@ -122,8 +121,7 @@ def _data(run: Shown) -> list[Item]:
 def _variables(run: Shown) -> list[Item]:
     """Build items 8 to 11 of TRIPOD+AI: outcome, predictors, sample size and missing data.
 
-    The items on the people who assessed outcome and predictors have no answer from the run. A
-    person must write them.
+    A person must write the items on the people who assessed outcome and predictors.
     """
     outcome, predictors = describe_columns(run)
     return [
@@ -143,11 +141,7 @@ def _variables(run: Shown) -> list[Item]:
 
 
 def _analysis(run: Shown) -> list[Item]:
-    """Build items 12 and 13 of TRIPOD+AI, on the analysis.
-
-    Item 12 covers the use of the data, the model, differences between centres, and the measures of
-    performance. Item 13 covers class imbalance. A person must add reasons to most answers.
-    """
+    """Build items 12 and 13 of TRIPOD+AI: model, performance measures, and class imbalance."""
     summary = run.summary
     return [
         Item(
@@ -185,11 +179,10 @@ def _analysis(run: Shown) -> list[Item]:
 
 
 def _outputs(run: Shown) -> list[Item]:
-    """Build items 14 to 19 of TRIPOD+AI, from fairness to the involvement of patients.
+    """Build items 14 to 19 of TRIPOD+AI.
 
-    Items 14 to 16 are on fairness, the model's output, and the data used for evaluation. Item 17 is
-    on ethical approval, item 18 on the openness of the study, and item 19 on the involvement of
-    patients.
+    Items 14 to 16 are on fairness, the model's output, and the data for its evaluation. The other
+    items are on ethical approval, the openness of the study, and patients' involvement.
     """
     revision = run.config.environment.get("fedsilo-revision", "unknown")
     return [
@@ -305,11 +298,9 @@ def describe_columns(run: Shown) -> tuple[str, str]:
     """Describe a run's outcome and its predictors in two texts.
 
     The first text says what the model predicts, such as the names of the classes. For a table, it
-    begins with the names of the columns that hold the label.
-
-    The second text is "images" or, for a table, the titles of all columns that are not ignored. If
-    the table's schema is not on this machine, the first text has no column names. The second then
-    says that the schema is not here.
+    begins with the names of the label's columns. The second text is "images" or, for a table, the
+    titles of all columns that are not ignored. If the table's schema is not on this machine, the
+    first text has no column names, and the second says that the schema is missing.
     """
     outcome = task_named(run.task).describe(run.class_names())
     if run.task == CLASSIFICATION:
@@ -334,8 +325,7 @@ def describe_columns(run: Shown) -> tuple[str, str]:
 def _sizes(run: Shown) -> str:
     """Describe the sample size: the total numbers of training samples and of test samples.
 
-    If a number of any site is hidden or was not reported, the text has no numbers. It only says
-    that some sizes are hidden or were not reported.
+    If any site's number is hidden or was not reported, the text gives no number and says so.
     """
     parts = []
     for split, name in (("train", "training"), ("test", "test")):
@@ -359,13 +349,11 @@ def _imbalance(run: Shown) -> Item:
 
     The first of these rules that applies decides the item:
 
-    1. For regression, the item does not apply, because the outcome is a number.
-    2. For classification, the answer says where the sizes of the classes are shown. At trust level
-       ``nobody``, it says that they contain noise.
-    3. For any other task, the answer says the same at trust level ``server``.
-    4. Otherwise there is no answer, because no counts have left the sites. A person must write it.
-
-    In cases 2 and 3, a person must add how the imbalance was handled.
+    1. For regression, it does not apply, because the outcome is a number.
+    2. For any other task except classification, counts leave the sites only at trust level
+       ``server``. At other levels, the item has no answer.
+    3. Otherwise the answer says where the sizes of the classes are shown. At trust level
+       ``nobody``, it adds that they have noise. A person must add how the imbalance was handled.
     """
     answer, place, missing = _GROUPS[run.task], "Sites", "what was done about it"
     if run.task == REGRESSION:

@@ -39,12 +39,10 @@ Line = dict[int, float]  # round -> value
 def research_data(runs: Runs) -> dict[str, Any]:
     """Build the template variables of ``research.html``, the page on one run or on several.
 
-    The variables describe the runs, their settings, curves, final metrics and costs, and any
-    problems. ``first`` describes the sites of the first run, and ``guideline`` has the table of
-    TRIPOD+AI. If there are several experiments, they are also compared. An experiment is a group of
-    runs that differ only in their seeds.
-
-    The metrics are those on test samples. If no run has any, those on validation samples are taken.
+    The variables describe the runs, their settings, curves, final metrics, costs and problems.
+    ``first`` describes the sites of the first run, and ``guideline`` has the table of TRIPOD+AI.
+    Several experiments (groups of runs that differ only in their seeds) are also compared. Metrics
+    are those on test samples. If no run has any, those on validation samples are taken.
     """
     first = runs[0]
     several = len(runs) > 1
@@ -132,10 +130,9 @@ def _settings(runs: Runs) -> dict[str, Any]:
     """Build the template variables on the settings and the software of the runs.
 
     ``experiments`` has the names of the experiments, each a group of runs that differ only in the
-    seed. ``differing`` has a row for each setting that differs between experiments, with a column
-    for each experiment. ``changed`` has pairs (key, value) for the settings that are equal in all
-    runs but differ from their default. ``software`` lists all combinations of software versions,
-    each once.
+    seed. ``differing`` has a row for each setting except the seed that differs between runs, with a
+    column for each experiment. ``changed`` has pairs (key, value) for settings that are equal in
+    all runs but differ from the default. ``software`` lists the different software versions.
     """
     decisive, keys, software = [], dict[str, None](), dict[str, None]()
     for run in runs:
@@ -180,10 +177,7 @@ def _setting_text(value: Value | None) -> str:
 
 
 def _software(run: Shown) -> str:
-    """List fedsilo's git revision and the versions of its packages, such as "torch 2.6.0".
-
-    Versions that the run did not record are left out, so the text may be empty.
-    """
+    """List fedsilo's git revision and the packages' versions that the run recorded."""
     environment = run.config.environment
     revision = str(environment.get("fedsilo-revision", ""))[:12]
     # The revision, because many revisions have the same version
@@ -196,11 +190,10 @@ def _software(run: Shown) -> str:
 
 
 def _draw_curves(runs: Runs, split: str) -> list[Picture]:
-    """Draw learning curves of the runs, with a picture for each metric that some run has.
+    """Draw the learning curves of the runs, with a picture for each metric that some run has.
 
-    The metrics are those that the task of the first run draws. For several runs, each experiment
-    (runs that differ only in the seed) has a line. For a single run, each origin of data has a
-    line. A line has the same colour and style in all pictures.
+    The first run's task decides the metrics. Lines stand for experiments (runs that differ only in
+    the seed) or, for a single run, for origins of data. A line looks the same in all pictures.
     """
     drawn: dict[str, dict[str, Line]] = {}
     names: dict[str, None] = {}
@@ -224,8 +217,8 @@ def _draw_curves(runs: Runs, split: str) -> list[Picture]:
 def _describe_lines(lines: Mapping[str, Line], label: str) -> str:
     """Describe a picture of curves in words, for readers who cannot see it.
 
-    The text gives ``label`` (the split and the metric), the number of the last round, and the last
-    value of each of the first six lines. Further lines are only counted.
+    The text gives ``label``, the last round's number, and the last value of each of the first six
+    lines. Further lines are only counted.
     """
     last_round = 0
     ends = []
@@ -256,10 +249,9 @@ def _lines(runs: Runs, metric: str, split: str) -> dict[str, Line]:
 def _experiment_lines(runs: Runs, metric: str, split: str) -> dict[str, Line]:
     """Average a metric over the runs of each experiment: experiment -> round -> mean.
 
-    A run's value in a round is the mean over a fixed set of sites, so that a line does not jump
-    when a site misses a round. These sites have the metric in every round of all ``runs`` on the
-    same data set. Runs in which no site has it in every round do not count, and add nothing to a
-    line.
+    A run's value in a round is the mean over the same sites in all rounds, so that a line does not
+    jump when a site misses a round. These sites have the metric in every round of all ``runs`` on
+    the same data set. A run without such sites adds nothing.
     """
     values_of, measured = [], []
     for run in runs:
@@ -303,10 +295,10 @@ def _final_tables(experiments: Summaries) -> Iterator[dict[str, Any]]:
     """Yield the template variables for a table of each experiment's metrics in the last round.
 
     ``caption`` names the experiment and its number of seeds. ``columns`` are the task's main
-    metrics. A column "published" follows a metric if the method's paper has numbers for it.
-    ``rows`` has a row for each origin of data, and one for all sites. A cell is the mean, with ±
-    the standard deviation if there are several seeds, or "n/a". ``note`` names sites that a mean
-    does not cover. An experiment without main metrics has no table.
+    metrics, each followed by the numbers that the method's paper published, if any. ``rows`` has a
+    row for each origin of data and one for all sites. With several seeds, a cell is the mean ± the
+    standard deviation. ``note`` names sites that a mean does not cover. An experiment without main
+    metrics has no table.
 
     Args:
         experiments: experiment -> seed -> the run's summary.
@@ -338,10 +330,10 @@ def _final_tables(experiments: Summaries) -> Iterator[dict[str, Any]]:
 def _cost(run: Shown) -> list[str]:
     """Build a run's row in the table of costs.
 
-    The cells are the run's name, optimiser steps, samples, duration of the run, total work of all
-    sites, bytes received by the sites, bytes sent by them, and peak memory. The memory is the
-    largest peak of any site. Steps, samples, work and memory are "n/a" if they are 0, because sites
-    that do not report them send 0.
+    The cells are the run's name, optimiser steps, samples, duration, total work of all sites, bytes
+    to the sites, bytes from the sites, and peak memory. The memory is the largest peak of any site.
+    Steps, samples, work and memory are "n/a" if they are 0, because sites that do not report them
+    send 0.
     """
     summary = run.summary
     # Each reply has its steps and samples, or 0 from a site that does not report them

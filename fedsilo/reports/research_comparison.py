@@ -53,7 +53,7 @@ def comparison_data(runs: Runs, summaries: Summaries, split: str) -> dict[str, A
         - ``data_sets``: the names of the data sets, sorted.
         - ``compared``: a comparison for each of the task's main metrics.
         - ``cost_picture``: a list with at most one picture.
-        - ``unequal``: a line for each experiment whose resources differ from the first one's.
+        - ``unequal``: a line for each experiment with other resources than its baseline.
         - ``one_seed``: whether no experiment has more than one seed.
         - ``paired``: whether all experiments have the same seeds.
         - ``same_split``: whether all runs have the same samples in each split; None if unknown.
@@ -187,7 +187,7 @@ def _mean(metric: str, values: Sequence[float], *, difference: bool = False) -> 
     """Return the mean over seeds with its 95 % t interval, clipped to the range of the metric.
 
     If ``difference`` is True, the values are differences between two experiments. The interval is
-    then clipped to plus or minus the width of the metric's range.
+    then clipped to plus or minus the width of that range.
     """
     least, most = metric_range(metric)
     if difference:
@@ -252,10 +252,9 @@ def _draw_cost(metric: str, summaries: Summaries, split: str) -> list[Picture]:
 def comparison_head(runs: Runs, summaries: Summaries, split: str) -> dict[str, Any]:
     """Build the template variables for the head of a page on several runs.
 
-    ``facts`` has facts on the first run, then the methods of all runs, and the numbers of
-    experiments and runs. The method and the date of the first run are left out. ``result`` names
-    the experiment with the best mean. ``limit`` says that an interval over seeds tells nothing
-    about other patients.
+    ``facts`` has facts on the first run except its method and its training. The methods of all runs
+    and the numbers of experiments and runs follow. ``result`` names the experiment with the best
+    mean. ``limit`` says that an interval over seeds tells nothing about other patients.
     """
     methods: dict[str, None] = {}
     for run in runs:
@@ -277,10 +276,11 @@ def _best_experiment(runs: Runs, summaries: Summaries, split: str) -> str:
     """Describe which experiment has the best mean of the task's first main metric.
 
     The text gives this mean over seeds with its 95 % interval, and the next best experiment with
-    its mean. A t-test compares the two. If its p value is 0.05 or more, the text says that no
-    experiment is clearly best. If there is no p value, the text says that no test is possible. For
-    a single experiment, it only gives the mean. Runs on several data sets, or without the metric,
-    are not compared, and the text says so.
+    its mean. A t-test compares the two. The text says that no experiment is clearly best if the p
+    value is 0.05 or more, and that no test is possible if there is no p value.
+
+    A single experiment only has its mean. If the runs are on several data sets, or if no run has
+    the metric, the text only says so.
 
     Args:
         runs: all runs of the page.

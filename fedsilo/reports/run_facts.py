@@ -31,9 +31,9 @@ def reported_runs(folders: Sequence[Path]) -> list[Shown]:
     Metrics and counts of too few patients are hidden. A run that is found twice is opened once.
     Several runs get unique names from the last parts of their paths.
 
-    An experiment is named by the runs' folder without an ending such as ``-seed0``. This needs runs
-    that differ only in their seeds. If runs of that name differ in more, each of them is an
-    experiment under its unique name.
+    Runs that differ only in their seeds form an experiment. Its name is their folders' name without
+    an ending such as ``-seed0``. If runs with this name differ in more, each is an experiment by
+    itself.
 
     Raises:
         RunDirectoryError: a folder does not contain a run, a run has not ended, or another version
@@ -138,11 +138,11 @@ def value_text(value: Value) -> str:
 def taking_part(run: Shown) -> dict[str, Any]:
     """Build the template variables of ``sites.html``: the sites, their data and their failures.
 
-    ``sizes`` has a row per site with its number of samples in each split. At trust level
-    ``server``, it also has the number of samples that the site left out. ``by_class`` has a row per
-    site with its number of test samples in each class. It is empty if there are more than eight
-    classes. Numbers below the run's smallest shown count (``floor``) are hidden. ``failed`` lists
-    the messages that sites failed to answer, with the reasons.
+    ``sizes`` has a row per site with its number of samples in each split and, at trust level
+    ``server``, the number that it left out. ``by_class`` has a row per site with its number of test
+    samples in each class. It is empty if there are more than eight classes. Numbers below ``floor``
+    are too small to be shown, and are hidden. ``failed`` lists the messages that sites failed to
+    answer, with the reasons.
     """
     splits, columns = [], []
     for split in _SPLIT_NAMES:
@@ -233,10 +233,10 @@ def head_of(run: Shown) -> dict[str, Any]:
 def facts(run: Shown) -> list[tuple[str, str]]:
     """List facts about a run for the head of a page, as pairs (name, text).
 
-    The facts are, in this order, the outcome that the model predicts, the patients or images that
-    the model is for, the data set, the number of hospitals, the method and its rounds, the time
-    when training ended and the seed, the versions of fedsilo, and a fingerprint of each site's
-    data.
+    The first facts are the predicted outcome, the patients or images that the model is for, the
+    data set, and the number of hospitals. The method with its rounds follows. The next fact gives
+    the end of training and the seed. The last facts are fedsilo's version and a fingerprint of each
+    site's data.
     """
     summary = run.summary
     hospitals = str(len(run.silos))
@@ -334,14 +334,14 @@ def task_parts(task: str) -> TaskParts | None:
 def result(run: Shown, site: str | None = None) -> str:
     """Describe the main result of a run in a sentence.
 
-    A task with its own module of report parts writes its own sentence. For any other task, the
-    sentence is about the accuracy on test samples:
+    If the task has a module for its parts of reports, the module writes the sentence. For any other
+    task, the sentence is about the accuracy on test samples:
 
-    1. If sample counts may be shown, it is the accuracy with a 95 % interval.
-    2. Otherwise, for all sites, it is the mean of the sites' accuracies, without an interval.
-    3. If neither is known, the sentence says that no accuracy may be shown.
+    1. If sample counts may be shown, it gives the accuracy with a 95 % interval.
+    2. Otherwise, for all sites, it gives the mean of the sites' accuracies without an interval.
+    3. If neither is possible, it says that no accuracy may be shown.
 
-    ``site`` restricts the result to one site. None stands for all sites.
+    ``site`` is the only site that counts; None for all sites.
     """
     parts = task_parts(run.task)
     if parts:
@@ -364,9 +364,9 @@ def _result_of_counts(run: Shown, tested: Mapping[str, tuple[int, float]], only:
     """Describe the accuracy over all test samples of the given sites.
 
     The sentence gives the number of right predictions, and the accuracy with its 95 % Wilson
-    interval. The accuracy of always guessing the most frequent class follows if it is known. At
-    trust level ``nobody``, a second sentence says that the accuracy includes the hospitals' noise.
-    The number of right predictions is computed from each site's accuracy.
+    interval. The number is computed from each site's accuracy. The accuracy of always guessing the
+    most frequent class follows if it is known. At trust level ``nobody``, a second sentence is
+    about the noise that hospitals add to the accuracy.
 
     Args:
         run: the run.
@@ -448,12 +448,11 @@ def limit(run: Shown, site: str | None = None) -> str:
     The first case that applies decides the sentence:
 
     1. The data are made up: the result says nothing about patients.
-    2. The trust level is ``server`` and no site has test metrics: no hospital measured the model.
-    3. The task has its own module of report parts: the module writes the sentence.
+    2. The trust level is ``server``, but no site has test metrics: no hospital measured the model.
+    3. The task has a module for its parts of reports: the module writes the sentence.
     4. The trust level is not ``server``: the page lacks metrics of single sites.
-    5. No site has enough test samples to show a metric: the sentence says so.
-    6. Otherwise: the sentence gives the 95 % interval of the accuracy at the site with the fewest
-       test samples.
+    5. No site has enough test samples: no metric of a single site is shown.
+    6. Any other run: the accuracy at the site with the fewest test samples has a wide interval.
 
     Args:
         run: the run.

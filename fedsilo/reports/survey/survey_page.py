@@ -96,13 +96,12 @@ def survey_page(document: SurveyDocument) -> str:
 def _sites(document: SurveyDocument) -> Iterator[Table]:
     """Yield a table of the sites' samples, and a table of the rows that the sites left out.
 
-    The first table has a row per site. Its cells are the number of samples in each split, the
-    number of rows left out, the smallest count that the site sends (its floor), and the date of its
-    answer.
+    The first table has a row per site. It gives the samples in each split, the rows left out, the
+    smallest count that the site sends (its floor), and the date of its answer.
 
-    The second table counts the rows that a site left out because a column's value was missing or
-    out of range. It has a row for each such data column, and a column per site. A data column whose
-    counts are suppressed at all sites has no row. Without any row, there is no second table.
+    The second table has a row per data column, and a column per site. It counts the rows that a
+    site left out because the column's value was missing or out of range. A data column without any
+    known count has no row. An empty second table is left out.
     """
     rows = []
     for site, answer in document.sites.items():
@@ -228,11 +227,10 @@ def _features(document: SurveyDocument) -> Iterator[Table]:
 def _statistics_rows(
     declared: Mapping[str, MeasuredFeature], document: SurveyDocument
 ) -> list[tuple[str, ...]]:
-    """Build the rows of the table of statistics, one for each feature and site.
+    """Build a row of statistics per feature and site: mean, standard deviation, two percentiles.
 
-    A row gives the title, the site, the mean, the standard deviation and two percentiles. Sites
-    without statistics have no row. Binary features are left out, because the tables of counts show
-    their mean.
+    Sites without statistics have no row. Binary features have none, because other tables count
+    them.
     """
     rows = []
     for name, feature in declared.items():
