@@ -35,9 +35,9 @@ if TYPE_CHECKING:
 def attention_sheet(lab: Lab, split: str, images: int) -> Figure | None:
     """Draw a ViT's most certain predictions at a site, with maps of where the ViT looked.
 
-    Each true class has a group of images, the most certain first. Certainty is only a rank: a
-    certain prediction may be wrong. For an evidential network, the lowest vacuity (lack of
-    evidence) is the most certain. For any other network, it is the largest probability.
+    Each true class has a group of images, the most certain first. An evidential network is most
+    certain where its vacuity (lack of evidence) is lowest. Any other network is most certain where
+    its largest probability is highest. A certain prediction may be wrong.
 
     Args:
         lab: the site's data and its model after the run.
@@ -155,9 +155,9 @@ def most_certain_explanations(
 ) -> list[list[ImageExplanation]]:
     """Explain the most certain predictions of a ViT for each true class.
 
-    For an evidential network, the lowest vacuity (lack of evidence) is the most certain. For any
-    other network, it is the largest probability. A certain prediction may be wrong. Each
-    explanation has a map of the ViT's attention, and the true class as its title.
+    An evidential network is most certain where its vacuity (lack of evidence) is lowest. Any other
+    network is most certain where its largest probability is highest. A certain prediction may be
+    wrong. Each explanation has a map of the ViT's attention, and the true class as its title.
 
     Returns:
         One list for each class, in the order of ``classes``. It holds up to ``count`` explanations,

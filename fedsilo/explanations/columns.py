@@ -62,8 +62,8 @@ class ColumnExplanation:
     def figure(self) -> Figure:
         """Draw how much each column adds to the probability of the predicted class.
 
-        The bars follow the order of the table, from top to bottom. Orange bars are negative, blue
-        ones not.
+        The bars follow the order of the table, from top to bottom. An orange bar lowers the
+        probability, a blue bar does not.
         """
         from matplotlib.figure import Figure
 

@@ -259,8 +259,9 @@ def project_to_plane(values: Array, seed: int) -> Array:
 def measure_separability(cloud: Cloud, seed: int) -> dict[str, float | None]:
     """Measure how well embeddings predict a sample's site and class, by 5-fold cross-validation.
 
-    The predictor is a logistic regression on standardised embeddings. Sites and classes with fewer
-    than five samples are left out before they are predicted.
+    The predictor is a logistic regression on standardised embeddings. The prediction of sites
+    leaves out sites with fewer than five samples. The prediction of classes leaves out such
+    classes.
 
     Returns:
         Three numbers from 0 to 1:

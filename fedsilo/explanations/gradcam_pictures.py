@@ -179,8 +179,8 @@ def gradcam_sheet(
 
     Args:
         runs: the opened runs; the sheet has a column for each.
-        chosen: the row and the scenario of each image. The scenario is "" if the user named the row
-            instead of a rule that chose it.
+        chosen: the row and the scenario of each image. The scenario is "" for rows that the user
+            gave.
         split: 'train', 'val' or 'test'.
         label: the name of the class whose map is drawn; None for each network's own prediction.
 

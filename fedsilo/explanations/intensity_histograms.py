@@ -121,10 +121,10 @@ def measure_pixels(splits: Mapping[str, Split]) -> tuple[Histograms, Histograms]
 
     Stored integers are scaled to [0, 1], and floats are kept. Pixels with the smallest value of
     their image are background, and are left out. If the distance between grey levels is known,
-    every bin covers the same number of levels:
+    every bin covers the same number of levels. The distance is known in these cases:
 
-    - Stored pixels, all sites with integers: 1 / 255, or 1 / 65535 if a site stores int16.
-    - Network inputs, all sites with 8-bit pixels: 2 / 255, because inputs are in [-1, 1].
+    - Stored pixels, if all sites store integers: 1 / 255, or 1 / 65535 if a site stores int16.
+    - Network inputs, if all sites store 8-bit pixels: 2 / 255, because inputs are in [-1, 1].
 
     Args:
         splits: site -> its images.

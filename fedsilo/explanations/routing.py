@@ -44,9 +44,9 @@ class PatientExplanation:
 
         The first line is the title. The second line says that the prediction is a weighted mean
         over the hospitals' models. Then each hospital has a line, in descending order of the weight
-        of its model. It gives the weight, the model's probability of the outcome (the last class),
-        and three features. In these features, the patient differs most from the hospital's mean
-        patient.
+        of its model. This line gives the weight, the model's probability of the outcome (the last
+        class), and three features. In these features, the patient differs most from the hospital's
+        mean patient.
         """
         width = max(map(len, self.experts))
         hospitals = format_count(len(self.experts), "hospital")

@@ -182,9 +182,7 @@ def _safe_cell(value: object) -> str:
 
 
 def _time_of(line: Mapping[str, Any]) -> datetime:
-    """Parse the value of the key ``time`` of a line of the audit log.
-
-    The result has a time zone.
+    """Parse the key ``time`` of a line of the audit log as a time with a time zone.
 
     Raises:
         DataError: the time is not in ISO 8601 format, or has no time zone.
@@ -204,7 +202,7 @@ def _time_of(line: Mapping[str, Any]) -> datetime:
 def parse_moment(text: str, option: str, end_of_day: bool) -> datetime:
     """Parse a command-line option's date or time, such as 2026-03-03 or 2026-03-03T14:00.
 
-    A date is in UTC. A time is in UTC too if it has no time zone.
+    A date is in UTC. A time without a time zone is in UTC too.
 
     Args:
         text: the date or time, in ISO 8601 format.

@@ -361,8 +361,8 @@ class ClassOutcome:
     def specificity(self) -> Estimate | None:
         """Return the share of the other classes' samples that are not predicted as the class.
 
-        The result is None if all samples are of the class. It is also None if the number of samples
-        that are wrongly predicted as the class is not reported.
+        The result is None if all samples are of the class, or if the metrics lack its false
+        predictions.
         """
         if self.false is None or not self.others:
             return None

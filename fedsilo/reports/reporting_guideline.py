@@ -349,10 +349,10 @@ def _imbalance(run: Shown) -> Item:
 
     The first of these rules that applies decides the item:
 
-    1. For regression, it does not apply, because the outcome is a number.
-    2. For any other task except classification, counts leave the sites only at trust level
-       ``server``. At other levels, the item has no answer.
-    3. Otherwise the answer says where the sizes of the classes are shown. At trust level
+    1. For regression, the item says that the outcome is a number and has no classes.
+    2. For any other task except classification, the item has no answer unless the trust level is
+       ``server``, because no counts leave the sites.
+    3. In all other cases, the answer says where the sizes of the classes are shown. At trust level
        ``nobody``, it adds that they have noise. A person must add how the imbalance was handled.
     """
     answer, place, missing = _GROUPS[run.task], "Sites", "what was done about it"

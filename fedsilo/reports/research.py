@@ -297,8 +297,8 @@ def _final_tables(experiments: Summaries) -> Iterator[dict[str, Any]]:
     ``caption`` names the experiment and its number of seeds. ``columns`` are the task's main
     metrics, each followed by the numbers that the method's paper published, if any. ``rows`` has a
     row for each origin of data and one for all sites. With several seeds, a cell is the mean ± the
-    standard deviation. ``note`` names sites that a mean does not cover. An experiment without main
-    metrics has no table.
+    standard deviation. A missing cell is "n/a". ``note`` names sites that a mean does not cover. An
+    experiment without main metrics has no table.
 
     Args:
         experiments: experiment -> seed -> the run's summary.

@@ -186,8 +186,8 @@ def _reason_for_no_test(tested: Tested) -> str:
 def _mean(metric: str, values: Sequence[float], *, difference: bool = False) -> Estimate:
     """Return the mean over seeds with its 95 % t interval, clipped to the range of the metric.
 
-    If ``difference`` is True, the values are differences between two experiments. The interval is
-    then clipped to plus or minus the width of that range.
+    With a single value, there is no interval. If ``difference`` is True, the values are differences
+    between two experiments. The interval is then clipped to plus or minus the width of that range.
     """
     least, most = metric_range(metric)
     if difference:
@@ -276,8 +276,8 @@ def _best_experiment(runs: Runs, summaries: Summaries, split: str) -> str:
     """Describe which experiment has the best mean of the task's first main metric.
 
     The text gives this mean over seeds with its 95 % interval, and the next best experiment with
-    its mean. A t-test compares the two. The text says that no experiment is clearly best if the p
-    value is 0.05 or more, and that no test is possible if there is no p value.
+    its mean. A t-test compares the two. If its p value is 0.05 or more, the text says that no
+    experiment is clearly best. Without a p value, it says that no test is possible.
 
     A single experiment only has its mean. If the runs are on several data sets, or if no run has
     the metric, the text only says so.

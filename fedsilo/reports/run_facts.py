@@ -265,9 +265,9 @@ def facts(run: Shown) -> list[tuple[str, str]]:
 def _fingerprints(run: Shown) -> str:
     """Format a short digest of each site's data, so that a reader can recognise equal data.
 
-    Each site's name is followed by the first 12 hexadecimal digits of a SHA-256, separated by
-    commas. The SHA-256 covers the names and the fingerprints of the site's splits, sorted by name.
-    Sites without fingerprints are left out, so the text may be empty.
+    The text lists the sites, each with the first 12 hexadecimal digits of a SHA-256. The SHA-256
+    covers the names and the fingerprints of the site's splits. Sites without fingerprints are left
+    out, so the text may be empty.
     """
     texts = []
     for site, known in run.silos.items():

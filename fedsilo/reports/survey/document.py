@@ -55,9 +55,10 @@ class SurveyDocument(BaseModel):
     columns: dict[str, ColumnTitle] = {}  # column -> its words, if the server has a schema
 
     def title(self, feature: str) -> str:
-        """Return the title of a feature for readers, such as its name and unit in words.
+        """Return the title of a feature for readers, such as "Age (age, years)".
 
-        If the survey has no title for it, the result is the feature's name in the data.
+        Brackets hold the feature's name, if the title differs from it, and the unit, if any. If the
+        survey has no title, the result is the name.
         """
         if feature in self.columns:
             return self.columns[feature].title

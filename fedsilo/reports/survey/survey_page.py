@@ -229,7 +229,7 @@ def _statistics_rows(
 ) -> list[tuple[str, ...]]:
     """Build a row of statistics per feature and site: mean, standard deviation, two percentiles.
 
-    Sites without statistics have no row. Binary features have none, because other tables count
+    Sites without statistics have no row. Binary features are left out, because counts describe
     them.
     """
     rows = []
