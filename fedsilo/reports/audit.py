@@ -229,7 +229,7 @@ def parse_moment(text: str, option: str, end_of_day: bool) -> datetime:
 
 
 def audit_logs(paths: Sequence[Path], choice: Choice) -> Audit:
-    """Read a hospital's audit logs, check that nobody changed them, and keep the wanted lines.
+    """Read a hospital's audit logs, check them for changes, and keep the wanted lines.
 
     Each line has a check value, computed from the line and the check value before it. These values
     form a chain over all files. A broken chain is no error: ``breaks`` of the result describes each

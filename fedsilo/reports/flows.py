@@ -83,9 +83,8 @@ def _of_task(templates: Sequence[str], task: str) -> list[str]:
 def shortened(text: str) -> Iterator[str]:
     """Yield the sentences of a text, none of them longer than 25 words.
 
-    The text is cut at semicolons outside brackets, and at full stops after a small letter or a
-    bracket. ``_cut`` divides a part that is still too long. Each sentence begins with a capital
-    letter and ends with a full stop.
+    The text is cut at full stops and at semicolons outside brackets. ``_cut`` divides a part that
+    is still too long. Each sentence begins with a capital letter and ends with a full stop.
     """
     for part in _STOPS.split(text):
         if not part:

@@ -249,7 +249,7 @@ def _lines(runs: Runs, metric: str, split: str) -> dict[str, Line]:
 def _experiment_lines(runs: Runs, metric: str, split: str) -> dict[str, Line]:
     """Average a metric over the runs of each experiment: experiment -> round -> mean.
 
-    A run's value in a round is the mean over the same sites in all rounds, so that a line does not
+    A run's value in a round is the mean over the same sites in all rounds. Otherwise a line would
     jump when a site misses a round. These sites have the metric in every round of all ``runs`` on
     the same data set. A run without such sites adds nothing.
     """

@@ -57,8 +57,8 @@ class SurveyDocument(BaseModel):
     def title(self, feature: str) -> str:
         """Return the title of a feature for readers, such as "Age (age, years)".
 
-        Brackets hold the feature's name, if the title differs from it, and the unit, if any. If the
-        survey has no title, the result is the name.
+        Brackets hold the feature's name and unit. If the survey has no title, the result is the
+        name.
         """
         if feature in self.columns:
             return self.columns[feature].title
