@@ -33,11 +33,11 @@ if TYPE_CHECKING:
 
 
 def attention_sheet(lab: Lab, split: str, images: int) -> Figure | None:
-    """Draw a site's images with the most certain predictions of a ViT, and the ViT's attention.
+    """Draw a ViT's most certain predictions at a site, with maps of where the ViT looked.
 
-    The images are grouped by true class. An evidential network is certain if its vacuity (lack of
-    evidence) is low, and any other network if its largest probability is high. A certain prediction
-    may be wrong.
+    Each true class has a group of images, the most certain first. An evidential network is most
+    certain where its vacuity (lack of evidence) is lowest. Any other network is most certain where
+    its largest probability is highest. A certain prediction may be wrong.
 
     Args:
         lab: the site's data and its model after the run.
@@ -67,10 +67,11 @@ def attention_sheet(lab: Lab, split: str, images: int) -> Figure | None:
 def draw_sheet(
     sheet: Sequence[Sequence[ImageExplanation]], classes: Sequence[str], title: str, columns: int
 ) -> Figure:
-    """Draw two rows of panels for each class: the images, and below them the images with maps.
+    """Draw the images of each class in one row, and the same images under their maps below.
 
-    The caption above an image gives the true class, the predicted class and the uncertainty. It is
-    red if the prediction is wrong. A class without images is captioned 'no image'.
+    A map shows how important each place of an image is for the prediction. The caption above an
+    image gives the true class, the predicted class and the prediction's uncertainty. A wrong
+    prediction has a red caption. A class without images is captioned 'no image'.
 
     Args:
         sheet: the explanations of each class's images, in the order of ``classes``. Only the first
@@ -101,14 +102,15 @@ def draw_sheet(
 
 
 def rollout_map(rollout: Tensor) -> SaliencyMap:
-    """Build a saliency map from a ViT's attention rollout for one image.
+    """Build a saliency map that shows which patches of an image a ViT attended to.
 
-    The map explains no particular class. Its ``place`` names the row and column, counted from 1, of
-    the patch with the highest value. Its ``floor`` is the smallest value, so patches with that
-    value are not coloured.
+    The map explains no particular class. Its ``place`` is a text with the row and the column,
+    counted from 1, of the patch with the highest value. Patches with the smallest value are not
+    coloured, because that value is the map's ``floor``.
 
     Args:
-        rollout: the attention to each patch, (rows, columns), which sums to 1.
+        rollout: the attention rollout, which is the attention over all layers. It has a value for
+            each patch, (rows, columns), and sums to 1.
     """
     rows, columns = rollout.shape
     # argmax counts patches row by row
@@ -131,14 +133,17 @@ def explain_by_attention(
     title: str,
     classes: Sequence[str],
 ) -> ImageExplanation:
-    """Explain a ViT's prediction for one image by its attention rollout.
+    """Explain a ViT's prediction for one image by the patches that it attended to.
+
+    The explanation holds the image, a map of the attention over all layers (rollout), and the
+    probabilities.
 
     Args:
         network: the ViT, on the compute device.
         split: the samples; their labels are not read.
         compute: the device and the precision.
         row: the number of the image in ``split``, counted from 0.
-        title: a name for the image, which becomes the title of the explanation.
+        title: the title of the explanation, such as the name of the image.
         classes: the names of the classes.
     """
     logits = over_batches(network, split.inputs[row : row + 1], compute, network)
@@ -148,15 +153,15 @@ def explain_by_attention(
 def most_certain_explanations(
     network: PromptedViT, split: Split, compute: Compute, classes: Sequence[str], count: int
 ) -> list[list[ImageExplanation]]:
-    """Explain, for each true class, the ``count`` images with the most certain predictions.
+    """Explain the most certain predictions of a ViT for each true class.
 
-    The explanations are by attention rollout. An evidential network is certain if its vacuity (lack
-    of evidence) is low, and any other network if its largest probability is high. A certain
-    prediction may be wrong. The title of an explanation is the name of the image's true class.
+    An evidential network is most certain where its vacuity (lack of evidence) is lowest. Any other
+    network is most certain where its largest probability is highest. A certain prediction may be
+    wrong. Each explanation has a map of the ViT's attention, and the true class as its title.
 
     Returns:
-        A list for each class, in the order of ``classes``, with the most certain image first. The
-        list is shorter than ``count`` if the class has fewer images.
+        One list for each class, in the order of ``classes``. It holds up to ``count`` explanations,
+        the most certain first. A class with fewer images has a shorter list.
     """
     # All images are predicted, but only the chosen ones need the slower rollout
     logits = over_batches(network, split.inputs, compute, network)
@@ -181,14 +186,16 @@ def _explain_rows(
     classes: Sequence[str],
     logits: Tensor,
 ) -> list[ImageExplanation]:
-    """Explain a ViT's predictions for some images of a split by attention rollout.
+    """Explain a ViT's predictions for some images by the patches that it attended to.
+
+    The predictions are given as ``logits``, so only the attention is computed here.
 
     Args:
         network: the ViT, on the compute device.
         split: the samples.
         compute: the device and the precision.
-        rows: the numbers of the images in ``split``.
-        title: the title of every explanation.
+        rows: the numbers of the images in ``split``, counted from 0. They may be empty.
+        title: the title that all explanations get.
         classes: the names of the classes.
         logits: the network's outputs for these images, (len(rows), classes) on the CPU.
 

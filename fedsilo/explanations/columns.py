@@ -44,9 +44,9 @@ class ColumnExplanation:
     def lines(self) -> list[str]:
         """Format the explanation as lines of text.
 
-        The first line is the title. The second one has the probability of the predicted class for
-        this row and for the mean row. Then each column has a line with its contribution, the
-        largest absolute value first. The last line is the method.
+        The first line is the title. The second gives two probabilities of the predicted class: for
+        this row, and for the mean row. Then each column has a line with its contribution, the
+        largest absolute value first. The last line names the method of explanation.
         """
         pairs = list(zip(self.columns, self.contributions, strict=True))
         pairs.sort(key=lambda pair: -abs(pair[1]))
@@ -60,9 +60,10 @@ class ColumnExplanation:
         return lines
 
     def figure(self) -> Figure:
-        """Draw the contribution of each column as a horizontal bar, in the order of the table.
+        """Draw how much each column adds to the probability of the predicted class.
 
-        A bar is orange if the column lowers the probability, and blue otherwise.
+        The bars follow the order of the table, from top to bottom. An orange bar lowers the
+        probability, a blue bar does not.
         """
         from matplotlib.figure import Figure
 
@@ -100,17 +101,17 @@ def column_contributions(
 ) -> tuple[Tensor, Tensor]:
     """Compute how much each column of a table contributes to a prediction, as Shapley values.
 
-    By default, the prediction is the probability of a class. A row's contributions sum to the
-    difference between its prediction and that of the mean row. The values are estimated from random
-    orders of the columns (captum's ShapleyValueSampling) with a fixed seed, so equal calls give
-    equal values. The features of a categorical column count as one column.
+    The mean row has 0 in every feature. A row's contributions sum to its prediction minus the
+    prediction for the mean row. All features of a categorical column count as one column. The
+    values are estimated with a fixed seed, so equal calls give equal values.
 
     Args:
         network: on its device; it is put in eval mode.
-        rows: (k, f) on any device, standardised, so that 0 is the mean of the training rows.
+        rows: (k, f) on any device, standardised by the training rows.
         features: the names of the f features.
-        answers: (k,) int64, the class to explain in each row; 0 if there is one output.
-        predict: maps the network's outputs (batch, outputs) to predictions of that shape.
+        answers: (k,) int64, the number of the output to explain in each row.
+        predict: maps the network's outputs (batch, outputs) to predictions of the same shape. The
+            default gives the probabilities of the classes.
 
     Returns:
         The contributions (k, columns) in the order of ``columns_of``, and the explained predictions
@@ -147,14 +148,15 @@ def explain_columns(
 ) -> ColumnExplanation:
     """Explain a network's prediction for one row of a table by Shapley values of its columns.
 
-    The explained number is the probability of the predicted class (see ``column_contributions``).
+    The explained number is the probability of the predicted class. That class is the largest
+    output.
 
     Args:
         network: on its device; it is put in eval mode.
         row: (f,), standardised, so that 0 is the mean of the training rows.
         features: the names of the f features.
         classes: the names of the classes.
-        title: names the row; the predicted class is appended to it.
+        title: a name for the row. The title of the explanation adds the predicted class.
     """
     network.eval()
     with torch.no_grad():

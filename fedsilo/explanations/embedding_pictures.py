@@ -77,11 +77,11 @@ class Panel:
     numbers: dict[str, float | None]  # the result of ``measure_separability``
 
     def lines(self) -> list[str]:
-        """Format how well the embeddings predict a sample's site and class, as two lines.
+        """Format how well the embeddings predict a sample's site and class, as lines of text.
 
-        The first line has the accuracy for the site, next to the share of the largest site. The
-        second has the AUC for the class. If a number is missing, its line gives the reason. If the
-        sites have different models, a third line warns about this.
+        The first line gives the accuracy of predicting the site, next to the share of samples from
+        the largest site. The second line gives the AUC of predicting the class. If a number is
+        missing, its line gives the reason. A third line warns if the sites have different models.
         """
         lines = ["site: too few samples or sites", "class: too few samples or classes"]
         accuracy, largest = self.numbers["site accuracy"], self.numbers["largest site"]
@@ -102,23 +102,24 @@ def embed_run(
     state_dir: Path | None,
     tell: Callable[[str], None],
 ) -> Panel:
-    """Embed the samples of a run's sites, and map the embeddings to points on the plane.
+    """Compute the embeddings of a run's samples, and their points on the plane by t-SNE.
 
-    Each site's samples are embedded by that site's model. The panel also has the result of
-    ``measure_separability``, which is measured on the embeddings and not on the points.
+    An embedding is the output of one layer of the network. Each site's own model computes the
+    embeddings of that site's samples. The panel also has the result of ``measure_separability`` on
+    the embeddings.
 
     Args:
         run: the finished run.
         selection: the sites, the samples of each site, the layer and the seed.
-        data_dir: the data directory; None for the run's.
-        state_dir: the folder of the private state of the only selected site; None for the one in
-            the run directory.
+        data_dir: the data directory; None for the directory that the run used.
+        state_dir: the folder with the site's private state, allowed only for a single site. None
+            for the folder in the run directory.
         tell: is called with a line of text for each site without samples in the split.
 
     Raises:
-        FedsiloError: a site is unknown, ``state_dir`` is given for several sites, a model mixes
-            several networks, or there are fewer than four samples. The error names the run
-            directory, because a command may draw several runs.
+        FedsiloError: a site is unknown, ``state_dir`` is given for several sites, a model consists
+            of several networks, or there are fewer than four samples. The error names the run
+            directory.
     """
     with naming(run.path):
         names = run.chosen_sites(selection.sites)
@@ -137,16 +138,19 @@ def _open_sites(
     data_dir: Path | None,
     state_dir: Path | None,
 ) -> Iterator[tuple[Lab, SiteNetwork]]:
-    """Yield each site's data (as a ``Lab``) and network, in the order of ``names``.
-
-    A site is opened only when its pair is requested, so only one site is in memory at a time.
+    """Open each site's data and network one after another, in the order of ``names``.
 
     Args:
         run: the finished run.
         names: the names of the sites.
-        selection: its split is the one whose samples will be read.
-        data_dir: the data directory; None for the run's.
-        state_dir: the folder of a site's private state; None for the one in the run directory.
+        selection: its ``split`` tells which samples will be read.
+        data_dir: the data directory; None for the directory that the run used.
+        state_dir: the folder with the site's private state; None for the folder in the run
+            directory.
+
+    Yields:
+        The data (as a ``Lab``) and the network of a site. A site is opened only when it is
+        requested, so only one is in memory at a time.
     """
     for name in names:
         lab = run.lab(name, data_dir, state_dir, split=selection.split)
@@ -158,20 +162,20 @@ def gather(
     selection: Selection,
     tell: Callable[[str], None],
 ) -> Cloud:
-    """Embed samples of each site by that site's network, and join the results of all sites.
+    """Compute the embeddings of each site's samples with its network, and join all sites.
 
-    To find out whether the sites share one model, all networks also embed one common sample. It is
-    the first sample of the first site that has any. If the results differ, ``own_models`` is True.
+    To find out whether the sites share one model, all networks also embed one common sample. If two
+    of these embeddings differ by more than rounding, ``own_models`` of the result is True.
 
     Args:
         sites: the data and the network of each site, which are opened one after another.
         selection: the samples and the layer.
-        tell: is called with a line of text for each site without samples in the split; the site is
-            then left out.
+        tell: is called with a line of text for each site without samples in the split. Such a site
+            is left out.
 
     Raises:
-        FedsiloError: a site cannot be opened, its model mixes several networks, embeddings are not
-            finite because training diverged, or no site has samples.
+        FedsiloError: a site cannot be opened, a model consists of several networks, embeddings are
+            not finite because training diverged, or no site has samples.
     """
     names: list[str] = []
     classes: list[str] = []
@@ -213,11 +217,13 @@ def gather(
 
 
 def _choose_rows(count: int, limit: int | None, seed: int, site: str) -> Tensor:
-    """Choose which of a site's ``count`` samples are embedded: int64 row numbers, ascending.
+    """Choose which of a site's ``count`` samples are embedded.
 
     If ``limit`` is None or at least ``count``, all rows are chosen. Otherwise ``limit`` rows are
-    chosen at random. The choice depends only on these arguments, so every run shows the same
-    samples.
+    chosen at random. Equal arguments give equal rows, so all runs show the same samples of a site.
+
+    Returns:
+        The row numbers, int64, ascending.
     """
     if limit is None or limit >= count:
         return torch.arange(count)
@@ -253,16 +259,20 @@ def project_to_plane(values: Array, seed: int) -> Array:
 def measure_separability(cloud: Cloud, seed: int) -> dict[str, float | None]:
     """Measure how well embeddings predict a sample's site and class, by 5-fold cross-validation.
 
-    The predictor is a logistic regression on standardised embeddings. Sites with fewer than five
-    samples are left out when the site is predicted. Classes with fewer than five samples are left
-    out when the class is predicted.
+    The predictor is a logistic regression on standardised embeddings. The prediction of sites
+    leaves out sites with fewer than five samples. The prediction of classes leaves out such
+    classes.
 
     Returns:
-        ``site accuracy``: the accuracy of predicting the site, 0 to 1. ``largest site``: the share
-        of the site with the most samples, which is the accuracy of always guessing that site.
-        ``label AUC``: the AUC of predicting the class; for more than two classes, the mean AUC of
-        each class against the rest. The first two are None if fewer than two sites remain, and the
-        last is None if fewer than two classes remain.
+        Three numbers from 0 to 1:
+
+        - ``site accuracy``: the accuracy of predicting the site.
+        - ``largest site``: the accuracy of always guessing the site with the most samples.
+        - ``label AUC``: the AUC of predicting the class. For more than two classes, it is the mean
+          AUC of each class against the rest.
+
+        The first two are None if fewer than two sites remain. The last is None if fewer than two
+        classes remain.
     """
     # Predicting the site shows domain shift (lower is better), predicting the class shows that the
     # embeddings are useful (higher is better)
@@ -281,7 +291,7 @@ def measure_separability(cloud: Cloud, seed: int) -> dict[str, float | None]:
 
 
 def _mark_frequent(targets: Array) -> Array:
-    """Mark the samples whose target, such as the site, occurs often enough to be predicted.
+    """Mark the samples whose target (site or class) occurs often enough to be predicted.
 
     Cross-validation in five folds needs five samples with the same target, one for each fold. If
     fewer than two different targets occur that often, no sample is marked, because then there is
@@ -301,8 +311,8 @@ def _mark_frequent(targets: Array) -> Array:
 def _cross_validate(values: Array, targets: Array, scoring: str, seed: int) -> float:
     """Measure how well a logistic regression predicts ``targets`` (n,) from ``values`` (n, c).
 
-    The result is the mean of the score ``scoring`` over five folds, which are stratified by target
-    and drawn from ``seed``. Values are standardised by the training folds.
+    The result is the mean score over five folds, stratified by target and chosen with ``seed``.
+    ``scoring`` is a scikit-learn score. Each model standardises the values by its training folds.
     """
     from sklearn.linear_model import LogisticRegression
     from sklearn.model_selection import StratifiedKFold, cross_val_score
@@ -317,11 +327,12 @@ def _cross_validate(values: Array, targets: Array, scoring: str, seed: int) -> f
 
 
 def document(panel: Panel, selection: Selection) -> dict[str, Any]:
-    """Build the content of embeddings.json, without the embeddings themselves.
+    """Build the content of embeddings.json, which shows samples as points on the plane.
 
-    It has the split, the layer, the seed, the number of dimensions, the names of the classes, and
-    whether sites have their own models. It also has the result of ``measure_separability``. For
-    each sample, it has the site, row, label and point in the plane, rounded to 4 decimals.
+    The keys ``split``, ``layer``, ``seed``, ``own models``, ``dimensions`` and ``classes`` describe
+    the run. The three numbers of ``measure_separability`` follow. ``points`` lists for each sample
+    the site, the row in the split, the label, and the coordinates ``x`` and ``y`` with 4 decimals.
+    Embeddings are not included.
     """
     cloud = panel.cloud
     points = []
@@ -349,8 +360,8 @@ def document(panel: Panel, selection: Selection) -> dict[str, Any]:
 def draw_panels(panels: Sequence[Panel], title: str) -> Figure:
     """Draw the panels of several runs side by side, with one legend for all.
 
-    Each site has a colour and each class a marker, the same in all panels. A row has at most three
-    panels, but four panels are drawn as two rows of two.
+    All panels use the same colour for a site and the same marker for a class. The legend lists the
+    sites of all runs. A row has at most three panels, but four panels are drawn as two rows of two.
     """
     from matplotlib.lines import Line2D
 
@@ -378,12 +389,16 @@ def draw_panels(panels: Sequence[Panel], title: str) -> Figure:
 
 
 def _draw_panel(axes: Axes, panel: Panel, shades: Sequence[Any]) -> None:
-    """Draw the samples of one run as points into its panel.
+    """Draw the samples of one run as points.
 
-    Below the panel stands the text of ``Panel.lines``: how well the embeddings predict the site and
-    the class. The colour of a point shows the site, and its marker the class. The points are drawn
-    in a random order with a fixed seed, because the last site would otherwise hide the others.
-    ``shades`` has the colour of each site, in the order of the panel's sites.
+    The colour of a point shows its site, and the marker shows its class. The points of each class
+    are drawn in a random order with a fixed seed, so that no site hides the other sites. The text
+    below the points is ``Panel.lines``, which tells how well the embeddings predict site and class.
+
+    Args:
+        axes: the empty axes to draw on.
+        panel: the points and their texts.
+        shades: the colour of each site, in the order of the panel's sites.
     """
     cloud = panel.cloud
     # The points are drawn in random order, because the last site would hide the others

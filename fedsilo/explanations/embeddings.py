@@ -16,18 +16,22 @@ _WIDEST = 2048  # features; a covariance matrix of this width is inverted within
 
 
 def embed(network: SiteNetwork, inputs: Tensor, compute: Compute, layer: str = EMBEDDING) -> Tensor:
-    """Compute the embedding of each input: (n, c), float32 on the CPU, without dropout.
+    """Compute the embedding of each input, without dropout.
 
     Args:
         network: on the compute device; it is put in eval mode.
-        inputs: (n, ...), as a silo (a site's local data) stores them.
+        inputs: (n, ...), as a site stores them.
         compute: the device; the precision is always fp32.
-        layer: ``embedding`` for the mean over the encoder's tokens, ``penultimate`` for the input
-            of the last linear layer.
+        layer: ``embedding`` for the mean over the tokens (positions) that the encoder outputs.
+            ``penultimate`` for the input of the head's last linear layer, or of the encoder's if
+            the head has no linear layer.
+
+    Returns:
+        (n, c) float32 on the CPU, with c features per input.
 
     Raises:
-        SettingError: the network mixes several classifiers, which do not share an embedding. Also
-            raised if ``layer`` is ``penultimate`` and neither encoder nor head has a linear layer.
+        SettingError: the network has several classifiers, which do not share an embedding. Also
+            raised if ``layer`` is ``penultimate`` and the network has no linear layer.
     """
     exact = compute.exact()
     classifier = single_classifier(network)
@@ -44,18 +48,21 @@ def embed(network: SiteNetwork, inputs: Tensor, compute: Compute, layer: str = E
 
 
 def penultimate(network: SiteNetwork, tokens: Tensor) -> Tensor:
-    """Return the penultimate features (batch, c): the input of the head's last linear layer.
+    """Return the penultimate features: the input of the head's last linear layer.
 
-    If the head lacks a linear layer, or its last one has more than 2,048 inputs, the features are
-    the mean over the tokens instead. Dropout is off during the call, and is restored afterwards. No
-    random number is drawn. Gradients flow to ``tokens``.
+    If the head has no linear layer, the features are the mean over the tokens instead. The same
+    holds if that layer has more than 2,048 inputs. Dropout is off during the call. Gradients flow
+    to ``tokens``.
 
     Args:
         network: on the compute device.
-        tokens: the encoder's tokens, (batch, l, c).
+        tokens: the encoder's output (batch, l, c): l tokens with c features for each input.
+
+    Returns:
+        The features, (batch, features).
 
     Raises:
-        SettingError: the network mixes several classifiers.
+        SettingError: the network has several classifiers.
     """
     linear = _linear_layers(single_classifier(network).head)
     if not linear or linear[-1].in_features > _WIDEST:

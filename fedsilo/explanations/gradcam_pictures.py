@@ -56,13 +56,16 @@ class GradCamSheet:
 def choose_rows_by_scenario(
     truths: Tensor, answers: Sequence[Tensor], each: int
 ) -> list[tuple[int, str]]:
-    """Choose images by which of several runs predict them correctly.
+    """Choose example images by a fixed rule, so that nobody can pick convincing ones.
 
-    There are four scenarios, which the Fed-Align-CL paper uses (section V-d and figure 5): "all are
-    right"; "all are wrong"; "the first alone is right"; and "the second is right, the first is
-    not". In the last scenario, the predictions of further runs do not matter. For each scenario and
-    true class, the first ``each`` fitting images of the split are taken, so that nobody can pick
-    convincing images.
+    The scenario of an image depends on which runs predict it correctly:
+
+    - "all are right"
+    - "all are wrong"
+    - "the first alone is right"
+    - "the second is right, the first is not". Further runs do not matter here.
+
+    For each scenario and true class, the first ``each`` images of the split are chosen.
 
     Args:
         truths: (n,), the true classes.
@@ -70,8 +73,8 @@ def choose_rows_by_scenario(
         each: the largest number of images per scenario and class.
 
     Returns:
-        The row and the scenario's name for each chosen image, in the above order of the scenarios,
-        then by class, then by row. Images that do not fit any scenario are left out.
+        The row and the scenario's name for each chosen image, sorted by scenario as listed, then by
+        class, then by row. Images of no scenario are left out.
     """
     right = torch.stack([answer == truths for answer in answers])  # (runs, n)
     # The paper compares its own method, the first run, with others
@@ -107,14 +110,17 @@ def open_networks(
     data_dir: Path | None,
     state_dir: Path | None,
 ) -> list[OpenedRun]:
-    """Open the network of each run at one site, whose data must be on this machine.
+    """Open the networks that several runs left at one site, to compare them on the same images.
+
+    The site's data must be on this machine.
 
     Args:
         runs: the finished runs.
         site: the name of the site.
         split: 'train', 'val' or 'test'.
-        data_dir: the data directory; None for the run's.
-        state_dir: the folder of the site's private state; None for the one in the run directory.
+        data_dir: the data directory; None for the directory that each run used.
+        state_dir: the folder with the site's private state; None for the folder in each run
+            directory.
 
     Returns:
         The opened runs, in the order of ``runs``.
@@ -135,10 +141,10 @@ def open_networks(
 
 
 def choose_by_scenario(runs: Sequence[OpenedRun], each: int, split: str) -> list[tuple[int, str]]:
-    """Predict a split by each run's network, and choose images by which runs are right.
+    """Choose example images of a split by which runs predict them correctly.
 
-    The rules are those of ``choose_rows_by_scenario``. All runs must have the same images. The
-    predictions are made in fp32, as in the explanations.
+    ``choose_rows_by_scenario`` lists the scenarios, such as "all are right". Each network predicts
+    all images of the split in fp32, as in the explanations. All runs must have the same images.
 
     Args:
         runs: the opened runs, at least two.
@@ -167,12 +173,14 @@ def choose_by_scenario(runs: Sequence[OpenedRun], each: int, split: str) -> list
 def gradcam_sheet(
     runs: Sequence[OpenedRun], chosen: Sequence[tuple[int, str]], split: str, label: str | None
 ) -> GradCamSheet:
-    """Compute the Grad-CAM of some images of a split by the network of each run.
+    """Compute a Grad-CAM map of each chosen image for each run.
+
+    The map shows which places of an image speak for a class.
 
     Args:
         runs: the opened runs; the sheet has a column for each.
-        chosen: the row and the scenario of each image; the scenario is "" for rows that the user
-            named.
+        chosen: the row and the scenario of each image. The scenario is "" for rows that the user
+            gave.
         split: 'train', 'val' or 'test'.
         label: the name of the class whose map is drawn; None for each network's own prediction.
 
@@ -197,15 +205,15 @@ def gradcam_sheet(
 def _explain_rows(
     lab: Lab, network: SiteNetwork, split: str, rows: Sequence[int], wanted: str | None
 ) -> list[ImageExplanation]:
-    """Explain the predictions for some images of a split by Grad-CAM, in the order of ``rows``.
+    """Explain a network's predictions for some images by Grad-CAM, in the order of ``rows``.
 
-    The title of each explanation has the row and its true class.
+    The title of an explanation names the row and the true class of the image.
 
     Args:
-        lab: the site, opened after the run.
-        network: the network that predicts.
+        lab: the site's data.
+        network: the network of one run at this site.
         split: 'train', 'val' or 'test'.
-        rows: the numbers of the images in the split.
+        rows: the numbers of the images in the split, counted from 0.
         wanted: the name of the class whose map is drawn; None for the predicted class of each
             image.
 
@@ -228,12 +236,12 @@ def _explain_rows(
 
 
 def draw_sheet(sheet: GradCamSheet) -> Figure:
-    """Draw a sheet of Grad-CAM maps: a row for each image and a column for each run.
+    """Draw a sheet of Grad-CAM maps, with a row for each image and a column for each run.
 
-    The first column shows the images themselves, with the row, the true class and the scenario.
-    Every other column shows the images with a run's maps over them. The caption of a map has the
-    run's prediction, in red if it is wrong. Each map has its own colour scale, so colours cannot be
-    compared between maps.
+    The first column shows the images, with their number in the split, true class and scenario.
+    Further columns show the images under the maps of a run. The caption of a map gives the run's
+    prediction, in red if it is wrong. Colours cannot be compared between maps, because each map has
+    its own scale.
     """
     columns, rows = sheet.columns, len(sheet.truths)
     head = max(column.title.count("\n") for column in columns)
@@ -280,7 +288,7 @@ def _caption(axes: Axes, text: str, colour: str = BLACK) -> None:
 
 
 def _refuse_other_images(first: Silo, silo: Silo, split: str) -> None:
-    """Check that a run has the same images in ``split``, and the same classes, as the first run.
+    """Raise an error unless two runs have the same images in ``split`` and the same classes.
 
     Args:
         first: the site's data in the first run.
@@ -288,7 +296,8 @@ def _refuse_other_images(first: Silo, silo: Silo, split: str) -> None:
         split: 'train', 'val' or 'test'.
 
     Raises:
-        SettingError: the fingerprints (SHA-256) of the split or the class names differ.
+        SettingError: the names of the classes differ, or the SHA-256 fingerprints of the split
+            differ.
     """
     # A fingerprint is a SHA-256 of the split, so it tells images apart that have the same names
     same = first.fingerprints[split] == silo.fingerprints[split]

@@ -39,8 +39,8 @@ class SaliencyMap:
     def shares(self, size: tuple[int, int]) -> Tensor:
         """Resize the map bilinearly to ``size``, (height, width), then scale it to [0, 1].
 
-        The floor becomes 0, and so do all lower values. The maximum becomes 1. If no value is above
-        the floor, all become 0.
+        Values up to the map's ``floor`` become 0, because they count as unimportant. The largest
+        value of the resized map becomes 1. If no value is above the floor, all become 0.
         """
         large = torch.nn.functional.interpolate(
             self.values[None, None].float(), size=size, mode="bilinear", align_corners=False
@@ -68,7 +68,7 @@ class ImageExplanation:
         return int(np.argmax(self.probabilities))
 
     def uncertainty(self) -> tuple[str, float]:
-        """Return the name of the prediction's uncertainty and its value from 0 to 1.
+        """Return the kind of uncertainty that the network gives, and its value from 0 to 1.
 
         For an evidential network, this is the 'vacuity' (lack of evidence). For any other network,
         it is the 'doubt': 1 minus the largest probability.
@@ -80,10 +80,10 @@ class ImageExplanation:
     def document(self) -> dict[str, Any]:
         """Return the explanation as a dictionary for JSON, without the image.
 
-        It has the title, the values of the map under the map's name, the classes, their
-        probabilities and beliefs, and the vacuity. For a network that is not evidential, the
-        beliefs are empty and the vacuity is None. If the map belongs to a class, ``label`` is the
-        number of the class; otherwise this key is missing.
+        Its keys are ``title``, ``classes``, ``probabilities``, ``beliefs`` and ``vacuity``. The
+        values of the map are under the map's name, such as ``cam``. If the map explains one class,
+        ``label`` is the number of that class; otherwise the key is missing. A network that is not
+        evidential has empty beliefs and the vacuity None.
         """
         document: dict[str, Any] = {
             "title": self.title,
@@ -101,16 +101,17 @@ class ImageExplanation:
     def lines(self) -> list[str]:
         """Format the explanation as lines of text.
 
-        The lines are the title, a line per class with its probability, and the most important
-        place. An evidential network also gets the belief in each class, and a line with the
-        vacuity.
+        The first line is the title. Each class has a line with its probability and, for an
+        evidential network, the belief in it. An evidential network also has a line with the
+        vacuity. The last line describes the most important place in words.
         """
         return [*self._answer_lines(), self.saliency.place]
 
     def _answer_lines(self) -> list[str]:
         """Format the prediction as lines of text: the title, then each class with its probability.
 
-        For an evidential network, each class also has its belief, and a last line has the vacuity.
+        For an evidential network, the line of a class also gives the belief in the class. A last
+        line then gives the vacuity (lack of evidence).
         """
         lines = [self.title]
         for label, name in enumerate(self.classes):
@@ -125,9 +126,8 @@ class ImageExplanation:
     def figure(self) -> Figure:
         """Draw two panels: the image, and the image with its map over it.
 
-        The text above them has the title, the probability of each class and, for an evidential
-        network, the belief in each class and the vacuity. It does not name the most important
-        place, because the map shows it.
+        The text above the panels gives the title and the probability of each class. For an
+        evidential network, it also gives the belief in each class and the vacuity.
         """
         from matplotlib.figure import Figure
 
@@ -140,7 +140,8 @@ class ImageExplanation:
     def draw(self, left: Axes, right: Axes) -> None:
         """Draw the image on ``left``, and on ``right`` the image with its map over it.
 
-        The title of ``right`` is the map's heading. Both panels are drawn without a frame.
+        The title of ``right`` tells the kind of map, from the map's ``heading``. ``left`` has no
+        title. Both panels are drawn without a frame.
         """
         draw_image(left, self.image)
         draw_map(right, self.image, self.saliency)
@@ -159,9 +160,9 @@ def explain_logits(
 ) -> ImageExplanation:
     """Build the explanation of an image from its saliency map and the network's outputs.
 
-    The probabilities are the softmax of ``logits``, also for an evidential network. The beliefs
-    (evidence for each class) and the vacuity (lack of evidence) need a ``prior``. Without it, they
-    are an empty list and None.
+    The probabilities are the softmax of ``logits``. Only an evidential network also gives beliefs
+    (evidence for each class) and the vacuity (lack of evidence). For other networks, ``beliefs`` is
+    empty and ``vacuity`` is None.
 
     Args:
         title: a name for the image.
@@ -170,7 +171,8 @@ def explain_logits(
         classes: the names of the classes.
         logits: (1, classes), on the CPU. For an evidential network they are the logarithms of the
             Dirichlet parameters alpha.
-        prior: (classes,), the prior of an evidential network; None for other networks.
+        prior: (classes,), the part of each alpha that is not evidence; None if the network is not
+            evidential.
     """
     beliefs: list[float] = []
     of_vacuity = None
@@ -201,11 +203,11 @@ def draw_image(axes: Axes, image: Tensor) -> None:
 def draw_map(axes: Axes, image: Tensor, saliency: SaliencyMap) -> None:
     """Draw an image with a saliency map over it.
 
-    The map is resized to the image. The more important a place is, the more opaque its colour is.
-    Unimportant places show only the image.
+    The map is resized to the image. A more important place has a more opaque colour. Places at or
+    below the map's ``floor`` stay uncoloured.
 
     Args:
-        axes: the panel.
+        axes: the panel to draw on.
         image: (channels, height, width), as the site stores it.
         saliency: the map.
     """
@@ -217,11 +219,11 @@ def draw_map(axes: Axes, image: Tensor, saliency: SaliencyMap) -> None:
 
 
 def _reduce(image: Tensor) -> Tensor:
-    """Convert an image (channels, height, width) for drawing: float32 in [0, 1], not too large.
+    """Convert an image (channels, height, width) for drawing: float32 in [0, 1].
 
-    8-bit images are divided by 255. Other images have no fixed range, so they are scaled so that
-    their 0.2 % quantile becomes 0 and their 99.8 % quantile becomes 1. If a side is longer than 512
-    pixels, the image is shrunk to that length with its proportions unchanged.
+    8-bit images are divided by 255. Any other image has no fixed range. Its 0.2 % quantile becomes
+    0, its 99.8 % quantile becomes 1, and values beyond them are clipped. If a side is longer than
+    512 pixels, the image is shrunk until its longer side has 512 pixels.
     """
     pixels = image.float()
     if image.dtype == torch.uint8:

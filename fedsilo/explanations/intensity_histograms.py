@@ -64,16 +64,19 @@ class SiteHistograms:
 def open_silos(
     run: FinishedRun, common: CommonSettings, sites: Sequence[str], split: str
 ) -> dict[str, Silo]:
-    """Load the silos of some sites of a run: site -> silo, in the order of ``sites``.
+    """Load the data of some sites of a run, for histograms of their pixels.
 
     Args:
         run: the finished run.
         common: the run's settings, with the data directory of this machine.
         sites: the names of the sites.
-        split: the split to check; it must have the same samples as in the run.
+        split: the split that will be read. Only this split is compared with the samples of the run.
+
+    Returns:
+        The name of each site with its data (silo), in the order of ``sites``.
 
     Raises:
-        SettingError: the run's data are a table.
+        SettingError: the data set is a table.
         DataError: the samples of the split have changed since the run.
     """
     silos = {}
@@ -90,18 +93,19 @@ def open_silos(
 
 
 def site_histograms(dataset: str, silos: Mapping[str, Silo], split: str) -> SiteHistograms:
-    """Compute the histograms of the pixels of all sites that have images in the split.
+    """Compute two histograms of the pixels of each site: as stored, and as network inputs.
 
-    A silo is a site's local data. Silos without images in the split are left out. The result also
-    has the title of the picture, and the label of each site for the legend.
+    Sites without images in the split are left out. The result also has the title of the picture,
+    and the label of each site for the legend.
 
     Args:
         dataset: the name of the data set, for the title.
-        silos: site -> its silo.
+        silos: the name of each site with its data.
         split: 'train', 'val' or 'test'.
 
     Raises:
-        DataError: none of the silos has images in the split, or all images show only background.
+        DataError: no site has images in the split, or every image has only one pixel value. The
+            smallest value of an image counts as background.
     """
     splits, labels = {}, {}
     for site, silo in silos.items():
@@ -113,15 +117,14 @@ def site_histograms(dataset: str, silos: Mapping[str, Silo], split: str) -> Site
 
 
 def measure_pixels(splits: Mapping[str, Split]) -> tuple[Histograms, Histograms]:
-    """Compute the histograms of the stored pixels, and of the same pixels as a network's inputs.
+    """Compute the histograms of the stored pixels, and of the same pixels as network inputs.
 
-    Stored pixels are scaled to [0, 1]: an 8-bit pixel v becomes v / 255, an int16 pixel becomes (v
-    + 32768) / 65535. Floats are not scaled. Background pixels are left out.
+    Stored integers are scaled to [0, 1], and floats are kept. Pixels with the smallest value of
+    their image are background, and are left out. If the distance between grey levels is known,
+    every bin covers the same number of levels. The distance is known in these cases:
 
-    Each bin covers the same number of grey levels. If all sites store integers, the stored levels
-    are 1 / 255 apart, or 1 / 65535 if any site stores int16. If all sites store 8-bit pixels, the
-    levels of the network's inputs are 2 / 255 apart. In all other cases, pixels count as
-    continuous.
+    - Stored pixels, if all sites store integers: 1 / 255, or 1 / 65535 if a site stores int16.
+    - Network inputs, if all sites store 8-bit pixels: 2 / 255, because inputs are in [-1, 1].
 
     Args:
         splits: site -> its images.
@@ -156,12 +159,12 @@ def _measure(splits: Mapping[str, Split], form: Form, step: float) -> Histograms
 def _foreground(split: Split, form: Form) -> Iterator[Tensor]:
     """Yield the pixels of a split without the background, for one batch of images at a time.
 
-    Background is every pixel that equals the smallest value of its image. A batch that has only
-    background yields nothing.
+    Background is every pixel whose stored value is the smallest of its image, over all channels. A
+    batch that has only background yields nothing.
 
     Args:
         split: the images.
-        form: "stored" for stored pixels (integers scaled to [0, 1]); "seen" for network inputs.
+        form: "stored" for stored pixels, with integers scaled to [0, 1]. "seen" for network inputs.
 
     Yields:
         float32 (n,), the pixels of a batch.
@@ -180,15 +183,15 @@ def _foreground(split: Split, form: Form) -> Iterator[Tensor]:
 
 
 def _edges(splits: Mapping[str, Split], form: Form, step: float) -> Tensor:
-    """Choose the edges of a histogram with up to 64 equal bins over the pixels of all sites.
+    """Choose the edges of the histograms, which are the same for all sites.
 
-    If pixels are continuous, there are always 64 bins. Otherwise each bin covers the same number of
-    grey levels. With unequal numbers, neighbouring bins would differ in height without a reason.
+    The bins have equal widths, and cover all pixels of all sites without the background. Continuous
+    pixels get 64 bins. Other pixels get at most 64 bins, each for the same number of grey levels.
 
     Args:
         splits: site -> its images.
-        form: whether the pixels are taken as stored or as a network gets them.
-        step: the distance between two neighbouring pixel values; 0 for continuous pixels.
+        form: "stored" for stored pixels, "seen" for network inputs.
+        step: the distance between two neighbouring grey levels; 0 for continuous pixels.
 
     Returns:
         The edges, float64 (bins + 1,).
@@ -217,12 +220,12 @@ def _edges(splits: Mapping[str, Split], form: Form, step: float) -> Tensor:
 def _density(split: Split, form: Form, edges: Tensor) -> Tensor:
     """Compute the histogram of a site's pixels as a density, float64 (bins,).
 
-    The density times the width of the bins sums to 1. A site whose images show only background has
-    density 0 everywhere.
+    Background pixels are left out. The area under the density is 1. If a site's images show only
+    background, the density is 0 everywhere.
 
     Args:
         split: the site's images.
-        form: whether the pixels are taken as stored or as a network gets them.
+        form: "stored" for stored pixels, "seen" for network inputs.
         edges: the edges of the bins, float64 (bins + 1,), all of the same width.
     """
     bins, low, high = len(edges) - 1, edges[0].item(), edges[-1].item()
@@ -236,8 +239,9 @@ def _density(split: Split, form: Form, edges: Tensor) -> Tensor:
 def draw_histograms(measured: SiteHistograms) -> Figure:
     """Draw the histograms of all sites in two panels, with a line for each site.
 
-    The left panel has the stored pixels, and the right panel the pixels as the network gets them.
-    The legend below has each site's number of images.
+    The left panel shows the histograms of the stored pixels. The right panel shows those of the
+    network's inputs. Background is left out of both panels. The legend below the panels gives the
+    number of images of each site.
     """
     figure = new_figure(10, 4.6)
     left, right = figure.subplots(1, 2)
@@ -253,10 +257,10 @@ def draw_histograms(measured: SiteHistograms) -> Figure:
 
 
 def _draw(axes: Axes, histograms: Histograms, styles: Mapping[str, LineStyle], title: str) -> None:
-    """Draw the density of each site's pixels as a line into a panel.
+    """Draw the density of each site's pixels as a line.
 
-    The horizontal axis leaves out the lowest and the highest 0.05 % of the pixels of all sites. If
-    high peaks are cut off, the title says so (``_limit_axis``).
+    The horizontal axis does not show the lowest and the highest 0.05 % of the pixels of all sites.
+    The vertical axis may cut off a few high peaks. ``title`` then gets a note about them.
     """
     centres = (histograms.edges[:-1] + histograms.edges[1:]) / 2
     for site, density in histograms.densities.items():
@@ -281,8 +285,8 @@ def _limit_axis(axes: Axes, drawn: Tensor) -> str:
     """Limit the vertical axis if a few high peaks would flatten the rest, and return a note.
 
     If the highest of the densities ``drawn`` exceeds 2.5 times their 97 % quantile, the axis ends
-    at 1.5 times that quantile. The note, for the title, says how high the peaks are. If nothing is
-    cut off, or if the quantile is 0, the note is empty.
+    at 1.5 times that quantile. The note says how high the peaks are, and belongs in the panel's
+    title. If nothing is cut off, or if the quantile is 0, the note is empty.
     """
     axes.set_ylim(bottom=0)
     usual, most = drawn.quantile(0.97).item(), drawn.max().item()
@@ -295,8 +299,7 @@ def _limit_axis(axes: Axes, drawn: Tensor) -> str:
 def _label(silo: Silo, split: str) -> str:
     """Format a site's entry in the legend: its name and its number of images in the split.
 
-    The name of the distribution (the origin of the site's data) is added if it differs from the
-    site's name.
+    The origin of the site's data (``distribution``) is added if it differs from the site's name.
     """
     count = f"{len(silo.splits()[split])} images"
     if silo.distribution == silo.name:

@@ -44,11 +44,11 @@ class _Case:
 
 
 def overlay_sheet(lab: Lab, split: str) -> Figure | None:
-    """Draw a site's images with the best, the median and the worst Dice score in a split.
+    """Draw up to three images of a site: those with the best, the median and the worst Dice.
 
-    Each row has the image and the image with the outlines of its true mask (solid) and of its
-    predicted mask (dashed). The score of an image is the mean Dice over the classes that either
-    mask has.
+    Each image has a row of two panels: the image alone, and the image with outlines. Solid lines
+    outline the true mask, and dashed lines the predicted mask. An image's score is the mean Dice
+    over the classes in either mask, without the background.
 
     Args:
         lab: the site's data and its model after the run.
@@ -92,10 +92,10 @@ def overlay_sheet(lab: Lab, split: str) -> Figure | None:
 def choose_cases(scores: Tensor) -> list[_Case]:
     """Choose the images with the best, the median and the worst score, each image once.
 
-    For an even number of images, the median is the lower of the two middle scores. Among images
-    with equal scores, the one with the lower row ranks as better. Images without a score (NaN) are
-    left out. With one image, it is the best. With two, the worse one is the median, and there is no
-    worst. With none, the list is empty.
+    For an even number of images, the median is the lower of the two middle scores. Among equal
+    scores, the image with the lower number ranks as better. Images without a score (NaN) are left
+    out. A single image is the best. Of two images, the worse one is the median. Without images, the
+    list is empty.
 
     ``scores`` is a tensor (n,) with the score of each image.
     """
@@ -129,13 +129,14 @@ def draw_marked(figure: Figure, image: Tensor, mask: Tensor, classes: Sequence[s
 
 
 def _draw_case(plain: Axes, marked: Axes, image: Tensor, masks: dict[Line, Tensor]) -> None:
-    """Draw an image twice: without masks into ``plain``, and with their outlines into ``marked``.
+    """Draw an image twice: alone, and with the outlines of masks.
 
     Args:
         plain: the panel of the image alone.
         marked: the panel of the image with outlines.
-        image: the image (channels, h, w), as a silo stores it.
-        masks: line style -> mask (h, w) with class numbers, of which 0 is not drawn.
+        image: the image (channels, h, w), as a site stores it.
+        masks: the line style and the mask of each set of outlines. A mask (h, w) holds class
+            numbers, and its class 0 is not outlined.
     """
     for axes in (plain, marked):
         draw_image(axes, image)
@@ -149,7 +150,8 @@ def _draw_outline(axes: Axes, mask: npt.NDArray[np.bool_], colour: str, style: L
     """Draw the outline of one class over the image that a panel already shows.
 
     Args:
-        axes: the panel. The mask is stretched over its image, which may have fewer pixels.
+        axes: the panel. If its image has fewer pixels than the mask, the mask still covers all of
+            it.
         mask: bool (h, w), True for the pixels of the class.
         colour: the colour of the line.
         style: the style of the line.
@@ -163,11 +165,11 @@ def _draw_outline(axes: Axes, mask: npt.NDArray[np.bool_], colour: str, style: L
 
 
 def _colour(number: int, style: Line) -> str:
-    """Return the colour of the outline of class ``number``, counted from 1, in a line style.
+    """Return the colour of the outline of class ``number``, counted from 1.
 
-    The first class has one colour for true masks (solid) and another for predicted masks (dashed),
-    because it is often the only class. Any other class has the same colour in both styles. If there
-    are many classes, colours repeat.
+    The first class is often the only one. It has one colour for true masks (solid lines) and
+    another for predicted masks (dashed lines), to tell them apart easily. Any other class has the
+    same colour in both styles. If there are many classes, colours repeat.
     """
     if number == 1:
         return SKY if style == _TRUTH else VERMILLION
@@ -175,12 +177,12 @@ def _colour(number: int, style: Line) -> str:
 
 
 def _add_legend(figure: Figure, classes: Sequence[str], ends: Mapping[Line, str]) -> None:
-    """Add a legend below the panels, with an entry for each class in each line style.
+    """Add a legend below the panels, with an entry for each line style and class.
 
     Args:
         figure: the figure.
         classes: the names of the classes without the background.
-        ends: line style -> the text after the class's name, such as ", true".
+        ends: each line style with the text that follows the class's name, such as ", true".
     """
     from matplotlib.lines import Line2D
 

@@ -42,11 +42,11 @@ class PatientExplanation:
     def lines(self) -> list[str]:
         """Format the explanation as text for a clinician.
 
-        The first line is the title. The second one says that the prediction is a weighted mean over
-        the hospitals' models. Then each hospital has a line, in descending order of the weight of
-        its model. The line has this weight, the model's probability of the last class, and three
-        features. They are those that contribute most to the distance between the patient and the
-        hospital's patients.
+        The first line is the title. The second line says that the prediction is a weighted mean
+        over the hospitals' models. Then each hospital has a line, in descending order of the weight
+        of its model. This line gives the weight, the model's probability of the outcome (the last
+        class), and three features. In these features, the patient differs most from the hospital's
+        mean patient.
         """
         width = max(map(len, self.experts))
         hospitals = format_count(len(self.experts), "hospital")
@@ -67,11 +67,12 @@ class PatientExplanation:
         return list(zip(self.contributions[expert], self.features, strict=True))
 
     def figure(self) -> Figure:
-        """Draw the routing of a patient (the weights of the sites' models) in three panels.
+        """Draw three panels that show how the mixture weights the models of the sites (experts).
 
-        The left panel has each expert's weight and its probability of the last class. The middle
-        one shows how much each distance, and the bias, adds to the router's score of each expert.
-        The right one shows how much each feature adds to each distance, for at most 30 features.
+        The left panel shows the weight of each expert, and the probability that the expert gives
+        the last class. The middle panel shows the terms of each expert's score: one per distance,
+        and a bias. The right panel shows the contribution of each feature to each distance, for at
+        most 30 features.
         """
         from matplotlib.figure import Figure
 
@@ -102,8 +103,9 @@ class PatientExplanation:
     def _draw_contributions(self, axes: Axes) -> None:
         """Draw a heat map of each feature's contribution to the distance to each expert.
 
-        At most 30 features are drawn, in the table's order. They are those whose largest absolute
-        contribution to any distance is highest, and the first ones if several are equal.
+        At most 30 features are drawn, in the order of the table. A feature is chosen if its largest
+        absolute contribution to any distance is among the highest. Of equal features, the first
+        ones are chosen.
         """
         columns = list(zip(*self.contributions, strict=True))
         # (experts, features) -> (features,): a feature matters if it separates from any expert
@@ -133,17 +135,18 @@ def explain_routing(
     features: list[str],
     outcome: str = "the last class",
 ) -> PatientExplanation:
-    """Explain for one sample how PICSR weights its experts, and what each expert predicts.
+    """Explain a mixture's prediction for one patient: the weight and the answer of each expert.
 
-    PICSR is a mixture of the sites' networks (experts). A router weights them by the sample's
-    distance to each site's prototype, which is the site's mean training sample. The explanation
-    also has these distances, the terms of the router's scores, and each feature's contribution to
-    the distances.
+    The method PICSR mixes the networks of all sites, called experts. Its router derives an expert's
+    weight from the patient's distance to the mean training sample of each site. The explanation
+    shows these distances, the contribution of each feature to them, and the amount that each
+    distance adds to an expert's score.
 
     Args:
         network: the mixture of experts; it is put in eval mode.
-        sample: (*input_shape), as the network takes it, on the network's device.
-        title: a name for the patient; the mixture's probability of the last class is appended.
+        sample: (*input_shape), as the network takes it but without batch dimension, on its device.
+        title: a name for the patient. The explanation adds the mixture's probability of the last
+            class.
         features: the names of the features; if empty, features are numbered from 0.
         outcome: the name of the last class, for the title.
     """

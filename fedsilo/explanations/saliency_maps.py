@@ -32,7 +32,7 @@ def cam_map(cam: Tensor, label: int, classes: Sequence[str]) -> SaliencyMap:
     """Build a saliency map from the Grad-CAM (rows, columns) of class number ``label``.
 
     The map's ``place`` is a text with the row and the column, counted from 1, of the cell with the
-    highest value. If all values are 0, the text says that nothing speaks for the class.
+    highest value. If all values are 0, the text says that no cell supports the class.
     """
     name, (rows, columns) = classes[label], cam.shape
     row, column = divmod(int(cam.argmax()), columns)
@@ -64,13 +64,13 @@ def explain_by_grad_cam(
         split: the samples, whose labels are not read.
         compute: the device.
         row: the number of the image in ``split``, counted from 0.
-        title: a name for the image.
+        title: the title of the explanation, such as the name of the image.
         classes: the names of the classes.
         label: the class whose map is drawn; None for the predicted class.
 
     Raises:
-        SettingError: the network lacks convolutional maps, mixes several networks, or its last maps
-            have a single cell.
+        SettingError: the network is not a single convolutional network of fedsilo, or its last
+            feature maps have a single cell.
     """
     last_maps(network)  # refuses unsuitable networks before anything is computed
     exact = compute.exact()
@@ -84,19 +84,22 @@ def explain_by_grad_cam(
 
 
 def grad_cam(network: SiteNetwork, inputs: Tensor, label: int) -> Tensor:
-    """Compute the Grad-CAM of a class for a batch of images: (batch, rows, columns), on the CPU.
+    """Compute the Grad-CAM of a class for a batch of images.
 
-    The values are at least 0. Rows and columns are those of the last convolutional maps. If the
-    network takes several views of an image, the maps of the views are averaged.
+    If the network takes several views of an image, the maps of the views are averaged.
 
     Args:
         network: it is put in eval mode.
         inputs: (batch, channels, height, width), as networks take them, on the network's device.
         label: the number of the class.
 
+    Returns:
+        (batch, rows, columns) on the CPU, at least 0 and not scaled. The size is that of the
+        network's last feature maps.
+
     Raises:
-        SettingError: the network lacks convolutional maps, mixes several networks, or its last maps
-            have a single cell.
+        SettingError: the network is not a single convolutional network of fedsilo, or its last
+            feature maps have a single cell.
     """
     from captum.attr import LayerGradCam
 
@@ -118,10 +121,10 @@ def grad_cam(network: SiteNetwork, inputs: Tensor, label: int) -> Tensor:
 
 
 def has_maps(network: SiteNetwork) -> bool:
-    """Tell whether a network has convolutional maps, which Grad-CAM needs.
+    """Tell whether Grad-CAM can find feature maps in a network.
 
-    It has them if it has a single classifier, whose encoder is one of fedsilo's convolutional
-    encoders. The size of the maps is not checked.
+    This needs a single classifier whose encoder is a ResNet22, a ``ConvEncoder`` or a
+    ``VggEncoder``. The size of the maps is not checked.
     """
     try:
         last_maps(network)
@@ -131,13 +134,11 @@ def has_maps(network: SiteNetwork) -> bool:
 
 
 def last_maps(network: SiteNetwork) -> nn.Module:
-    """Return the layer that outputs a convolutional network's last maps, before their pooling.
-
-    Grad-CAM explains a prediction by these maps.
+    """Return the layer whose output Grad-CAM uses: the last feature maps before a pooling.
 
     Raises:
-        SettingError: the encoder is not one of fedsilo's convolutional encoders, or the network
-            mixes several classifiers.
+        SettingError: the encoder is not one of fedsilo's convolutional encoders, or the network has
+            several classifiers.
     """
     encoder = single_classifier(network).encoder
     if isinstance(encoder, ResNet22):
@@ -161,16 +162,16 @@ def explain_by_occlusion(
     classes: Sequence[str],
     compute: Compute,
 ) -> ImageExplanation:
-    """Explain any network's prediction for one image by occlusion, in fp32.
+    """Explain any network's prediction for one image by hiding parts of the image, in fp32.
 
-    The map shows how much the probability of the predicted class drops when a part of the image is
-    hidden. The explanation has neither beliefs nor vacuity, even for an evidential network.
+    The map shows how much the probability of the predicted class drops when ``occlusion`` hides a
+    part. The explanation has no beliefs or vacuity, even for an evidential network.
 
     Args:
         network: on the compute device; it is put in eval mode.
         split: the samples, whose labels are not read.
         row: the number of the image in ``split``, counted from 0.
-        title: a name for the image.
+        title: the title of the explanation, such as the name of the image.
         classes: the names of the classes.
         compute: the device.
     """
@@ -192,18 +193,18 @@ def explain_by_occlusion(
 
 
 def occlusion(network: SiteNetwork, image: Tensor, label: int) -> Tensor:
-    """Measure how much the probability of a class drops when a square of the image is hidden.
+    """Measure how much the probability of a class drops when a part of the image is hidden.
 
-    The image is divided into up to 8 x 8 squares (rectangles, if the image is not square). Each in
-    turn is replaced by the image's mean colour. If the probability rises, the square's value is 0.
+    The image is divided into up to 8 x 8 rectangles. One rectangle at a time is replaced by the
+    image's mean colour. If the probability rises, the value of the rectangle is 0.
 
     Args:
         network: in eval mode.
-        image: (1, channels, height, width), as the network takes it, on its device.
+        image: (1, channels, height, width), as the network takes it, on the network's device.
         label: the number of the class.
 
     Returns:
-        The drop for each square, (rows, columns), from 0 to 1, on the CPU.
+        The drop for each rectangle, (rows, columns), from 0 to 1, on the CPU.
     """
     from captum.attr import Occlusion
 
@@ -227,10 +228,10 @@ def occlusion(network: SiteNetwork, image: Tensor, label: int) -> Tensor:
 
 
 def _square_side(side: int) -> int:
-    """Return the length in pixels of the squares along an image side of ``side`` pixels.
+    """Return the length in pixels of the parts into which an image side is divided.
 
-    It is the smallest length, at least 1, at which 8 squares or fewer cover the side. The last
-    square may be cut off.
+    It is the smallest length, at least 1, at which 8 parts or fewer cover the side. The last part
+    may be cut off. ``side`` is the length of the image side in pixels.
     """
     # Ceiling division, so that the squares cover the whole image
     return -(-side // min(_SQUARES, side))

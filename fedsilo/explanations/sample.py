@@ -21,8 +21,9 @@ if TYPE_CHECKING:
 
 
 def explain_sample(lab: Lab, split: str, row: int) -> Explanation:
-    """Explain the model's prediction for one sample of a site by ``explain_case``.
+    """Explain the model's prediction for one sample of a site.
 
+    ``explain_case`` chooses the kind of explanation, such as Grad-CAM for a convolutional network.
     The title of the explanation names the site, the split, the row and the true class.
 
     Args:
@@ -31,7 +32,7 @@ def explain_sample(lab: Lab, split: str, row: int) -> Explanation:
         row: the number of the sample in the split, counted from 0.
 
     Raises:
-        SettingError: the network's last maps are too small to explain an image.
+        SettingError: Grad-CAM does not work, because the network's last feature maps have one cell.
         DataError: the row is not in the split.
     """
     refuse_row(lab.silo, split, row)
@@ -43,13 +44,13 @@ def explain_sample(lab: Lab, split: str, row: int) -> Explanation:
 def explain_case(lab: Lab, network: SiteNetwork, cases: Split, row: int, title: str) -> Explanation:
     """Explain a network's prediction for one case, in the way that fits the network and the data.
 
-    The first of these rules that applies decides the way:
+    The first line that applies decides the kind of explanation:
 
-    1. PICSR, a mixture of the sites' networks: the weights of its router.
-    2. A row of a table: the Shapley values of its columns.
-    3. An image and a ViT: attention rollout.
-    4. An image and a single convolutional network of fedsilo: Grad-CAM.
-    5. An image and any other network: occlusion.
+    1. PICSR, a mixture of the sites' networks: the weights of these networks.
+    2. Data in a table: Shapley values of the columns.
+    3. A ViT: a map of its attention.
+    4. A single convolutional network of fedsilo: a Grad-CAM map.
+    5. Any other network: a map that shows how much each part of the image matters.
 
     Args:
         lab: the site, which gives the names of classes and columns, and the device.
@@ -59,7 +60,7 @@ def explain_case(lab: Lab, network: SiteNetwork, cases: Split, row: int, title: 
         title: a name for the case.
 
     Raises:
-        SettingError: the network's last maps are too small to explain an image.
+        SettingError: Grad-CAM does not work, because the network's last feature maps have one cell.
     """
     names, features = lab.silo.class_names(), list(lab.silo.features)
     # Imported when needed, because captum takes seconds to import

@@ -68,12 +68,12 @@ class Audit:
     breaks: Sequence[str]
 
     def lines(self) -> Iterator[str | Table]:
-        """Describe the audit for a terminal: what left the hospital, and whether the log is whole.
+        """Describe for a terminal which data left the hospital, and whether its log is whole.
 
         Yields:
-            A table of the chosen messages, unless none is chosen. Then a sentence with the number
-            of chosen messages, the number for each outcome, and the bytes that left. Last,
-            sentences about the chain of check values that protects the log.
+            A table of the chosen messages, if any. The next item is a line with the number of
+            chosen messages, the number with each outcome (such as "answered"), and the bytes that
+            left. The last items tell whether the log was changed.
         """
         if self.chosen:
             yield self._table()
@@ -99,15 +99,19 @@ class Audit:
         return table
 
     def _chain(self) -> Iterator[str]:
-        """Describe the chain of check values, which shows whether the log was changed.
+        """Describe whether the log was changed, according to its chain of check values.
 
-        In the chain, each line has a check value over itself and the line before.
+        Each line has a check value, computed from the line and the check value before it.
 
         Yields:
-            A sentence for each break of the chain. Then up to four sentences, each only where it
-            applies: lines that a power cut tore, lines without a check value, a missing beginning
-            of the log, and a missing ``.head`` file. Last, if a chain exists and is whole, a
-            sentence with the check value of the last line, for a later comparison.
+            A sentence for each break of the chain. Further sentences follow if they apply:
+
+            - A power cut left incomplete lines.
+            - Lines of an earlier version have no check value.
+            - The log does not begin with its first line.
+            - The ``.head`` file is missing, which would show whether lines were removed from the
+              end.
+            - The chain is whole. This sentence gives the last check value, for a later comparison.
         """
         for text in self.breaks:
             yield f"CHAIN BROKEN: {text}"
@@ -132,10 +136,10 @@ class Audit:
     def document(self) -> dict[str, Any]:
         """Return the audit as a dictionary for JSON.
 
-        ``lines`` has the chosen messages. ``lines-in-log``, ``torn`` and ``without-check-value``
-        count the log's complete lines, the lines cut short, and the lines without a check value.
-        ``first-number``, ``last-number`` and ``last-check`` describe the chain, and are None
-        without one. ``breaks`` has a sentence for each break of the chain.
+        ``lines`` holds the chosen messages. ``lines-in-log``, ``torn`` and ``without-check-value``
+        count complete lines, incomplete lines, and lines without a check value. ``first-number``,
+        ``last-number`` and ``last-check`` are the ends of the chain of check values, and None
+        without a chain. ``breaks`` holds a sentence for each break of the chain.
         """
         return {
             "lines": [dict(line) for line in self.chosen],
@@ -149,9 +153,9 @@ class Audit:
         }
 
     def csv(self) -> str:
-        """Format the chosen messages as CSV, with a row for each.
+        """Format the chosen messages as CSV, with headings and a row for each message.
 
-        A cell that a spreadsheet would run as a formula is prefixed with an apostrophe.
+        An apostrophe is put before a cell that a spreadsheet would run as a formula.
         """
         text = io.StringIO()
         table = csv.writer(text, lineterminator="\n")
@@ -178,7 +182,7 @@ def _safe_cell(value: object) -> str:
 
 
 def _time_of(line: Mapping[str, Any]) -> datetime:
-    """Parse the time of a line of the audit log, from its key ``time``, with its time zone.
+    """Parse the key ``time`` of a line of the audit log as a time with a time zone.
 
     Raises:
         DataError: the time is not in ISO 8601 format, or has no time zone.
@@ -198,7 +202,7 @@ def _time_of(line: Mapping[str, Any]) -> datetime:
 def parse_moment(text: str, option: str, end_of_day: bool) -> datetime:
     """Parse a command-line option's date or time, such as 2026-03-03 or 2026-03-03T14:00.
 
-    A date, or a time without a time zone, is in UTC.
+    A date is in UTC. A time without a time zone is in UTC too.
 
     Args:
         text: the date or time, in ISO 8601 format.
@@ -225,14 +229,15 @@ def parse_moment(text: str, option: str, end_of_day: bool) -> datetime:
 
 
 def audit_logs(paths: Sequence[Path], choice: Choice) -> Audit:
-    """Read consecutive audit logs of a hospital, check their chain, and choose lines.
+    """Read a hospital's audit logs, check them for changes, and keep the wanted lines.
 
-    In the chain, each line has a check value over itself and the line before. A broken chain is no
-    error: the result describes each break in ``breaks``.
+    Each line has a check value, computed from the line and the check value before it. These values
+    form a chain over all files. A broken chain is no error: ``breaks`` of the result describes each
+    break.
 
     Args:
-        paths: the log files, oldest first. The last one is still in use.
-        choice: the rule that chooses lines by run and time.
+        paths: the log files, oldest first. Each continues the file before it.
+        choice: the run and the times of the lines to keep.
 
     Raises:
         DataError: a log cannot be read, or a file is not an audit log.

@@ -46,12 +46,12 @@ class Examination:
 def clinic_data(run: Shown, examinations: Sequence[Examination] = ()) -> dict[str, Any]:
     """Build the template variables of a run's section in ``clinic.html``, the page for the clinic.
 
-    All runs have variables on the sites, and on the result and its limit. A classification run also
-    has tables and pictures of the accuracy by site, by class and by certainty. A run of another
-    task has the sections that its task writes (``task_parts``) instead.
+    Every run has variables on the sites, the main result and its main limitation. A run of
+    classification also has tables and pictures by site, by class and by certainty. Any other run
+    has the sections of its task's module instead, such as one on survival.
 
     Args:
-        run: the view of the run without hidden metrics and counts.
+        run: the run; metrics and counts of too few patients are already hidden.
         examinations: further sections, which were built from the sites' data.
     """
     metrics = final_metrics(run)
@@ -84,16 +84,14 @@ def clinic_data(run: Shown, examinations: Sequence[Examination] = ()) -> dict[st
 
 
 def _head(run: Shown) -> dict[str, Any]:
-    """Build the template variables for the head of the clinic's page: facts, result and limit.
+    """Build the template variables for the head of the clinic's page.
 
-    They are those of ``head_of``. One more fact, named "without a result", has up to two parts:
+    They are the variables of ``head_of``: facts, the main result and its main limitation. One more
+    fact is named "without a result". It has up to two parts, and is left out without either:
 
-    - At trust level ``server``, the number of samples that each site left out because a value was
-      missing, impossible or unreadable. A small number is hidden.
-    - The names of the sites with hidden results, if any. A result is hidden if it covers too few
-      samples, or would reveal a result that does.
-
-    The fact is added only if it has a part.
+    - At trust level ``server``, the number of samples that each site left out because of an
+      unusable value. Numbers below the run's floor are hidden.
+    - The names of the sites with hidden results.
     """
     head = head_of(run)
     missing = []
@@ -119,9 +117,9 @@ def _head(run: Shown) -> dict[str, Any]:
 def _test_counts(run: Shown, site: str) -> tuple[list[int | None], int]:
     """Return a site's number of test samples in each class, and their total.
 
-    A count that is too small to be shown is None. A total that is hidden or unknown is 0. If the
-    site does not report counts by class, the list is empty. If the run does not have the site, the
-    result is an empty list and 0.
+    The numbers are in the order of the classes. A number that is too small to be shown is None. A
+    total that is hidden or unknown is 0. If the site does not report counts by class, the list is
+    empty. A site that is not part of the run gets an empty list and 0.
     """
     if site not in run.silos:
         return [], 0
@@ -132,9 +130,9 @@ def _test_counts(run: Shown, site: str) -> tuple[list[int | None], int]:
 def _overall(run: Shown, metrics: SiteMetrics) -> dict[str, Any]:
     """Build the template variables for the accuracy at each site: a table and a picture.
 
-    ``overall`` has a row per site: its name, number of test samples, accuracy with its 95 %
-    interval, balanced accuracy, and AUC. ``accuracy`` is a list with one picture of the sites'
-    accuracies. It is empty if no site has an accuracy.
+    ``overall`` has a row per site. Its cells are the site's name, the number of test samples, the
+    accuracy with its 95 % interval, the balanced accuracy, and the AUC. ``accuracy`` is a list with
+    one picture of all accuracies. The list is empty if no site has an accuracy.
     """
     rows, descriptions = [], []
     drawn: dict[str, Estimate] = {}
@@ -161,10 +159,10 @@ def _overall(run: Shown, metrics: SiteMetrics) -> dict[str, Any]:
 
 
 def _accuracy(metrics: Mapping[str, float], samples: int) -> Estimate | None:
-    """Return a site's accuracy with its 95 % Wilson interval, or None without an accuracy.
+    """Return a site's accuracy with its 95 % Wilson interval; None if ``accuracy`` is missing.
 
-    ``samples`` is the number of test samples. It is 0 if the page must not show it or if it is
-    unknown. In this case, the estimate has no interval.
+    ``samples`` is the site's number of test samples. A number of 0 means that the number is unknown
+    or must not be shown. The estimate then has no interval.
     """
     accuracy = metrics.get("accuracy")
     if accuracy is None:
@@ -182,9 +180,10 @@ Outcomes = Mapping[str, Sequence["ClassOutcome"]]  # site -> its classes
 def _by_class(run: Shown, outcomes: Outcomes) -> dict[str, Any]:
     """Build the template variables on how well each class is recognised.
 
-    ``classes`` has a table for each site, with a row per class. ``class_columns`` has the headings
-    ``COLUMNS``, and ``class_pictures`` the pictures of ``_class_pictures``. If no site reports
-    counts of right or false predictions by class, ``classes`` is empty and the others are absent.
+    ``classes`` has a table for each site, with a row per class. ``class_columns`` has the headings,
+    such as "sensitivity", and ``class_pictures`` the pictures of single classes. If no site reports
+    how many predictions of a class are right or false, ``classes`` is empty and the other keys are
+    missing.
     """
     tables = []
     is_reported = False
@@ -206,8 +205,9 @@ def _by_class(run: Shown, outcomes: Outcomes) -> dict[str, Any]:
 def _class_table(run: Shown, site: str, by_class: Sequence[ClassOutcome]) -> dict[str, Any]:
     """Build the template variables for the table of a site's classes.
 
-    ``caption`` names the site and its number of test samples, and ``rows`` has a row for each
-    class. ``hidden`` tells whether some cell is "n/a", because the page then explains this.
+    ``caption`` names the site and its number of test samples. ``rows`` has a row for each class in
+    ``by_class``, with its name and its measures. ``hidden`` tells whether some cell is "n/a",
+    because the page then explains the term.
     """
     rows = []
     is_hidden = False
@@ -225,14 +225,15 @@ def _class_table(run: Shown, site: str, by_class: Sequence[ClassOutcome]) -> dic
 
 
 def _class_pictures(run: str, outcomes: Outcomes) -> Iterator[Picture]:
-    """Draw how well each class is recognised at each site, a picture for each class.
+    """Draw a picture for each class that shows how well the sites recognise the class.
 
-    A picture has the sensitivity and the specificity with their intervals. Only the first six
-    classes are drawn. If there are exactly two classes, only the second one is drawn, because the
-    sensitivity of one class is the specificity of the other. A class without any values is skipped.
+    A picture shows the sensitivity and the specificity at each site, with 95 % intervals. Of more
+    than six classes, only the first six are drawn. Of two classes, only the second is drawn,
+    because the sensitivity of one class is the specificity of the other. A class is skipped if no
+    site has either measure.
 
     Args:
-        run: the run's name, with which the names of the pictures begin.
+        run: the run's name. The names of the pictures begin with it.
         outcomes: site -> the outcomes of its classes.
     """
     names: dict[str, None] = {}
@@ -269,15 +270,15 @@ def _drop_missing(by_site: Mapping[str, Estimate | None]) -> dict[str, Estimate]
 
 
 def _certainty(run: Shown, metrics: SiteMetrics) -> dict[str, Any]:
-    """Build the template variables on how far the model's certainty can be trusted.
+    """Build the template variables that show whether a more certain model is more often right.
 
-    Test samples are grouped into bins by the model's confidence, by its uncertainty and, for
-    evidential networks, by its vacuity (lack of evidence). Bins are summed over all sites. Then
-    neighbours are merged until each bin has at least as many samples as the run's floor.
+    Test samples of all sites are grouped into bins, once by confidence (the largest probability)
+    and once by uncertainty. Evidential networks add bins by vacuity (lack of evidence). Bins with
+    too few samples to be shown are joined with their neighbours.
 
-    ``confidence`` and ``uncertainty`` are tables of bins. ``calibration`` has the sites'
-    calibration errors. ``diagrams`` has a diagram for each kind of bins, but none if no site
-    reports bins of confidence.
+    ``confidence`` and ``uncertainty`` are tables of bins. ``calibration`` has each site's
+    calibration error. ``diagrams`` has a picture for each kind of bins, and is empty without bins
+    of confidence.
     """
     # Bins with fewer samples than the floor are joined with their neighbours
     sites = metrics.values()
@@ -311,8 +312,8 @@ def _diagram(name: str, filled: Sequence[Bin], label: str, *, diagonal: bool = F
 
     Args:
         name: the picture's name, unique on its page.
-        filled: the bins that have samples.
-        label: the measure of certainty, such as "uncertainty", for the horizontal axis.
+        filled: the bins; each must have samples.
+        label: the name of the measure by which samples are binned, such as "uncertainty".
         diagonal: whether to draw the line of perfect calibration.
     """
     descriptions = []
@@ -360,8 +361,8 @@ class ClassOutcome:
     def specificity(self) -> Estimate | None:
         """Return the share of the other classes' samples that are not predicted as the class.
 
-        The result is None if the count of false predictions is not reported, or if all samples are
-        of the class.
+        The result is None if all samples are of the class, or if the metrics lack its false
+        predictions.
         """
         if self.false is None or not self.others:
             return None
@@ -370,16 +371,18 @@ class ClassOutcome:
     def positive_predictive_value(self) -> Estimate | None:
         """Return the share of the samples predicted as the class that belong to it.
 
-        The result is None if a count is not reported, or if nothing is predicted as the class.
+        The result is None if nothing is predicted as the class, or if the metrics lack its right or
+        its false predictions.
         """
         if self.right is None or self.false is None or not self.right + self.false:
             return None
         return of_share(self.right, self.right + self.false)
 
     def negative_predictive_value(self) -> Estimate | None:
-        """Return the share of samples predicted as other classes that do not belong to the class.
+        """Return how often a prediction of another class rightly excludes this class.
 
-        The result is None if a count is not reported, or if everything is predicted as the class.
+        The result is None if everything is predicted as this class, or if the metrics lack its
+        right or its false predictions.
         """
         if self.right is None or self.false is None:
             return None
@@ -414,8 +417,8 @@ class ClassOutcome:
 def final_metrics(run: Shown) -> dict[str, dict[str, float]]:
     """Collect the metrics on test samples in the last round: site -> metric -> value.
 
-    Counts by class and by bin are included. Metrics of a model that a site trained only on its own
-    data are left out.
+    The metrics include counts, such as the right predictions of a class. Metrics of a model that a
+    site trained only on its own data are left out.
     """
     metrics: dict[str, dict[str, float]] = {}
     for site, by_name in run.last_metrics("test").items():
@@ -432,11 +435,10 @@ def class_outcomes(
 ) -> list[ClassOutcome]:
     """Collect for each class of a site how many test samples it has and how well it is recognised.
 
-    A class without samples, or with a hidden number of samples, is left out. The number of right
-    predictions, the number of false ones and the AUC are None if the metrics lack them.
-
-    If the numbers of names and counts differ, the result is empty. They differ for tasks that count
-    other groups than classes, such as censored patients.
+    A class is left out if its number of samples is 0 or hidden. A measure that the metrics lack is
+    None. False predictions of a class are samples of another class that are predicted as this
+    class. If ``names`` and ``counts`` differ in length, the result is empty, because ``counts`` is
+    then not about classes.
 
     Args:
         metrics: the site's metrics from ``final_metrics``.

@@ -34,16 +34,20 @@ def dpo_data(run: Shown, log: AuditLog | None) -> dict[str, Any]:
 
     Args:
         run: the run.
-        log: a hospital's own audit log, or None.
+        log: a hospital's own audit log; None for a page without it.
 
     Returns:
-        The variables of ``taking_part`` (sites), ``_bytes`` and ``_measurements``, and these:
-        ``head``: the run's facts, result and limit. ``trust``: the level of trust. ``bounded``:
-        whether epsilon bounds everything that sites send. ``flow``: the picture of the data flow.
-        ``leaves``: sentences about this flow. ``perturbation``: sentences on noise that the method
-        adds without a guarantee. ``arrays``: the server's final model. ``guarantee``: the
-        differential privacy. ``log``: a summary of the log's lines about the run; None without a
-        log. ``processing``: the rows for the record of processing.
+        The variables on the sites, on the bytes and on the metrics that they sent, and these:
+
+        - ``head``: facts, the main result and its main limitation.
+        - ``trust``: the level of trust.
+        - ``bounded``: whether epsilon bounds everything that sites send.
+        - ``flow`` and ``leaves``: a picture and sentences on the data that leave a site.
+        - ``perturbation``: sentences on noise without a privacy guarantee.
+        - ``arrays``: a table of the server's final model.
+        - ``guarantee``: the differential privacy; None without it.
+        - ``log``: a summary of the log's lines about the run; None without a log.
+        - ``processing``: the rows for the record of processing.
 
     Raises:
         DataError: no line of the log is about the run.
@@ -73,10 +77,14 @@ def dpo_data(run: Shown, log: AuditLog | None) -> dict[str, Any]:
 def _head(run: Shown, privacy: Mapping[str, Any]) -> dict[str, str]:
     """Build ``result`` and ``limit`` for the head of the data protection officer's page.
 
-    ``result`` is a sentence with the numbers of hospitals and messages, the bytes sent and, with
-    differential privacy, the epsilon per patient. ``limit`` says what epsilon does not bound. If a
-    site has hidden counts, the bytes are an upper bound. If it is the only site, they are "not
-    shown".
+    ``result`` is a sentence with the number of hospitals, the number of messages, and the bytes
+    sent. With differential privacy, it also gives the epsilon per patient. ``limit`` is a sentence
+    on what the answers may still reveal. If a site has hidden counts, the bytes are an upper bound.
+    With a single site, they are then "not shown".
+
+    Args:
+        run: the run.
+        privacy: the entry ``privacy`` of the run's summary.
     """
     sites = format_count(len(run.silos), "hospital")
     messages = format_count(len(run.traffic_rows), "message")
@@ -104,14 +112,14 @@ def _limit(run: Shown, spent: str) -> str:
 
     The first of these cases that applies decides the sentence:
 
-    1. No differential privacy: nothing bounds what the answers reveal.
-    2. Simulated sites: the noise protects nobody.
-    3. A trust level other than ``nobody``: nothing bounds measurements and label counts.
-    4. Trust level ``nobody``: epsilon bounds what is learnt about a patient, not about a hospital.
+    1. Without differential privacy, nothing bounds what the answers reveal.
+    2. With simulated sites, the noise protects nobody, because it comes from the seed.
+    3. At trust level ``server`` or ``sums``, measurements and label counts left without noise.
+    4. At trust level ``nobody``, epsilon bounds what is learnt about a patient, not a hospital.
 
     Args:
         run: the run.
-        spent: the spent epsilon as text; empty without differential privacy.
+        spent: the largest epsilon of a site, as text; empty without differential privacy.
     """
     if not spent:
         return "Nothing bounds what these answers reveal about one patient."
@@ -131,17 +139,17 @@ def _epsilon(privacy: Mapping[str, Any]) -> str:
 
 
 def _bound(run: Shown, most: str) -> str:
-    """Format sent bytes as an upper bound, for a run in which a site has hidden counts.
+    """Format a number of sent bytes as an upper bound, because a site has hidden counts.
 
-    A count of samples is hidden if it is too small. The exact number of bytes could reveal it.
+    The size of a site's replies could reveal a hidden count of samples. A bound over several sites
+    does not. With a single site, the bound would be that site's true number.
 
     Args:
         run: the run.
         most: the bound as text, such as the largest number of any site.
 
     Returns:
-        "up to" and ``most``. If the run has a single site, "not shown", because the bound would be
-        the site's own number.
+        "up to" and ``most``, or "not shown" if the run has a single site.
     """
     if len(run.silos) > 1:
         return f"up to {most}"
@@ -149,11 +157,11 @@ def _bound(run: Shown, most: str) -> str:
 
 
 def _sent_bytes(run: Shown) -> dict[str, dict[str, int]]:
-    """Add up the bytes that each site has sent in each phase: site -> phase -> bytes.
+    """Add up the bytes that each site sent in each phase: site -> phase -> bytes.
 
-    Sites are sorted. A reply has metrics only for classes with enough samples, so its size would
-    reveal how many classes have too few. Therefore, for a site with hidden counts, each number is
-    replaced by the largest number that any site sent in that phase.
+    For a site with hidden counts, each number is replaced by the largest number of any site in that
+    phase. The true number would reveal the hidden counts, because a reply is smaller if fewer
+    classes have enough samples. Sites are sorted by name.
     """
     sent: dict[str, Counter[str]] = {}
     for row in run.traffic_rows:
@@ -172,9 +180,10 @@ def _sent_bytes(run: Shown) -> dict[str, dict[str, int]]:
 def _bytes(run: Shown) -> dict[str, Any]:
     """Build the template variables for the table of bytes: ``byte_columns`` and ``bytes``.
 
-    ``bytes`` has a row per site. Its cells are the site, its number of messages, the bytes it sent
-    in each phase ("-" if none) and in all, and the bytes it received. If a site has hidden counts,
-    the bytes it sent would reveal these counts. They are therefore formatted by ``_bound``.
+    ``byte_columns`` has the headings, and ``bytes`` has a row per site. A row gives the site's
+    name, its number of messages, the bytes sent in each phase ("-" if none), all bytes sent, and
+    all bytes received. If a site has hidden counts, its sent bytes are only given as an upper
+    bound.
     """
     received, messages = Counter[str](), Counter[str]()
     phases: dict[str, None] = {}
@@ -209,13 +218,13 @@ def _sent_cell(run: Shown, number: int, hidden: bool) -> str:
 def _measurements(run: Shown) -> dict[str, Any]:
     """Build the template variables for the table that counts the metrics each site sent.
 
-    The table is ``measurements``, with the headings ``measurement_columns``. It has a row for each
-    kind of metric and a column for each site. ``sent_at_end`` names the kinds that consist of
-    several metrics, such as one for each class.
+    ``measurements`` has a row for each metric and a column for each site, under the headings
+    ``measurement_columns``. Metrics such as ``class.1.right`` are counted together as ``class``.
+    ``sent_at_end`` is a text with the names of these groups.
 
-    A site with hidden counts sends fewer metrics by class, so the number of these metrics would
-    reveal the counts. For metrics by class, the site's cell is therefore "up to" the largest number
-    of any site. If the run has only that site, the rows of metrics by class are left out.
+    A site with hidden counts shows "up to" the largest number of any site for metrics by class,
+    because its true number would reveal the counts. If it is the only site, these rows are left
+    out.
     """
     measured = Counter[tuple[str, str]]()
     sites, names, families = set(), set(), set()
@@ -251,9 +260,9 @@ def _measurements(run: Shown) -> dict[str, Any]:
 def _arrays(run: Shown) -> list[list[str]] | None:
     """Describe the arrays of the server's final model in a table, with a row for each kind.
 
-    A kind is named as in the audit log. The cells of a row are the kind, the number of arrays, the
-    number of values, and the bytes at four bytes per value. The result is None if the run directory
-    has no model of the server.
+    A kind has the same name as in the audit log, so that both can be compared. The cells are the
+    kind, the number of arrays, the number of values, and the bytes at four bytes per value. The
+    result is None if the run directory has no ``model.safetensors``.
     """
     path = run.path / "model.safetensors"
     if not path.is_file():
@@ -276,12 +285,13 @@ def _guarantee(guarantee: Any) -> Mapping[str, Any] | None:
     """Build the template variables for a run's guarantee of differential privacy.
 
     Args:
-        guarantee: the entry in the run's summary.
+        guarantee: the entry ``guarantee`` of the run's privacy summary: a mapping, or the text
+            ``NO_PRIVACY``.
 
     Returns:
-        ``facts``: pairs (name, text) with the epsilon of the site that spent most, the delta, the
-        clipping norm, the amounts of noise, the mechanism and the accountant. ``sites``: rows with
-        a site and its epsilon. None instead if the run gives no guarantee (``NO_PRIVACY``).
+        None if the run has no guarantee. Otherwise, ``facts`` has pairs (name, text): the largest
+        epsilon of a site, the delta, the clipping norm, two settings of the noise, the mechanism
+        and the accountant. ``sites`` has a row with each site and its epsilon.
     """
     if guarantee == NO_PRIVACY:
         return None
@@ -297,12 +307,12 @@ def _guarantee(guarantee: Any) -> Mapping[str, Any] | None:
 
 
 def site_file_data(file: SiteFile) -> dict[str, Any]:
-    """Build the template variables of the section about a site file, a hospital's own rules.
+    """Build the template variables of the section on a site file, which holds a hospital's rules.
 
-    ``site`` names the site. ``lists`` has a pair for each list in the file: the key and the things
-    that the hospital allows or, under one key, refuses. An empty list is "nothing". ``limits`` has
-    a row for each other rule, without the path of the audit log: its key, its value, its origin
-    ("site file" or "default") and its meaning.
+    ``site`` names the site. ``lists`` has a pair for each list in the file: its key and its
+    entries. One list has refused records, and the other lists have allowed things. An empty list is
+    shown as "nothing". ``limits`` has a row for each other rule except the path of the audit log:
+    the key, the value, the origin ("site file" or "default") and the meaning.
     """
     lists = []
     for name in _LISTS:
@@ -324,9 +334,11 @@ def _log(run: Shown, log: AuditLog) -> dict[str, Any]:
     """Summarise a hospital's audit log: the messages of the run and the data that left with them.
 
     Returns:
-        Template variables. ``count``, ``first`` and ``last`` (times), ``outcomes``, ``sent``,
-        ``received``, ``records`` and ``unanswered`` cover only the log's lines about the run.
-        ``torn`` (number of incomplete lines) and ``breaks`` (of the chain) cover the whole log.
+        Template variables. These cover only the lines about the run: ``count``, the times ``first``
+        and ``last``, ``outcomes``, the bytes ``sent`` and ``received``, the table ``records`` of
+        the data that left, and the table ``unanswered`` of the messages without an answer. Two
+        cover the whole log: ``torn`` counts incomplete lines, and ``breaks`` describes changes of
+        the log.
 
     Raises:
         DataError: no line of the log is about the run.
@@ -358,9 +370,9 @@ def _log(run: Shown, log: AuditLog) -> dict[str, Any]:
 def _record_rows(lines: Sequence[Mapping[str, Any]]) -> list[list[str]]:
     """Build a table of the records that left the hospital, according to its audit log.
 
-    A record is a part of a message, such as metrics or arrays. There is a row for each combination
-    of site, kind of message and record, in sorted order. Two more cells have the number of messages
-    and the total number of the record's entries.
+    A record is a part of a message, such as its metrics or its arrays. Rows are sorted, with one
+    for each combination of site, kind of message and record. A row also gives the number of such
+    messages and the number of entries that their records have in total.
     """
     messages, entries = Counter[tuple[str, str, str]](), Counter[tuple[str, str, str]]()
     for line in lines:

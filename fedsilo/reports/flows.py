@@ -34,16 +34,15 @@ def _texts() -> Mapping[str, Any]:
 def sentences(
     level: str, leaves: Sequence[str], task: str = CLASSIFICATION
 ) -> dict[str, list[str]]:
-    """Describe the data that a site sends, as lists of sentences: heading -> sentences.
+    """Describe the data that a site sends, as lists of sentences under four headings.
 
-    There are four lists: for the start of a run, for each reply, for the end, and for data that
-    only the run's method sends. The first list depends on the level of trust. The second and the
-    third depend on the level of trust and the task. The fourth is taken from ``leaves``.
+    The headings are "At the start", "With each reply", "At the end" and "What this method sends".
+    The level of trust and the task decide the first three lists. The last list has the sentences of
+    ``leaves`` that are not among fedsilo's general sentences on data that leave.
 
     Args:
-        level: the level of trust.
-        leaves: the sentences in the run's ``privacy.json`` on the data that leave a site. Those
-            that are not about the method are skipped, because the first three lists cover them.
+        level: the level of trust: ``server``, ``sums`` or ``nobody``.
+        leaves: the sentences in the run's ``privacy.json`` on the data that leave a site.
         task: the name of the run's task.
     """
     general = list(ALWAYS_LEAVES)
@@ -69,9 +68,10 @@ def sentences(
 
 
 def _of_task(templates: Sequence[str], task: str) -> list[str]:
-    """Fill the words for a task's data, such as "classes", into templates of sentences.
+    """Fill a task's words into templates, and return sentences of at most 25 words.
 
-    As a filled sentence may be long, ``shortened`` cuts it into sentences of at most 25 words.
+    The words name the task's data, such as "classes". The placeholders are the keys of
+    ``task_words``. ``shortened`` cuts a filled template that is too long.
     """
     # A task's words may be a long list, and the page promises sentences of at most 25 words
     words, filled = task_words(task_named(task)), list[str]()
@@ -81,9 +81,10 @@ def _of_task(templates: Sequence[str], task: str) -> list[str]:
 
 
 def shortened(text: str) -> Iterator[str]:
-    """Yield a text as sentences of at most 25 words, each with a capital letter and a full stop.
+    """Yield the sentences of a text, none of them longer than 25 words.
 
-    The text is cut at semicolons and full stops. If a part is still too long, ``_cut`` cuts it.
+    The text is cut at full stops and at semicolons outside brackets. ``_cut`` divides a part that
+    is still too long. Each sentence begins with a capital letter and ends with a full stop.
     """
     for part in _STOPS.split(text):
         if not part:
@@ -95,9 +96,9 @@ def shortened(text: str) -> Iterator[str]:
 def _cut(text: str) -> Iterator[str]:
     """Cut a sentence into parts of at most 25 words each.
 
-    A longer sentence is cut after the punctuation mark nearest to its middle. Marks within brackets
-    do not count. Each part is cut in the same way until it is short enough. A sentence without a
-    mark is cut after 25 words.
+    A longer sentence is cut after a comma, semicolon, colon or full stop outside brackets. The mark
+    nearest to the middle, counted in words, is taken. Without a mark, the sentence is cut after 25
+    words. Parts that are still too long are cut again.
     """
     words = text.split()
     if len(words) <= _WORDS:
@@ -113,12 +114,12 @@ def _cut(text: str) -> Iterator[str]:
 
 
 def picture(level: str, sites: int, epsilon: str) -> Picture:
-    """Draw the data flow between hospitals, server and the model's users at a level of trust.
+    """Draw the data flow between the hospitals, the server and the users of the model.
 
     Args:
-        level: the level of trust.
+        level: the level of trust, which decides the texts and the colour.
         sites: the number of hospitals.
-        epsilon: the largest epsilon that a hospital spends, as text; empty without a guarantee.
+        epsilon: the largest epsilon of a hospital, as text; empty without a privacy guarantee.
     """
     texts = _texts()[level]
     sent, measured = texts["picture"]

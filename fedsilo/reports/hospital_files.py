@@ -47,15 +47,15 @@ class AuditLog:
 
 
 def read_audit_log(path: Path) -> AuditLog:
-    """Read a hospital's audit log.
+    """Read a hospital's audit log, and the number and check value of its last line.
 
-    Lines that are not valid JSON, because they are cut short, are only counted. The head, a file
-    beside the log, has the number and the check value of the last line. Whether it fits the log is
-    not checked here.
+    A file beside the log, the head, keeps that number and check value. This function does not
+    compare the head with the log. Lines that are not valid JSON are only counted, because they are
+    usually cut short.
 
     Raises:
-        DataError: the file or its head cannot be read, a JSON line is not of an audit log, or no
-            line is valid.
+        DataError: the log or its head cannot be read, a line is JSON but not from an audit log, or
+            no line is valid.
     """
     lines, torn = [], 0
     for number, text in enumerate(_text(path, "audit log").splitlines(), 1):
@@ -84,8 +84,9 @@ def read_audit_log(path: Path) -> AuditLog:
 def _is_log_line(line: Any) -> bool:
     """Tell whether a parsed line of JSON can be a line of a hospital's audit log.
 
-    It must be an object that has all keys in ``_KEYS`` with values of the right types. The values
-    under its key ``records``, the numbers of entries by kind, must be whole numbers.
+    It must be an object that has all keys of such lines, such as ``time`` and ``bytes-out``, with
+    values of the right types. The key ``records`` maps each kind of record to its number of
+    entries, which must be a whole number.
     """
     if not isinstance(line, dict):
         return False
@@ -97,7 +98,7 @@ def _is_log_line(line: Any) -> bool:
 
 
 def read_own_site_file(path: Path) -> SiteFile:
-    """Read a hospital's site file.
+    """Read a site file, in which a hospital sets its rules.
 
     Raises:
         DataError: the file cannot be read, or its content is not a valid site file.

@@ -25,11 +25,11 @@ _BLANK = {
 
 
 def processing_rows(run: Shown) -> list[list[str]]:
-    """Build the rows of the table for the record of processing (GDPR Articles 30(1) and 35(7)).
+    """Build the table for the record of processing that GDPR Articles 30(1) and 35(7) ask for.
 
-    Each row is a point of these articles: the article, what it asks for, and what the run can
-    answer. If the run knows nothing about the point, the answer is "to be written by a person".
-    Rows are sorted by article.
+    Each row is one point of these articles. Its cells are the number of the point, its topic, and
+    the run's answer. If the run has no answer, the cell is "to be written by a person". Rows are
+    sorted by the number.
     """
     answers = {
         "30(1)(c)": ("categories of data subjects and of personal data", _categories(run)),
@@ -57,8 +57,8 @@ def _recipients(run: Shown) -> str:
     """Describe who receives the data that a site sends, for the record of processing.
 
     The text first says that nobody gets records of patients. At trust level ``sums``, it then says
-    that the operator of the server gets only sums. At other levels, it refers to another section of
-    the page instead. Last, it says which data and models hospitals may get from each other.
+    that the server's operator gets only sums. At other levels, it refers to the page's section
+    "What left each site". It ends with a note on the numbers and models that hospitals may get.
     """
     server = "the server's operator gets what is listed under 'What left each site'"
     if run.trust == SUMS:
@@ -80,13 +80,13 @@ def _erasure() -> str:
 def _measures(run: Shown) -> str:
     """Describe the technical and organisational measures of a run in one line.
 
-    The line has these parts, in this order:
+    The line joins these parts by semicolons:
 
     1. The promise of the trust level.
-    2. The transport, the hospital's own rules and the audit log. For simulated sites, the text says
+    2. The transport, the hospital's rules and the audit log. For simulated sites, this part says
        that they had none of these.
-    3. At trust level ``nobody`` only, differential privacy.
-    4. A blank for organisational measures, which a person must fill in.
+    3. Differential privacy, at trust level ``nobody`` only.
+    4. A note that a person must write the organisational measures.
     """
     parts = [f"trust level '{run.trust}': {run.summary['privacy']['trust']['promise']}"]
     if run.is_simulated:

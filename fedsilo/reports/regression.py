@@ -43,7 +43,7 @@ class Regression:
         """Read the regression of the finished run in the directory ``path``.
 
         Raises:
-            RunDirectoryError: the run directory has no ``fit.json`` that can be read.
+            RunDirectoryError: ``fit.json`` is missing, cannot be read, or is not JSON.
         """
         try:
             return cls(path, json.loads((path / DOCUMENT).read_text(encoding="utf-8")))
@@ -68,9 +68,10 @@ class Regression:
         """Describe the regression for a terminal.
 
         Yields:
-            A table of the coefficients. Then a line with the measures of fit. Then a table of the
-            differences between hospitals, if at least two hospitals fitted a coefficient on their
-            own. Last, a sentence that names the hospitals without a fit of their own, if any.
+            A table of the coefficients, followed by a line on the fit, such as the log-likelihood.
+            A table of the differences between hospitals follows if at least two hospitals could fit
+            a coefficient on their data alone. The last sentence names the hospitals that could not,
+            if any.
         """
         yield _table(self._title(), self._columns(), self._cells())
         yield self._measures()
@@ -128,11 +129,12 @@ class Regression:
             yield [*cells, interval, f"{row['statistic']:.2f}", format_p(row["p"])]
 
     def _heterogeneity_cells(self) -> Iterator[list[str]]:
-        """Yield a row for each coefficient that at least two hospitals have fitted on their own.
+        """Yield a row on the differences between hospitals for each coefficient.
 
-        The cells are the coefficient's name, the number of these hospitals, the fixed effect, the
-        random effects, I² in percent, and the p-value of Q. The effects have 95 % intervals. If the
-        fit has no comparison of hospitals, nothing is yielded.
+        A coefficient needs at least two hospitals that fitted it on their data alone. Its row gives
+        the name, the number of these hospitals, a fixed-effect estimate, and a random-effects
+        estimate. The estimates are pooled over these hospitals, with 95 % intervals. The last cells
+        are I² in percent and the p value of Cochran's Q.
         """
         for row in self.document.get("heterogeneity", []):
             if "fixed" not in row:
@@ -148,9 +150,9 @@ class Regression:
     def effect(self, estimate: float, error: float) -> tuple[float, float, float]:
         """Return a coefficient as an effect with its 95 % interval: (estimate, low, high).
 
-        The interval is that of the normal distribution. If the family has ratios, such as odds
-        ratios, the three values are clipped to ±700 and then exponentiated, so that they stay
-        finite.
+        The interval comes from the normal distribution. If the regression has ratios, such as odds
+        ratios, the three values are exponentiated. They are first clipped to ±700, so that the
+        results stay finite.
 
         Args:
             estimate: the coefficient.
@@ -169,9 +171,10 @@ class Regression:
         return middle, low, high
 
     def write(self, csv_path: Path | None, latex_path: Path | None) -> None:
-        """Write the coefficients to a CSV file with all digits, and to a LaTeX file as a table.
+        """Write the coefficients to a CSV file and to a LaTeX file.
 
-        A path that is None is skipped. Existing files are replaced.
+        The CSV file has full precision. The LaTeX file has a rounded table. A path that is None is
+        skipped. Existing files are replaced.
         """
         if csv_path is not None:
             write_atomically(csv_path, self.csv())
@@ -179,10 +182,10 @@ class Regression:
             write_atomically(latex_path, self.latex())
 
     def csv(self) -> str:
-        """Format the coefficients as CSV, with a row for each and all digits.
+        """Format the coefficients as CSV with full precision, one row for each coefficient.
 
-        First come the coefficients of all hospitals together, with "all" in the column "hospital".
-        Then come the coefficients that each hospital fitted on its own, if ``fit.json`` has them.
+        The pooled coefficients come first, with "all" in the column "hospital". Then come the
+        coefficients that each hospital fitted on its data alone, if ``fit.json`` has them.
         """
         rows = [{"hospital": "all", **row} for row in self.coefficients]
         for row in self.document.get("heterogeneity", []):

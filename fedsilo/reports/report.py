@@ -31,22 +31,23 @@ def report(
     audit_log: Path | None = None,
     site_file: Path | None = None,
 ) -> str:
-    """Build the report of finished runs as HTML.
+    """Build a page in HTML about finished runs, for one kind of reader.
 
-    The same arguments give the same HTML, as long as the files that the report reads do not change.
+    The same arguments give the same HTML, as long as the files that the page needs do not change.
 
     Args:
         folders: run directories, or folders that contain run directories.
-        reader: the kind of reader: ``research``, ``clinic`` or ``dpo`` (data protection officer).
-        examine: for ``clinic``, a function that builds further sections about a run from the sites'
-            data.
-        audit_log: for ``dpo``, a hospital's own audit log.
-        site_file: for ``dpo``, a hospital's own site file, which has its rules.
+        reader: ``research``, ``clinic`` or ``dpo`` (data protection officer).
+        examine: takes a run and returns further sections, built from the sites' data. Only for
+            ``clinic``.
+        audit_log: the audit log of a hospital. Only for ``dpo``.
+        site_file: the file with the rules of a hospital. Only for ``dpo``.
 
     Raises:
         RunDirectoryError: a folder does not contain a finished run, or a file of a run is missing
             or damaged.
-        DataError: a file of the hospital cannot be used, or its log has no line about a run.
+        DataError: a file of the hospital cannot be read or is not valid, or one of the runs has no
+            line in the log.
     """
     runs = reported_runs(folders)
     foot = "Written by fedsilo, research software."
@@ -69,8 +70,9 @@ def report(
 def _clinic_page(runs: Sequence[Shown], examine: Examine | None) -> dict[str, Any]:
     """Build the template variables of ``clinic.html``, with a section for each run.
 
-    A section has the variables of ``clinic_data``, and ``prefix``, with which its headings begin.
-    The page also has a title, a warning and a note on intervals.
+    ``runs`` has the sections. A section has the variables of ``clinic_data``, and a ``prefix`` for
+    its headings. The keys ``title``, ``warning`` and ``intervals`` hold fixed texts for the whole
+    page.
 
     Args:
         runs: the runs.
@@ -89,15 +91,18 @@ def _clinic_page(runs: Sequence[Shown], examine: Examine | None) -> dict[str, An
 def _dpo_page(
     runs: Sequence[Shown], audit_log: Path | None, site_file: Path | None
 ) -> dict[str, Any]:
-    """Build the template variables of ``dpo.html``, with a section for each run.
+    """Build the template variables of ``dpo.html``, the page for a data protection officer.
+
+    ``runs`` has a section for each run. ``site_file`` has the rules of the hospital.
 
     Args:
         runs: the runs.
-        audit_log: the hospital's audit log, from which each run's section is completed, or None.
-        site_file: the hospital's file of rules, which gets a section of its own, or None.
+        audit_log: the hospital's audit log, for a summary in each section; None for no summary.
+        site_file: the file with the hospital's rules; None for a page without rules.
 
     Raises:
-        DataError: one of the files cannot be used, or the audit log has no line about a run.
+        DataError: one of the files cannot be read or is not valid, or one of the runs has no line
+            in the audit log.
     """
     log = own_file = None
     if audit_log:

@@ -67,9 +67,9 @@ def guideline_items(run: Shown) -> list[Item]:
 def guideline_rows(run: Shown) -> list[list[str]]:
     """Build the rows of the table of TRIPOD+AI, the guideline for reporting prediction models.
 
-    There is a row for each item of the guideline. Its cells are the item's number, its topic, the
-    run's answer, and the work that is left for a person ("nothing" if the answer is complete). The
-    answer names its place in the run or its pages. It is "-" if the run has no answer.
+    Each item of the guideline has a row. Its cells are the item's number, the topic, the run's
+    answer, and the work that a person must still do ("nothing" if the answer is complete). A place
+    in brackets says where the run or its pages show the answer. Without an answer, the cell is "-".
     """
     rows = []
     for item in guideline_items(run):
@@ -94,9 +94,9 @@ def _methods(run: Shown) -> list[Item]:
 
 
 def _data(run: Shown) -> list[Item]:
-    """Build items 5 to 7 of the guideline, on the sources of the data and their preparation.
+    """Build items 5 to 7 of TRIPOD+AI: where the data come from, and how they were prepared.
 
-    The dates, the eligibility of participants and the treatments are left to a person.
+    A person must write the items on dates, on eligible participants and on treatments.
     """
     return [
         Item(
@@ -119,9 +119,9 @@ def _data(run: Shown) -> list[Item]:
 
 
 def _variables(run: Shown) -> list[Item]:
-    """Build items 8 to 11 of the guideline: outcome, predictors, sample size and missing data.
+    """Build items 8 to 11 of TRIPOD+AI: outcome, predictors, sample size and missing data.
 
-    The items on the assessors are left to a person.
+    A person must write the items on the people who assessed outcome and predictors.
     """
     outcome, predictors = describe_columns(run)
     return [
@@ -141,7 +141,7 @@ def _variables(run: Shown) -> list[Item]:
 
 
 def _analysis(run: Shown) -> list[Item]:
-    """Build items 12 and 13 of the guideline: the model, its measures, and class imbalance."""
+    """Build items 12 and 13 of TRIPOD+AI: model, performance measures, and class imbalance."""
     summary = run.summary
     return [
         Item(
@@ -179,10 +179,10 @@ def _analysis(run: Shown) -> list[Item]:
 
 
 def _outputs(run: Shown) -> list[Item]:
-    """Build items 14 to 19 of the guideline.
+    """Build items 14 to 19 of TRIPOD+AI.
 
-    They are about fairness, the model's output, the data it was evaluated on, ethical approval, the
-    openness of the study, and the involvement of patients.
+    Items 14 to 16 are on fairness, the model's output, and the data for its evaluation. The other
+    items are on ethical approval, the openness of the study, and patients' involvement.
     """
     revision = run.config.environment.get("fedsilo-revision", "unknown")
     return [
@@ -210,10 +210,10 @@ def _outputs(run: Shown) -> list[Item]:
 
 
 def _fairness(run: Shown) -> Item:
-    """Build item 14 on fairness: the results by groups of patients.
+    """Build item 14 of TRIPOD+AI on fairness: the results by groups of patients.
 
-    Only a run that predicts classes can answer it, because the clinic's report has such results
-    only for classes. Otherwise a person must give them.
+    For classification, the item names the report that gives these results. For any other task, no
+    report gives them, so a person must write the item.
     """
     if run.task != CLASSIFICATION:
         return Item("14", "fairness", missing="metrics by groups of patients, and why these groups")
@@ -297,11 +297,10 @@ def _discussion() -> list[Item]:
 def describe_columns(run: Shown) -> tuple[str, str]:
     """Describe a run's outcome and its predictors in two texts.
 
-    The first text says what the model predicts, such as the names of the classes. For a table whose
-    schema is on this machine, it begins with the columns of the label.
-
-    The second text is "images" or, for a table, the titles of all columns that are not ignored. If
-    the schema is not here, it says so.
+    The first text says what the model predicts, such as the names of the classes. For a table, it
+    begins with the names of the label's columns. The second text is "images" or, for a table, the
+    titles of all columns that are not ignored. If the table's schema is not on this machine, the
+    first text has no column names, and the second says that the schema is missing.
     """
     outcome = task_named(run.task).describe(run.class_names())
     if run.task == CLASSIFICATION:
@@ -324,9 +323,9 @@ def describe_columns(run: Shown) -> tuple[str, str]:
 
 
 def _sizes(run: Shown) -> str:
-    """Describe the sample size: the numbers of training and of test samples over all sites.
+    """Describe the sample size: the total numbers of training samples and of test samples.
 
-    If the number of any site is hidden or was not reported, the text says only that.
+    If any site's number is hidden or was not reported, the text gives no number and says so.
     """
     parts = []
     for split, name in (("train", "training"), ("test", "test")):
@@ -346,15 +345,15 @@ def _measures(run: Shown) -> str:
 
 
 def _imbalance(run: Shown) -> Item:
-    """Build item 13 on class imbalance, which says where to read the sizes of the classes.
+    """Build item 13 of TRIPOD+AI, on class imbalance.
 
     The first of these rules that applies decides the item:
 
-    1. If the outcome is a number, the item does not apply.
-    2. For a task other than classification at a trust level other than ``server``, no counts have
-       left the sites, so a person must answer.
-    3. Otherwise the run answers, and a person must add how the imbalance was handled. At trust
-       level ``nobody``, the answer mentions the hospitals' noise.
+    1. For regression, the item says that the outcome is a number and has no classes.
+    2. For any other task except classification, the item has no answer unless the trust level is
+       ``server``, because no counts leave the sites.
+    3. In all other cases, the answer says where the sizes of the classes are shown. At trust level
+       ``nobody``, it adds that they have noise. A person must add how the imbalance was handled.
     """
     answer, place, missing = _GROUPS[run.task], "Sites", "what was done about it"
     if run.task == REGRESSION:
@@ -376,10 +375,12 @@ def _split_text(run: Shown) -> str:
 
 
 def _availability(run: Shown) -> tuple[str, str, str]:
-    """Describe the availability of the data: (answer, place of the answer, task for a person).
+    """Describe the availability of the data for TRIPOD+AI.
 
-    The answer depends on the data set. Public data have a licence, and other data are made up or
-    stay at the hospitals. A person must add something only in the last case.
+    Returns:
+        Three texts: the answer, the place where a reader finds more, and the work for a person.
+        Public data are answered with their licence. Made-up data are answered as made up. Any other
+        data stay at the hospitals, and only then a person must add something.
     """
     data = data_set(str(run.summary["dataset"]))
     if data.licence:

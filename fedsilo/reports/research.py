@@ -39,11 +39,10 @@ Line = dict[int, float]  # round -> value
 def research_data(runs: Runs) -> dict[str, Any]:
     """Build the template variables of ``research.html``, the page on one run or on several.
 
-    The page has a head with facts, result and limit. Then it has the sites of the first run, the
-    settings, curves, final metrics, costs, irregular runs, and a table of the reporting guideline.
-    It also compares experiments, if there are several. An experiment is a group of runs that differ
-    only in their seeds. All metrics are those on test samples or, if no run has any, on validation
-    samples.
+    The variables describe the runs, their settings, curves, final metrics, costs and problems.
+    ``first`` describes the sites of the first run, and ``guideline`` has the table of TRIPOD+AI.
+    Several experiments (groups of runs that differ only in their seeds) are also compared. Metrics
+    are those on test samples. If no run has any, those on validation samples are taken.
     """
     first = runs[0]
     several = len(runs) > 1
@@ -96,11 +95,11 @@ def research_data(runs: Runs) -> dict[str, Any]:
 
 
 def _went_wrong(runs: Runs) -> dict[str, Any]:
-    """Build the template variables on irregular runs.
+    """Build the template variables on runs in which something went wrong.
 
-    ``failed`` has the variables of ``sites.html`` for each run with failed sites. ``early`` has
-    (run, reason) for each run that ended early. ``unrepeatable`` has (run, operations) for each run
-    with operations that may give other results in a repetition.
+    ``failed`` describes the sites and failures of each run with failed sites, as ``taking_part``
+    does. ``early`` has the name of each run that ended early, with the reason. ``unrepeatable`` has
+    the name of each run that cannot be repeated exactly, with the operations that prevent it.
     """
     failed, early, unrepeatable = [], [], []
     for run in runs:
@@ -130,10 +129,10 @@ def _row(run: Shown) -> list[str]:
 def _settings(runs: Runs) -> dict[str, Any]:
     """Build the template variables on the settings and the software of the runs.
 
-    ``experiments`` has the names of the experiments. ``differing`` has a row for each setting that
-    differs between runs, except the seed, with a column per experiment. ``changed`` has (key,
-    value) of the settings that are equal in all runs but differ from their default. ``software``
-    lists the different versions of the software.
+    ``experiments`` has the names of the experiments, each a group of runs that differ only in the
+    seed. ``differing`` has a row for each setting except the seed that differs between runs, with a
+    column for each experiment. ``changed`` has pairs (key, value) for settings that are equal in
+    all runs but differ from the default. ``software`` lists the different software versions.
     """
     decisive, keys, software = [], dict[str, None](), dict[str, None]()
     for run in runs:
@@ -178,7 +177,7 @@ def _setting_text(value: Value | None) -> str:
 
 
 def _software(run: Shown) -> str:
-    """List fedsilo's git revision and the packages' versions, as far as the run recorded them."""
+    """List fedsilo's git revision and the packages' versions that the run recorded."""
     environment = run.config.environment
     revision = str(environment.get("fedsilo-revision", ""))[:12]
     # The revision, because many revisions have the same version
@@ -193,8 +192,8 @@ def _software(run: Shown) -> str:
 def _draw_curves(runs: Runs, split: str) -> list[Picture]:
     """Draw the learning curves of the runs, with a picture for each metric that some run has.
 
-    The task of the first run decides the metrics. An experiment (for several runs) or a
-    distribution (for one run) has the same colour and line style in all pictures.
+    The first run's task decides the metrics. Lines stand for experiments (runs that differ only in
+    the seed) or, for a single run, for origins of data. A line looks the same in all pictures.
     """
     drawn: dict[str, dict[str, Line]] = {}
     names: dict[str, None] = {}
@@ -218,8 +217,8 @@ def _draw_curves(runs: Runs, split: str) -> list[Picture]:
 def _describe_lines(lines: Mapping[str, Line], label: str) -> str:
     """Describe a picture of curves in words, for readers who cannot see it.
 
-    The text has the last round, and the last values of the first six lines. Further lines are only
-    counted.
+    The text gives ``label``, the last round's number, and the last value of each of the first six
+    lines. Further lines are only counted.
     """
     last_round = 0
     ends = []
@@ -234,10 +233,11 @@ def _describe_lines(lines: Mapping[str, Line], label: str) -> str:
 
 
 def _lines(runs: Runs, metric: str, split: str) -> dict[str, Line]:
-    """Collect the lines of a metric for a picture: title -> round -> mean value.
+    """Collect the lines of a metric for a picture of curves: title -> round -> mean value.
 
-    For a single run, there is a line for each distribution (origin of data), which averages the
-    sites that share it. For several runs, there is a line for each experiment.
+    For a single run, there is a line for each origin of data (``distribution``). It is the mean
+    over the sites with that origin. For several runs, there is a line for each experiment, from
+    ``_experiment_lines``.
     """
     if len(runs) > 1:
         return _experiment_lines(runs, metric, split)
@@ -249,9 +249,9 @@ def _lines(runs: Runs, metric: str, split: str) -> dict[str, Line]:
 def _experiment_lines(runs: Runs, metric: str, split: str) -> dict[str, Line]:
     """Average a metric over the runs of each experiment: experiment -> round -> mean.
 
-    Each run's value is the mean over the same sites in all rounds: those that have the metric in
-    every round of all runs on the same data set. Otherwise a line would jump when a site misses a
-    round. A run without such a site adds nothing to its experiment's line.
+    A run's value in a round is the mean over the same sites in all rounds. Otherwise a line would
+    jump when a site misses a round. These sites have the metric in every round of all ``runs`` on
+    the same data set. A run without such sites adds nothing.
     """
     values_of, measured = [], []
     for run in runs:
@@ -294,11 +294,11 @@ def _sites_of_every_round(by_round: Mapping[int, Mapping[str, float]]) -> set[st
 def _final_tables(experiments: Summaries) -> Iterator[dict[str, Any]]:
     """Yield the template variables for a table of each experiment's metrics in the last round.
 
-    ``caption`` names the experiment and its number of seeds. ``columns`` are the headline metrics
-    that some group has, each followed by the published numbers if the paper has any. ``rows`` are
-    the distributions of sites and "all". With several seeds, a cell is the mean ± the standard
-    deviation. A missing metric is "n/a". ``note`` names the sites that a mean leaves out, and is
-    empty if there are none. An experiment without headline metrics has no table.
+    ``caption`` names the experiment and its number of seeds. ``columns`` are the task's main
+    metrics, each followed by the numbers that the method's paper published, if any. ``rows`` has a
+    row for each origin of data and one for all sites. With several seeds, a cell is the mean ± the
+    standard deviation. A missing cell is "n/a". ``note`` names sites that a mean does not cover. An
+    experiment without main metrics has no table.
 
     Args:
         experiments: experiment -> seed -> the run's summary.
@@ -330,10 +330,10 @@ def _final_tables(experiments: Summaries) -> Iterator[dict[str, Any]]:
 def _cost(run: Shown) -> list[str]:
     """Build a run's row in the table of costs.
 
-    The cells are the run's name, optimiser steps, samples, seconds of the run, seconds of work at
-    all sites, bytes down, bytes up, and peak memory. The memory is that of the site with the
-    largest peak. If steps, samples, work or memory is 0, its cell is "n/a", because sites that do
-    not report these costs send 0.
+    The cells are the run's name, optimiser steps, samples, duration, total work of all sites, bytes
+    to the sites, bytes from the sites, and peak memory. The memory is the largest peak of any site.
+    Steps, samples, work and memory are "n/a" if they are 0, because sites that do not report them
+    send 0.
     """
     summary = run.summary
     # Each reply has its steps and samples, or 0 from a site that does not report them

@@ -45,14 +45,20 @@ def comparison_data(runs: Runs, summaries: Summaries, split: str) -> dict[str, A
     Args:
         runs: all runs of the page.
         summaries: the same runs, from ``summaries_by_seed``.
-        split: the split of the samples, ``test`` or ``val``.
+        split: the samples that the metrics are about, ``test`` or ``val``.
 
     Returns:
-        A dictionary with the keys "data_sets" (the sorted names), "compared" (a comparison for each
-        headline metric), "cost_picture" (a list with at most one picture), "unequal" (a line for
-        each experiment with another budget), "one_seed" (no experiment has two seeds), "paired"
-        (all experiments have the same seeds) and "same_split" (all runs have the same split; None
-        if unknown). If the runs are on several data sets, "compared" and "cost_picture" are empty.
+        A dictionary with these keys:
+
+        - ``data_sets``: the names of the data sets, sorted.
+        - ``compared``: a comparison for each of the task's main metrics.
+        - ``cost_picture``: a list with at most one picture.
+        - ``unequal``: a line for each experiment with other resources than its baseline.
+        - ``one_seed``: whether no experiment has more than one seed.
+        - ``paired``: whether all experiments have the same seeds.
+        - ``same_split``: whether all runs have the same samples in each split; None if unknown.
+
+        With several data sets, ``compared`` and ``cost_picture`` are empty.
     """
     experiments = experiments_of(runs)
     most_seeds = max(map(len, experiments.values()))
@@ -76,7 +82,7 @@ def comparison_data(runs: Runs, summaries: Summaries, split: str) -> dict[str, A
 
 
 def _has_same_seeds(experiments: Mapping[str, Mapping[int, Any]]) -> bool:
-    """Tell whether every experiment has the same seeds.
+    """Tell whether all experiments have the same set of seeds.
 
     ``experiments`` maps each experiment to a mapping whose keys are the seeds.
     """
@@ -90,12 +96,13 @@ def _headline(runs: Runs) -> Sequence[str]:
 
 
 def _compare_runs(metrics: Sequence[str], summaries: Summaries, split: str) -> list[dict[str, Any]]:
-    """Compare the experiments by each metric for which at least two of them have values.
+    """Compare the experiments by each metric, as means over sites.
 
-    The values are means over sites, one for each seed.
+    A metric is skipped unless at least two experiments have a value with any seed.
 
     Returns:
-        The template variables of ``_comparison`` for each such metric, in the order of ``metrics``.
+        For each remaining metric, in the order of ``metrics``, the pictures, tables and tests of
+        ``_comparison``.
     """
     compared = []
     for metric in metrics:
@@ -109,7 +116,7 @@ def _compare_runs(metrics: Sequence[str], summaries: Summaries, split: str) -> l
 def _known_values(summaries: Summaries, metric: str) -> dict[str, dict[int, float]]:
     """Collect the mean of a metric over sites: experiment -> seed -> mean.
 
-    Experiments for which no seed has a value are left out.
+    Seeds without a value are left out, and so are experiments without any value.
     """
     known = {}
     for name, by_seed in values_by_seed(summaries, metric).items():
@@ -128,10 +135,10 @@ def _comparison(
 ) -> dict[str, Any]:
     """Build the template variables that compare the experiments by one metric.
 
-    They are a picture and a table of the means over seeds with 95 % t intervals, and a picture of
-    the differences between pairs. The results of an ANOVA and of t-tests between all pairs follow.
-    The t-tests compare seed by seed if all experiments have the same seeds. Otherwise they treat
-    the values as independent.
+    ``picture`` and ``means`` show the mean of each experiment over its seeds, with a 95 % t
+    interval. ``differences`` has a picture of the differences between pairs. ``pairs`` and
+    ``tests`` describe an ANOVA and t-tests of all pairs. The t-tests are paired by seed if all
+    experiments have the same seeds. ``no_test`` is the reason if no test was possible.
 
     Args:
         metric: the metric's name.
@@ -163,10 +170,10 @@ def _comparison(
 
 
 def _reason_for_no_test(tested: Tested) -> str:
-    """Return the reason if no test between the experiments has a p value; empty if one has.
+    """Return the reason if no test between the experiments has a p value.
 
-    The tests are the ANOVA over all experiments and the t-tests of all pairs. The reason is that of
-    the ANOVA.
+    The tests are the ANOVA over all experiments and the t-tests of all pairs. If any of them has a
+    p value, the text is empty. Otherwise it is the reason that the ANOVA gives.
     """
     # A pair may have a p although the analysis of variance lacks it, for example if a third
     # experiment has a single seed
@@ -179,8 +186,8 @@ def _reason_for_no_test(tested: Tested) -> str:
 def _mean(metric: str, values: Sequence[float], *, difference: bool = False) -> Estimate:
     """Return the mean over seeds with its 95 % t interval, clipped to the range of the metric.
 
-    If ``difference`` is True, the values are differences between two experiments. The interval is
-    then clipped to plus or minus the width of the metric's range.
+    With a single value, there is no interval. If ``difference`` is True, the values are differences
+    between two experiments. The interval is then clipped to plus or minus the width of that range.
     """
     least, most = metric_range(metric)
     if difference:
@@ -191,9 +198,10 @@ def _mean(metric: str, values: Sequence[float], *, difference: bool = False) -> 
 def _draw_differences(metric: str, samples: Mapping[str, BySeed], split: str) -> list[Picture]:
     """Draw the differences between experiments, seed by seed, for each pair of experiments.
 
-    A pair needs at least two common seeds. The earlier experiment is subtracted from the later one.
-    Each pair has its mean with a 95 % interval, and a point for each seed. Only the first 15 pairs
-    are drawn. The result is a list with one picture. If there is no such pair, it is empty.
+    A pair is drawn if the experiments have at least two seeds in common, up to 15 pairs. The
+    picture shows a point for each seed, and the mean with its 95 % interval. A difference is the
+    later experiment of ``samples`` minus the earlier one. The list has this one picture. Without
+    any such pair, it is empty.
     """
     points: dict[str, list[float]] = {}
     for earlier, later in itertools.combinations(samples, 2):
@@ -215,9 +223,9 @@ def _draw_differences(metric: str, samples: Mapping[str, BySeed], split: str) ->
 
 
 def _draw_cost(metric: str, summaries: Summaries, split: str) -> list[Picture]:
-    """Draw a metric over the megabytes that all sites sent and received, with a point for each run.
+    """Draw a metric against the megabytes that all sites sent and received.
 
-    A run without the metric has no point. The result is a list with one picture. If fewer than two
+    Each run with the metric has a point. The list has this one picture. If fewer than two
     experiments have a point, it is empty.
     """
     points: dict[str, list[tuple[float, float]]] = {}
@@ -242,11 +250,11 @@ def _draw_cost(metric: str, summaries: Summaries, split: str) -> list[Picture]:
 
 
 def comparison_head(runs: Runs, summaries: Summaries, split: str) -> dict[str, Any]:
-    """Build the template variables for the head of a page on several runs: facts, result and limit.
+    """Build the template variables for the head of a page on several runs.
 
-    The facts are those of the first run, without its method and its end of training. The methods of
-    all runs and the numbers of experiments and runs follow. The result names the best experiment.
-    The limit says that an interval over seeds tells nothing about other patients.
+    ``facts`` has facts on the first run except its method and its training. The methods of all runs
+    and the numbers of experiments and runs follow. ``result`` names the experiment with the best
+    mean. ``limit`` says that an interval over seeds tells nothing about other patients.
     """
     methods: dict[str, None] = {}
     for run in runs:
@@ -265,15 +273,14 @@ def comparison_head(runs: Runs, summaries: Summaries, split: str) -> dict[str, A
 
 
 def _best_experiment(runs: Runs, summaries: Summaries, split: str) -> str:
-    """Write a sentence on which experiment has the best mean of the first headline metric.
+    """Describe which experiment has the best mean of the task's first main metric.
 
-    The best mean is the lowest if lower values are better, as for errors, and otherwise the
-    highest. The sentence gives this mean over seeds with its 95 % interval. Then it gives the next
-    experiment with its mean, and the p value of the t-test between the two. If the p value is 0.05
-    or more, the sentence says that no experiment is clearly best. If no test is possible, it says
-    so. With one experiment, it gives only the mean.
+    The text gives this mean over seeds with its 95 % interval, and the next best experiment with
+    its mean. A t-test compares the two. If its p value is 0.05 or more, the text says that no
+    experiment is clearly best. Without a p value, it says that no test is possible.
 
-    If the runs are on several data sets, or if no run has the metric, the sentence says only that.
+    A single experiment only has its mean. If the runs are on several data sets, or if no run has
+    the metric, the text only says so.
 
     Args:
         runs: all runs of the page.
@@ -314,12 +321,12 @@ def _best_experiment(runs: Runs, summaries: Summaries, split: str) -> str:
 
 
 def _unequal_budgets(experiments: Mapping[str, Mapping[int, Shown]]) -> list[str]:
-    """List the experiments whose budget differs from that of their baseline.
+    """List the experiments whose resources differ from those of their baseline.
 
-    A budget has the resources of an experiment: settings such as the rounds, and measured costs
-    such as optimiser steps. The baseline is the first experiment on the same data set. There is a
-    line for each experiment with its name and all differences. The settings are those of the
-    experiment's first run, and the costs are means over its runs.
+    Resources are settings, such as the number of rounds, and measured costs, such as optimiser
+    steps. The baseline is the first experiment on the same data set. Each experiment that differs
+    has a line with its name and its differences. The settings are those of the experiment's first
+    run, and the costs are means over its runs.
     """
     budgets = {}
     for name, by_seed in experiments.items():

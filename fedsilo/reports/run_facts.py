@@ -26,19 +26,18 @@ _MANY_CLASSES = 8  # a table of more columns cannot be read
 
 
 def reported_runs(folders: Sequence[Path]) -> list[Shown]:
-    """Open the finished runs in ``folders`` and directly below them, as pages may show them.
+    """Open the finished runs in ``folders`` and directly below them, and name them for a page.
 
-    Metrics and counts of too few patients are hidden. A run that is found twice, for example by a
-    link, is opened once.
+    Metrics and counts of too few patients are hidden. A run that is found twice is opened once.
+    Several runs get unique names from the last parts of their paths.
 
-    If there are several runs, each gets a unique name: the last parts of its path, as few as tell
-    all runs apart. The experiment of a run is its folder's name without an ending such as
-    ``-seed0``, if all runs with this experiment differ only in their seeds. Otherwise the
-    experiment is the run's unique name.
+    Runs that differ only in their seeds form an experiment. Its name is their folders' name without
+    an ending such as ``-seed0``. If runs with this name differ in more, each is an experiment by
+    itself.
 
     Raises:
-        RunDirectoryError: a folder does not contain a run, or a run has not ended or is of another
-            version.
+        RunDirectoryError: a folder does not contain a run, a run has not ended, or another version
+            of fedsilo wrote it.
     """
     runs: dict[Path, FinishedRun] = {}
     for folder in folders:
@@ -64,12 +63,12 @@ def reported_runs(folders: Sequence[Path]) -> list[Shown]:
 
 
 def _run_directories(folder: Path) -> list[Path]:
-    """List the run directories among a folder and the folders directly in it, sorted.
+    """Find the run directories: the folder itself, then those directly inside it, sorted.
 
     A run directory is recognised by its config.toml.
 
     Raises:
-        RunDirectoryError: there are none.
+        RunDirectoryError: no run directory was found.
     """
     candidates = [folder]
     if folder.is_dir():
@@ -139,11 +138,11 @@ def value_text(value: Value) -> str:
 def taking_part(run: Shown) -> dict[str, Any]:
     """Build the template variables of ``sites.html``: the sites, their data and their failures.
 
-    The table ``sizes`` has a row per site with its number of samples in each split. At trust level
-    ``server``, it also has the number of samples that the site left out. The table ``by_class`` has
-    a site's test samples in each class. It has no row for a site without counts by class, and it is
-    empty if there are more than eight classes. Counts below the run's floor are hidden. ``failed``
-    lists the failed messages with their reasons.
+    ``sizes`` has a row per site with its number of samples in each split and, at trust level
+    ``server``, the number that it left out. ``by_class`` has a row per site with its number of test
+    samples in each class. It is empty if there are more than eight classes. Numbers below ``floor``
+    are too small to be shown, and are hidden. ``failed`` lists the messages that sites failed to
+    answer, with the reasons.
     """
     splits, columns = [], []
     for split in _SPLIT_NAMES:
@@ -188,11 +187,11 @@ def taking_part(run: Shown) -> dict[str, Any]:
 
 
 def _unlike_columns(run: Shown) -> list[str]:
-    """List the columns whose mean at one site differs clearly from the mean at the other sites.
+    """Describe the columns whose mean at one site is unlike the mean at the other sites.
 
-    The run's summary names these columns of the data table. There is a text for each such column
-    and site. It has the difference and the question that it raises, such as about the unit. At a
-    trust level other than ``server``, the server does not know the means, so the list is empty.
+    The run's summary decides which columns these are. For each column and site, a text says how the
+    means differ, and asks a question, such as one about the unit. The list is empty unless the
+    trust level is ``server``, because otherwise the server does not know the means.
     """
     entries = run.summary.get("unlike-columns") or []
     if not entries or run.trust != SERVER:
@@ -234,10 +233,10 @@ def head_of(run: Shown) -> dict[str, Any]:
 def facts(run: Shown) -> list[tuple[str, str]]:
     """List facts about a run for the head of a page, as pairs (name, text).
 
-    The first facts are what the model predicts, the patients or images it is for, the data set, and
-    the number of hospitals. Then come the method with its rounds, and the end of training with the
-    seed. The last are fedsilo's version with the run's git revision, and the fingerprints of the
-    sites' data.
+    The first facts are the predicted outcome, the patients or images that the model is for, the
+    data set, and the number of hospitals. The method with its rounds follows. The next fact gives
+    the end of training and the seed. The last facts are fedsilo's version and a fingerprint of each
+    site's data.
     """
     summary = run.summary
     hospitals = str(len(run.silos))
@@ -266,8 +265,9 @@ def facts(run: Shown) -> list[tuple[str, str]]:
 def _fingerprints(run: Shown) -> str:
     """Format a short digest of each site's data, so that a reader can recognise equal data.
 
-    A digest is the first 12 hexadecimal digits of a SHA-256 over the names and fingerprints of the
-    site's splits. Sites that report no fingerprints are left out, so the text may be empty.
+    The text lists the sites, each with the first 12 hexadecimal digits of a SHA-256. The SHA-256
+    covers the names and the fingerprints of the site's splits. Sites without fingerprints are left
+    out, so the text may be empty.
     """
     texts = []
     for site, known in run.silos.items():
@@ -283,9 +283,10 @@ def _fingerprints(run: Shown) -> str:
 
 
 def _data(name: str) -> str:
-    """Describe a data set in a few words: its name and the origin of its data.
+    """Describe a data set in a few words: its name, and where its data come from.
 
-    The origin is its licence if it is public, "made up by fedsilo", or "the hospitals' own".
+    The text for public data gives the licence. Other data are "made up by fedsilo" or "the
+    hospitals' own".
     """
     data = data_set(name)
     if data.licence:
@@ -318,10 +319,11 @@ class TaskParts(Protocol):
 
 
 def task_parts(task: str) -> TaskParts | None:
-    """Import the module with the parts of reports that only a given task has.
+    """Import the module that writes the task's parts of a report.
 
-    Such a module writes the task's result, limit, explanation of metrics, and sections for the
-    clinic. The result is None for classification, and for any other task without a module.
+    The module writes the sentences on the main result and its limitation, an explanation of the
+    metrics, and the sections for the clinic. The result is None if the task has no such module,
+    which is the case for classification.
     """
     place = task_class(task).report
     if not place:
@@ -330,14 +332,16 @@ def task_parts(task: str) -> TaskParts | None:
 
 
 def result(run: Shown, site: str | None = None) -> str:
-    """Describe the main result of a run, the accuracy on test samples, in a sentence.
+    """Describe the main result of a run in a sentence.
 
-    A task other than classification may write the sentence itself (``task_parts``).
+    If the task has a module for its parts of reports, the module writes the sentence. For any other
+    task, the sentence is about the accuracy on test samples:
 
-    Otherwise, the sentence has the accuracy at ``site`` or, if that is None, at all sites together,
-    with a 95 % interval. This needs sample counts that may be shown. Without any, the sentence has
-    the mean accuracy over all sites, without an interval. It says that no accuracy may be shown if
-    this mean is unknown, or if ``site`` is given.
+    1. If sample counts may be shown, it gives the accuracy with a 95 % interval.
+    2. Otherwise, for all sites, it gives the mean of the sites' accuracies without an interval.
+    3. If neither is possible, it says that no accuracy may be shown.
+
+    ``site`` is the only site that counts; None for all sites.
     """
     parts = task_parts(run.task)
     if parts:
@@ -357,18 +361,18 @@ def result(run: Shown, site: str | None = None) -> str:
 
 
 def _result_of_counts(run: Shown, tested: Mapping[str, tuple[int, float]], only: str | None) -> str:
-    """Describe the accuracy over the test samples of several sites together, in one sentence.
+    """Describe the accuracy over all test samples of the given sites.
 
-    The sentence has the number of right predictions, which is computed from the sites' accuracies,
-    and the accuracy with its 95 % Wilson interval. If it is known, the accuracy of always guessing
-    the most frequent class follows. At trust level ``nobody``, a second sentence is about the
-    hospitals' noise in the number.
+    The sentence gives the number of right predictions, and the accuracy with its 95 % Wilson
+    interval. The number is computed from each site's accuracy. The accuracy of always guessing the
+    most frequent class follows if it is known. At trust level ``nobody``, a second sentence is
+    about the noise that hospitals add to the accuracy.
 
     Args:
         run: the run.
         tested: site -> its number of test samples and its accuracy.
-        only: the name of the site if the sentence is about a single one; None for all sites. The
-            sentence about all sites says how many of them it covers if some are missing.
+        only: the name of the site if the text is about a single one; None for all sites. A text
+            about all sites says how many of them it covers if some are missing.
     """
     samples = right = 0
     for n, accuracy in tested.values():
@@ -399,8 +403,8 @@ def _count_tested(run: Shown, only: str | None) -> dict[str, tuple[int, float]]:
     A site without test samples is left out.
 
     Args:
-        run: the run, without hidden numbers.
-        only: the only site to consider; None for all sites.
+        run: the run, in which numbers that must not be shown are None or missing.
+        only: the name of the one site to look at; None for all sites.
 
     Returns:
         Site -> (number of test samples, accuracy).
@@ -418,10 +422,10 @@ def _count_tested(run: Shown, only: str | None) -> dict[str, tuple[int, float]]:
 def _beside_guessing(run: Shown, sites: Sequence[str]) -> str:
     """Describe the accuracy of always predicting the most frequent class, for comparison.
 
-    The class is the most frequent one over the test samples of ``sites`` together. In a tie, the
-    first class wins. The phrase begins with a semicolon, because it continues a sentence. It is
-    empty if the counts of any of the sites are hidden or not reported. It is also empty at trust
-    level ``nobody``, because all counts have noise there.
+    The most frequent class is the one with the most test samples over all ``sites``, the first in a
+    tie. The phrase begins with a semicolon, because it continues a sentence. It is empty if a count
+    of any site is hidden or not reported. It is also empty at trust level ``nobody``, because all
+    counts have noise there.
     """
     if run.trust == NOBODY:  # label counts have noise
         return ""
@@ -441,20 +445,18 @@ def _beside_guessing(run: Shown, sites: Sequence[str]) -> str:
 def limit(run: Shown, site: str | None = None) -> str:
     """Describe the main limitation of a run's result in one sentence.
 
-    The first of these cases that applies decides the sentence:
+    The first case that applies decides the sentence:
 
-    1. The data are made up.
-    2. The trust level is not ``server``: the task's sentence (``task_parts``) or, without one, that
-       the page lacks metrics of single sites.
-    3. No site measured the model on test samples.
-    4. The task has its own sentence (``task_parts``).
-    5. No site has enough test samples to show a metric.
-    6. Otherwise, the interval of the accuracy at the site with the fewest test samples is wide.
+    1. The data are made up: the result says nothing about patients.
+    2. The trust level is ``server``, but no site has test metrics: no hospital measured the model.
+    3. The task has a module for its parts of reports: the module writes the sentence.
+    4. The trust level is not ``server``: the page lacks metrics of single sites.
+    5. No site has enough test samples: no metric of a single site is shown.
+    6. Any other run: the accuracy at the site with the fewest test samples has a wide interval.
 
     Args:
         run: the run.
-        site: the site that the result is about; None for all sites. Only a task's own sentence may
-            depend on it.
+        site: the site that the result is about; None for all sites. Only case 3 may depend on it.
     """
     if data_set(str(run.summary["dataset"])).origin == "made-up":
         return "The data are made up: the result says nothing about patients."

@@ -55,9 +55,10 @@ class SurveyDocument(BaseModel):
     columns: dict[str, ColumnTitle] = {}  # column -> its words, if the server has a schema
 
     def title(self, feature: str) -> str:
-        """Return the readable title of a feature, with its name and unit in brackets.
+        """Return the title of a feature for readers, such as "Age (age, years)".
 
-        If the schema gives no title, the result is the feature's name.
+        Brackets hold the feature's name and unit. If the survey has no title, the result is the
+        name.
         """
         if feature in self.columns:
             return self.columns[feature].title
@@ -66,8 +67,8 @@ class SurveyDocument(BaseModel):
     def cell_titles(self, feature: MeasuredFeature) -> list[str]:
         """Return the titles of the cells in a feature's histogram, in order.
 
-        For a numeric feature, the titles are ranges. For a categorical feature, they are its
-        levels. If the data set declares a title for a level, this title is used instead.
+        The titles are the names from ``cell_names``, such as levels or ranges. If the data set
+        declares a title for a level, the cell has this title.
         """
         names = cell_names(feature)
         if feature.levels and feature.name in self.columns:
@@ -80,8 +81,8 @@ def read_survey_document(path: Path) -> SurveyDocument:
     """Read the answers of the sites to a survey from its ``survey.json``.
 
     Raises:
-        RunDirectoryError: the file does not exist, cannot be read, is damaged, or is of another
-            version.
+        RunDirectoryError: the file does not exist, cannot be read, is damaged, or was written by
+            another version of fedsilo.
     """
     fault = file_fault(path)  # reading a pipe would never end
     if fault:
@@ -100,8 +101,9 @@ def read_survey_document(path: Path) -> SurveyDocument:
 def cell_names(feature: MeasuredFeature) -> list[str]:
     """Name the cells of a feature's histogram, in order.
 
-    The names are the feature's levels, or the ranges between its edges. If values may be missing,
-    the last cell is "no value". A feature that declares neither levels nor edges has no cells.
+    The names are the feature's levels. For a numeric feature, they are the ranges between its
+    edges. If the feature declares that values may be missing, "no value" is the last name. A
+    feature without levels and edges has no cells.
     """
     if not feature.cells:
         return []

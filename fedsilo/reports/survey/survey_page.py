@@ -45,10 +45,11 @@ _FOOT = (
 
 
 def write_survey_page(folder: Path) -> Path:
-    """Write survey.html next to a folder's survey.json, and return its path.
+    """Write survey.html into the folder that has survey.json, and return its path.
 
     Raises:
-        RunDirectoryError: survey.json is missing, damaged, or of another version.
+        RunDirectoryError: survey.json is missing or damaged, or was written by another version of
+            fedsilo.
     """
     page = folder / "survey.html"
     write_atomically(page, survey_page(read_survey_document(folder / SURVEY)))
@@ -58,10 +59,10 @@ def write_survey_page(folder: Path) -> Path:
 def survey_page(document: SurveyDocument) -> str:
     """Build the HTML page of a survey from the answers of the sites.
 
-    The page lists why sites gave no answer, and which sites' data have changed since their answer.
-    Then it has pictures and tables: the samples at each site, the labels, the distances between
-    sites, the features, and the files of image data sets. Counts that a site hides, because they
-    are too small, are marked "suppressed".
+    The page first lists the reasons of the sites that did not answer, and the sites whose data have
+    changed since their answer. Pictures and tables follow: the samples, the labels, the distances
+    between sites, the features, and the files of image data sets. The text "suppressed" stands for
+    a count that is too small to be sent.
     """
     answers = document.sites
     training = document.distances.get("train", Distances())
@@ -93,16 +94,14 @@ def survey_page(document: SurveyDocument) -> str:
 
 
 def _sites(document: SurveyDocument) -> Iterator[Table]:
-    """Yield a table of the sites' samples, and a table of the rows that they left out.
+    """Yield a table of the sites' samples, and a table of the rows that the sites left out.
 
-    The first table has a row per site. Its cells are the number of samples in each split, the
-    number of rows left out, the site's floor, and the date of its answer. The site suppresses
-    counts below its floor.
+    The first table has a row per site. It gives the samples in each split, the rows left out, the
+    smallest count that the site sends (its floor), and the date of its answer.
 
-    The second table has a row per column of the data, and a column per site. A cell is the number
-    of rows that the site left out because the value in this column is missing or out of range.
-    Columns whose counts all sites suppress are left out. If no column remains, there is no second
-    table.
+    The second table has a row per data column, and a column per site. It counts the rows that a
+    site left out because the column's value was missing or out of range. A data column without any
+    known count has no row. An empty second table is left out.
     """
     rows = []
     for site, answer in document.sites.items():
@@ -126,7 +125,7 @@ def _sites(document: SurveyDocument) -> Iterator[Table]:
 
 
 def _rows_left_out(document: SurveyDocument) -> dict[str, dict[str, Count]]:
-    """Collect how many rows each site left out because of a column's values.
+    """Count the rows that each site left out because a column's value is missing or out of range.
 
     The result maps site -> title of the column -> count. A column whose counts are suppressed at
     all sites is left out. If no column remains, the result is empty.
@@ -152,9 +151,10 @@ def _rows_left_out(document: SurveyDocument) -> dict[str, dict[str, Count]]:
 
 
 def _labels(answers: Answers) -> Iterator[Table]:
-    """Yield a table of label counts for each split whose counts some site sent.
+    """Yield a table of label counts for each split.
 
-    A table has a row per class and a column per site.
+    A table has a row per class and a column per site. A split has no table if no site sent its
+    counts.
     """
     for split, name in _SPLIT_NAMES.items():
         counts = {}
@@ -167,11 +167,12 @@ def _labels(answers: Answers) -> Iterator[Table]:
 
 
 def _distances(training: Distances, document: SurveyDocument) -> Iterator[Table]:
-    """Yield a table of the distances between sites in their labels, and one in their features.
+    """Yield two tables of the distances between sites: one for labels, one for features.
 
-    A row has a pair of sites and the distance between the distributions of their training samples.
-    The first table has all pairs. The second table has the 20 largest distances over all features,
-    and a note with the number of further distances. A table without distances is left out.
+    Distances are Jensen-Shannon distances between the training samples of two sites. The first
+    table has a row for each pair of sites. The second table has the 20 largest distances of any
+    feature and pair. A note below it counts the further ones. A table without distances is left
+    out.
 
     Args:
         training: the distances in the training samples, the largest first.
@@ -199,14 +200,12 @@ def _pair(between: Between) -> tuple[str, str]:
 
 
 def _features(document: SurveyDocument) -> Iterator[Table]:
-    """Yield the tables about features, all over training samples.
+    """Yield the tables that describe the features in the training samples.
 
-    The first table has the statistics of each feature at each site: mean, standard deviation, 5th
-    and 95th percentile. Binary features have no row in it. A table without rows is left out.
-
-    Then follows a table for each feature with counts. It has the count of each site in each cell of
-    the histogram. If sites declare a feature differently, the first site's declaration is used, and
-    the counts of sites with another declaration are left out.
+    The first table gives the mean, the standard deviation, and the 5th and 95th percentiles of each
+    feature at each site. It does not list binary features. A table with a histogram follows for
+    each feature whose counts some site sent. It has a column per site. If sites declare a feature
+    differently, the first declaration counts, and sites with another one are left out.
     """
     answers = document.sites
     declared: dict[str, MeasuredFeature] = {}
@@ -228,9 +227,10 @@ def _features(document: SurveyDocument) -> Iterator[Table]:
 def _statistics_rows(
     declared: Mapping[str, MeasuredFeature], document: SurveyDocument
 ) -> list[tuple[str, ...]]:
-    """Build a row per feature and site that sent statistics: mean, sd and two percentiles.
+    """Build a row of statistics per feature and site: mean, standard deviation, two percentiles.
 
-    Binary features are left out, because their mean follows from the table of counts.
+    Sites without statistics have no row. Binary features are left out, because counts describe
+    them.
     """
     rows = []
     for name, feature in declared.items():
@@ -246,9 +246,9 @@ def _statistics_rows(
 def _statistics(answer: Survey, name: str) -> tuple[str, ...] | None:
     """Format the statistics of a feature in a site's training samples as four cells.
 
-    They are the mean, the standard deviation, the 5th and the 95th percentile. A site may allow
-    means, percentiles, both or none, so a missing number is "-". If the site sent none of them, the
-    result is None.
+    The cells are the mean, the standard deviation, the 5th and the 95th percentile. A site may send
+    only the first two, or only the percentiles. A missing cell is "-". If the site sent neither,
+    the result is None.
     """
     # A hospital may allow means, percentiles, both or none
     spread = (answer.means or {}).get("train", {}).get(name)
@@ -273,10 +273,10 @@ def _number(value: float | None) -> str:
 def _files(answers: Answers) -> Iterator[Table]:
     """Yield the tables about the properties of the sites' files, such as the size of images.
 
-    The first table has the 5th and the 95th percentile of each property at each site. It is left
-    out if no site sent percentiles. Then each property has a table of its counts, unless no count
-    is known. If sites declare a property differently, the last site's declaration is used, and
-    counts of sites with another declaration are left out.
+    The first table gives the 5th and the 95th percentile of each property at each site. It is left
+    out if no site sent percentiles. A table of counts follows for each property that has at least
+    one known count. If sites declare a property differently, the last declaration counts, and sites
+    with another one are left out.
     """
     rows = []
     declared: dict[str, MeasuredFeature] = {}
@@ -296,10 +296,10 @@ def _files(answers: Answers) -> Iterator[Table]:
 
 
 def _file_counts(feature: MeasuredFeature, answers: Answers) -> dict[str, dict[str, Count]]:
-    """Count the files at each site by a property, such as their size.
+    """Count the files at each site by a property, such as the width of the images.
 
-    The result maps site -> cell -> number of files. Sites that declare the property with other
-    cells, or send no counts of it, are left out.
+    The result maps site -> cell -> number of files. A site is left out if it divides the property
+    into other cells than ``feature`` does, or sends no counts of it.
     """
     counts = {}
     for site, answer in answers.items():
@@ -319,10 +319,11 @@ def _has_count(cells: Mapping[str, Count]) -> bool:
 def _counts(
     caption: str, heading: str, by_site: Mapping[str, Mapping[str, Count]], note: str = ""
 ) -> Table:
-    """Build a table of counts: a row for each name, a column for each site.
+    """Build a table of counts, with a column for each site.
 
-    ``heading`` is the title of the first column, which has the names. The names are in the order in
-    which the sites' counts first have them. A cell without a count is "-".
+    Each name in ``by_site`` (site -> name -> count) has a row, in the order of the first site that
+    has the name. A missing count is "-". ``heading`` is the title of the column of names.
+    ``caption`` and ``note`` are the texts above and below the table.
     """
     names: dict[str, None] = {}
     for counts in by_site.values():
