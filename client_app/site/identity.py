@@ -52,7 +52,8 @@ def site_settings(context: Context) -> CommonSettings:
 
     Raises:
         SettingError: a value has the wrong type or is out of range. The error also means that a
-            value names an unknown method, an unusable plugin file or a forbidden weights file.
+            value names a thing that neither fedsilo nor a plugin has, an unusable plugin file or a
+            forbidden weights file.
         RefusedError: at a real site, 'split.silo-set' names a file, or the run needs a plugin that
             the hospital lacks or has in another version.
     """
@@ -85,9 +86,9 @@ def _with_own_places(settings: CommonSettings, context: Context) -> CommonSettin
 
     The run's own paths would let a server find out which files a hospital has. So the data folder
     and the plugin come from the node config, and are empty if they are missing there. The cache
-    folder is that of ``own_cache``. If the node config has 'backbone-weights', those stay.
-    Otherwise a file name from the run becomes a path in this node's cache, whether or not the file
-    exists.
+    folder is that of ``own_cache``. If the node config has 'backbone-weights', its value
+    stays. Otherwise a file name from the run becomes a path in this node's cache, whether or not
+    the file exists.
 
     Raises:
         RefusedError: 'split.silo-set' names a file.

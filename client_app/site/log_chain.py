@@ -39,7 +39,7 @@ def add_link(line: Mapping[str, Any], before: Link) -> dict[str, Any]:
     """Return a copy of the audit log's next line, with its number and its check value.
 
     The number is one above that of the previous line. The check value is a SHA-256 over the
-    numbered line and the previous line's check value. A later check can so find altered or missing
+    numbered line and the previous line's check value. So a later check finds altered or missing
     lines.
 
     Args:

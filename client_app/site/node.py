@@ -57,9 +57,9 @@ _message: ContextVar[Opened | None] = ContextVar("message", default=None)
 def track_opening(opened: Opened) -> Iterator[None]:
     """Use ``opened``, until the block ends, to record whether this message opens patients' data.
 
-    Code in the block calls ``note_opening`` before it reads data, which sets ``opened.data``. Later
-    this field decides which errors may leave the site. Each thread has its own record. After the
-    block, the record from before the block is used again.
+    Before code in the block reads data, it calls ``note_opening``, which sets ``opened.data``.
+    Later this field decides which errors may leave the site. Each thread has its own record. After
+    the block, the record from before the block is used again.
     """
     token = _message.set(opened)
     try:

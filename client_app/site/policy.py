@@ -246,7 +246,7 @@ def enforce_site_file(answering: Answering) -> Iterator[None]:
 
     Raises:
         RefusedError: the site file forbids the request or the reply, became stricter, or is
-            unusable. The audit log must be writable too.
+            unusable. The error also means that the audit log cannot be written.
         SettingError: a setting of the run has the wrong type or is not allowed.
     """
     message, context = answering.message, answering.context

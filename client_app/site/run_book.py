@@ -48,8 +48,8 @@ class RunRecord:
 
         Args:
             message: the server's request.
-            rounds: the number of rounds in the run's settings. The final evaluation has the round
-                ``rounds`` + 1.
+            rounds: the number of rounds in the run's settings. The final evaluation is the round
+                after the last one.
             limits: the hospital's quotas.
 
         Raises:

@@ -107,7 +107,7 @@ def _refuse_rootless(key: str, patterns: Iterable[str]) -> None:
     ``key`` is the key that lists the patterns, for the error.
 
     Raises:
-        SettingError: a pattern does not. The error names the first invalid pattern.
+        SettingError: a pattern has another form. The error names the first invalid pattern.
     """
     for pattern in patterns:
         if pattern != "*" and not pattern.startswith(_ROOTS):

@@ -72,8 +72,8 @@ def _draw_order(cells: int, seed: int, in_a_row: bool) -> list[int]:
 
     The same ``seed`` gives the same order, and every order is possible. If ``in_a_row``, the cells
     are neighbours, such as the bins of a histogram. A cell at distance d from the middle is then
-    drawn with a probability proportional to 1 + d^3. Outer cells, which hold few samples, so tend
-    to come first.
+    drawn with a probability proportional to 1 + d^3. Outer cells hold few samples, and tend to
+    come first.
     """
     places = np.arange(cells)
     from_middle = np.abs(places - (cells - 1) / 2)

@@ -138,10 +138,10 @@ def check_class_weights(common: CommonSettings) -> None:
     """Check that 'train.class-weights' is well formed, and that the loss is a cross-entropy.
 
     "none" always passes. Any other value must be "balanced", or numbers of at least 0 with a
-    positive sum, and the loss must be a cross-entropy.
+    positive sum.
 
     Raises:
-        SettingError: the value is malformed, or class weights are set with an evidential loss.
+        SettingError: the value is malformed, or it is not "none" although the loss is evidential.
     """
     if common.class_weights == "none":
         return

@@ -380,8 +380,8 @@ def continue_from_earlier_rounds(
     rounds and in all rounds, in two cases:
 
     - The run has 'train.rate-decay'.
-    - The run has a schedule or a warm-up of the learning rate, and ``training.plan`` (its own list
-      of batches) is None.
+    - The run has a schedule or a warm-up of the learning rate, and ``training.plan`` is None, so
+      the settings choose the batches.
 
     Args:
         training: the training, changed in place. Its fields ``private``, ``plan`` and

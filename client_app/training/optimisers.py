@@ -152,9 +152,9 @@ def refuse_forgetful(settings: CommonSettings, least: int, pull: float = 0.0) ->
     """Check that the optimiser's settings let each of the first steps have an effect on the result.
 
     Otherwise a single step, and so a few patients, could nearly decide the reply. A strong
-    momentum, decay or penalty can do that. To test it, a single weight is trained without data. For
-    each step it is trained again, with the gradient of that step negated. Each negation must change
-    the result by at least a hundredth of the largest such change.
+    momentum, decay or penalty can cause that. The check trains a single weight without data, and
+    trains it again for each step with the gradient of that step negated. Each negation must change
+    the result by at least a hundredth of the largest change.
 
     Args:
         settings: the run's settings.
