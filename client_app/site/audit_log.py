@@ -211,8 +211,8 @@ def _last_link(path: Path, last: dict[str, Any]) -> Link:
 def check_log(path: Path) -> None:
     """Check that the audit log can be written, before any work is done that must be logged.
 
-    The log's folder must be writable too, because the log's head, a file next to it, is replaced.
-    If no log exists, an empty log is created.
+    The log's folder must be writable too, because the head, a file next to the log, is replaced. A
+    missing log is created.
 
     Raises:
         RefusedError: the log cannot be opened, or its folder cannot be written. The error does not
