@@ -85,13 +85,12 @@ class SiteSession(OpenedSite):
     def from_context(cls, context: Context) -> SiteSession:
         """Open this node's site for a run, and check that the site can take part.
 
-        Nothing leaves the site before these checks. A hospital at trust 'sums', where the server
-        may learn only sums over sites, is opened without its data. Zero samples take their place,
-        as many as the hospital declared, until ``with_data`` reads the real data.
+        The run must fit the site's sample counts and the hospital's limits. At trust 'sums' the
+        server may learn only sums over sites, so a hospital is opened without its data. As many
+        all-zero samples as it declared stand in until ``with_data`` reads the real data.
 
-        The random draws of a real hospital with a 'state-dir', such as the order of samples, use
-        the hospital's secret seed. The first call makes and stores this seed. All other sites use
-        the run's seed.
+        A hospital with a 'state-dir' makes its random draws, such as the order of samples, from a
+        stored secret seed. All other sites use the run's seed.
 
         Args:
             context: Flower's context of a message.
@@ -109,15 +108,16 @@ class SiteSession(OpenedSite):
     def admit(cls, site: OpenedSite) -> SiteSession:
         """Build the session of an opened site, and check that the site can take part in the run.
 
-        ``_refuse_unfit`` compares the run with the site's sample counts and the hospital's limits.
-        Then the method makes its own checks, such as a minimum number of samples. With the
-        hospital's own cap on epsilon, the label counts get noise, and the first draw is charged to
-        its ledger.
+        The run must fit the site's sample counts and the hospital's limits. Then the method makes
+        its own checks, such as a minimum number of samples. If the hospital has a cap on epsilon,
+        the label counts get noise. The first draw is charged to the ledger, the hospital's record
+        of epsilon.
 
         Raises:
             EpsilonSpentError: the noisy label counts would exceed the hospital's cap on epsilon.
             SiteError: the site has too few samples for the method.
-            RefusedError: the hospital's limits forbid the run, or a necessary consent is missing.
+            RefusedError: the hospital's limits forbid the run, or the method needs a consent that
+                the hospital has not given.
             SettingError: a setting of the run is invalid, or does not fit the data or this machine.
             CheckpointError: stored counts or the ledger are damaged, or cannot be written.
         """
@@ -139,21 +139,20 @@ class SiteSession(OpenedSite):
         return session
 
     def with_data(self) -> SiteSession:
-        """Return a copy of the session with the real data in place of the declared zero samples.
+        """Return a copy of the session with the real data in place of the all-zero samples.
 
-        This is for a hospital at trust 'sums', which was checked without its data. If the run uses
-        class weights, they are checked on the real data. The reported counts stay the declared
-        ones. Such a hospital has no cap on epsilon, because a run at trust 'sums' is not private
-        and a hospital with a cap refuses it.
+        This is for a hospital at trust 'sums', which was checked without its data. The reported
+        counts stay those that the hospital declared. If the run uses class weights, they are
+        checked on the real data.
 
-        From here on an error could reveal a patient, so no error may reach the server. The caller
-        adds 0 to the secret sum instead. In that sum over sites, the server cannot see a single
-        site's part.
+        Once the real data are open, an error could reveal a patient. So the caller must keep every
+        error from the server, and add 0 to the secret sum instead.
 
         Raises:
             DataError: the data cannot be read.
             SiteError: the data no longer match the hospital's declaration.
-            RefusedError: the real data break a limit of the hospital.
+            RefusedError: there are fewer training samples than the hospital's minimum, or the class
+                weights let too few of them decide a step.
         """
         session = replace(self, silo=self.read_declared())
         if session.settings.class_weights != "none":
@@ -163,15 +162,15 @@ class SiteSession(OpenedSite):
     def measured_splits(self) -> tuple[str, ...]:
         """Return the splits whose metrics may leave the site, in the order "train", "val", "test".
 
-        - A split needs at least as many reported samples as the hospital's 'minimum-measured'. An
-          empty split passes too, because it has no metrics, but not at trust 'sums'.
-        - If the hospital has its own cap on epsilon, "train" is left out.
+        A split needs at least as many reported samples as the hospital's 'minimum-measured'. Unless
+        the run's trust is 'sums', an empty split is returned too, because it has no metrics.
 
-        With such a cap the result is empty in two cases:
+        A hospital with its own cap on epsilon never returns "train". With a cap, no split is
+        returned in two cases:
 
         - The run's trust is 'sums', where metrics are summed over sites without noise.
-        - The method measures a model that was trained without noise. Noise on the metrics would not
-          hide that model's training samples.
+        - The method measures a model trained without noise, which noise on the metrics would not
+          hide.
         """
         is_summed = self.settings.trust == SUMS
         if self.cap and (is_summed or self.method.measures_what_stays):
@@ -189,10 +188,10 @@ class SiteSession(OpenedSite):
     def silo_for(self, content: RecordDict) -> Silo:
         """Return the site's data with standardised table features and with 0 for missing values.
 
-        Numeric outcomes stay in their unit, but the result records their mean and standard
-        deviation for the task. If the mean and standard deviation have not changed since the last
-        call, its result is returned from the cache. Otherwise the site's own log names the columns
-        that seem to be in another unit.
+        Numeric outcomes stay in their unit, but the result records their mean and deviation, which
+        the loss uses. If the mean and deviation of all columns are unchanged, the last result is
+        returned. Otherwise a new result is made. The site's log then names columns that seem to be
+        in another unit.
 
         Args:
             content: the server's message, which has the pooled mean and standard deviation.
@@ -214,12 +213,12 @@ class SiteSession(OpenedSite):
         """Log which columns of this site differ much from the statistics that standardise them.
 
         ``statistics`` has a mean and a standard deviation for each column: a table's features and a
-        numeric outcome. ``compare_with`` decides which columns differ. The lines go only to the
-        site's own log, each one once per process. Nothing is logged in two cases:
+        numeric outcome. The lines go only to the site's own log. A process logs the same line only
+        once. Nothing is logged in two cases:
 
         - 'data.standardise' is 'site'. The site's own statistics cannot differ from its data.
         - The site is simulated and 'data.standardise' is 'pooled'. The server then compares the
-          sites itself.
+          sites.
         """
         settings = self.settings
         is_known = self.simulated and settings.standardise == "pooled"
@@ -236,7 +235,7 @@ class SiteSession(OpenedSite):
     def phase_function(self, phase: str) -> Callable[[Any], Any]:
         """Return the method's function for a phase that a message names.
 
-        Only phases listed in the method's ``phases`` are found. Otherwise a server could call any
+        A phase must be listed in the method's ``phases``. Otherwise a server could call any
         function of the method by name, such as a helper that returns samples.
 
         Args:
@@ -244,7 +243,7 @@ class SiteSession(OpenedSite):
                 name.
 
         Raises:
-            SiteError: the phase is not listed, or the method lacks its function.
+            SiteError: the phase is not listed, or the method has no function of that name.
         """
         name = phase.replace("-", "_")
         if phase not in self.method.phases or not hasattr(self.method, name):
@@ -262,11 +261,12 @@ class SiteSession(OpenedSite):
         ``<run-dir>/sites/<site>``. In ``<site>``, characters that are unsafe in paths are encoded.
 
         Args:
-            instruction: the server's request, which names the run and its folder.
+            instruction: the server's request, which has the run's name and, in a simulation, its
+                folder.
 
         Raises:
-            SiteError: the node config has no 'state-dir', at a real site or in a simulation without
-                a run folder.
+            SiteError: the node config has no 'state-dir'. In a simulation, ``instruction`` also has
+                no folder.
         """
         name, site = instruction.run_name, self.silo.name
         if "state-dir" in self.node_config:
@@ -286,14 +286,15 @@ class SiteSession(OpenedSite):
     def _refuse_unfit(self) -> None:
         """Check that the run fits this site's sample counts and the hospital's limits.
 
-        These are checked, in this order:
+        The checks are made in this order:
 
-        - enough reported training samples, in total and per label, and for one batch,
-        - means and deviations in the data's schema, if the run standardises by them,
-        - enough steps, and samples per step, at a hospital that declares its data,
-        - augmentation that fits the images,
-        - class weights that do not let a few samples dominate a step,
-        - an optimiser that does not forget early steps.
+        - There are enough reported training samples in total, per label and for one batch.
+        - The data's schema declares means and deviations, if the run standardises by them.
+        - A hospital that only declares its counts has enough steps, and enough samples in each
+          step.
+        - The augmentation fits the images.
+        - The class weights do not let a few samples decide a step.
+        - Each of the first optimiser steps has an effect on the result.
 
         Raises:
             RefusedError: a limit of the hospital forbids the run.
@@ -321,8 +322,8 @@ class SiteSession(OpenedSite):
     def _refuse_small_steps(self, samples: int) -> None:
         """Check that a round has enough optimiser steps, and enough samples in each step.
 
-        This check is for a hospital that declares its data before they are opened. Once they are
-        open, no error may reach the server, so nobody would learn that the steps are too few.
+        This check is for a hospital that declares its sample counts before its data are opened.
+        Later no error may reach the server, so the shortage must be found here.
 
         Args:
             samples: the declared number of training samples.
@@ -356,11 +357,11 @@ class SiteSession(OpenedSite):
             raise RefusedError(f"site {self.silo.name}: {fault}")
 
     def _refuse_few_weighed(self) -> None:
-        """Check that the run's class weights do not let a few samples dominate a step.
+        """Check that the run's class weights do not let a few training samples decide a step.
 
-        Kish's effective sample size of the training samples' weights must reach 'minimum-batch'. A
-        simulated site has no minimum. Neither has a hospital with its own cap on epsilon, because
-        clipping and noise hide each sample there.
+        Kish's effective sample size of all training samples' weights must reach 'minimum-batch'.
+        Two kinds of sites always pass: a simulated site, and a hospital with its own cap on
+        epsilon, where clipping and noise hide each sample.
 
         Raises:
             RefusedError: the effective sample size is below 'minimum-batch'.
@@ -384,13 +385,13 @@ def reported_counts(site: OpenedSite) -> Counts:
     - A hospital with its own cap on epsilon reports the true counts with Gaussian noise. The noise
       is drawn once for the same data, stored, and charged to the ledger (the hospital's record of
       spent epsilon).
-    - A hospital at trust 'sums' reports the lower bounds that it declared before the run. It has no
-      cap.
+    - A hospital at trust 'sums' reports the lower bounds of its counts that it declared.
     - Any other site reports the true counts.
 
     Raises:
-        EpsilonSpentError: noisy counts must be drawn for the first time, but would exceed the cap.
-        SettingError: the hospital sets no 'counts-noise', and no noise is enough for its cap.
+        EpsilonSpentError: the counts need new noise, whose epsilon would exceed the cap.
+        SettingError: the hospital sets no 'counts-noise', and no amount of noise keeps within its
+            cap.
         CheckpointError: the stored counts or the ledger are damaged, or cannot be written.
     """
     if site.cap is None:
@@ -403,12 +404,12 @@ _sessions: OrderedDict[Hashable, SiteSession] = OrderedDict()
 
 
 def session_of(context: Context, again: bool = False) -> SiteSession:
-    """Return this node's session for a run: its site, opened and checked.
+    """Return this node's session for a run: its site, opened and admitted to the run.
 
     A real hospital opens a new session for each message, so that its site file, ledgers and data
     are read again. A simulated site's session is cached by run, node and settings. If the cached
-    sessions of all other sites hold more than 256 MiB of samples, the least recently used ones are
-    dropped.
+    sessions of the remaining sites hold more than 256 MiB of samples, the least recently used ones
+    are dropped.
 
     Args:
         context: Flower's context of the message.
@@ -436,7 +437,7 @@ def session_of(context: Context, again: bool = False) -> SiteSession:
 
 
 def finished_session(settings: CommonSettings, own: Any, silo: Silo) -> SiteSession:
-    """Build a simulated site's session in which the models of a finished run can be used.
+    """Build a simulated site's session, to apply the models of a finished run to the site's data.
 
     The session has no limits and no cap on epsilon, and nothing is checked. Its reported counts are
     the true counts, without noise.

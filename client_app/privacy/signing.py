@@ -66,20 +66,22 @@ class Signer:
     refuse_unknown: Callable[[Mapping[str, str]], None]
 
     def refuse_unsigned(self, received: Sequence[SignedKeys]) -> None:
-        """Check that every site has signed its keys of this round with a trusted signing key.
+        """Check that each site has signed its keys of this round with a trusted signing key.
 
-        The keys of secure aggregation come through the server, which could replace them. So each
-        site signs its own public keys. A hospital trusts a signing key if people at both hospitals
-        have compared its code. A simulated site trusts the key that follows from the run's seed.
+        Sites exchange keys for secure aggregation through the server, which could replace them. So
+        each site signs its keys. A hospital trusts a signing key if people at both hospitals have
+        compared its code, a short hash. A simulated site trusts the signing key derived from the
+        run's seed.
 
         Args:
             received: one entry for each site that has keys, this site included.
 
         Raises:
-            RefusedError: a signature does not match, or a signing key is not trusted here. The
-                error says whose.
+            RefusedError: a signature does not match, or a signing key is not trusted. The error
+                names the site.
             SiteError: a public signing key is malformed.
-            CheckpointError: the hospital's list of compared keys is damaged, or cannot be written.
+            CheckpointError: the hospital's list of signing keys, which stores each received code,
+                is damaged or cannot be written.
         """
         codes = {one.site: key_code(one.public) for one in received}
         for one in received:
@@ -92,11 +94,12 @@ class Signer:
 
 
 def signer_of(simulated: bool, seed: int, site: str, node_config: Mapping[str, Value]) -> Signer:
-    """Return a site's signing key, together with its rule for accepting the keys of other sites.
+    """Return a site's signing key, and the check that it makes on the signing keys of other sites.
 
-    With this key a site signs its keys for secure aggregation. A simulated site accepts only keys
-    that are derived from the run's seed. A hospital accepts only keys that people have compared. If
-    a hospital has no signing key yet, a key is made and stored.
+    A site signs its keys for secure aggregation with this key. A simulated site accepts only
+    signing keys that are derived from the run's seed. A hospital accepts only signing keys whose
+    codes people at the two hospitals have compared. If a hospital has no signing key yet, one is
+    made and stored.
 
     Args:
         simulated: whether the site is simulated.
@@ -105,8 +108,9 @@ def signer_of(simulated: bool, seed: int, site: str, node_config: Mapping[str, V
         node_config: the node's own config, used only at a hospital.
 
     Raises:
-        RefusedError: a hospital's node config has no 'state-dir', or has a key that only an older
-            version used ('signing-key' or 'site-registry'); or the key file cannot be used.
+        RefusedError: a hospital's node config has no 'state-dir', or it has an entry of an older
+            version ('signing-key' or 'site-registry'). The error also means that the key file
+            cannot be used.
         CheckpointError: the lock file in the hospital's folder cannot be written.
     """
     if simulated:
@@ -131,15 +135,15 @@ def signer_of(simulated: bool, seed: int, site: str, node_config: Mapping[str, V
 
 
 def _refuse_other_seed(seed: int, codes: Mapping[str, str]) -> None:
-    """Check that each simulated site signs with the key that follows from the seed and its name.
+    """Check that each simulated site signs with the key that is derived from the seed and its name.
 
     Args:
         seed: the run's seed.
         codes: the code (a short hash) of each site's public signing key, by site.
 
     Raises:
-        RefusedError: a site signs with another key. The error names the first such site and the
-            code of its key.
+        RefusedError: a site signs with another key. The error names the first such site in
+            ``codes`` and the code of its key.
     """
     for site, code in codes.items():
         if code != key_code(public_text(simulated_key(seed, site))):
@@ -152,8 +156,10 @@ def _refuse_other_seed(seed: int, codes: Mapping[str, str]) -> None:
 def signing_key(folder: Path) -> EllipticCurvePrivateKey:
     """Return the hospital's private signing key in ``folder``; the first call makes and stores it.
 
+    A lock file keeps two messages from each making a key.
+
     Raises:
-        RefusedError: the key file is unreadable or cannot be written, or is not an elliptic-curve
+        RefusedError: the key file cannot be read or written, or its key is not an elliptic-curve
             key.
         CheckpointError: the folder's lock file cannot be written.
     """
@@ -198,9 +204,9 @@ class KnownKeys:
 
     @property
     def file(self) -> OwnFile[dict[str, KnownKey]]:
-        """The JSON file that lists the known keys, with its lock.
+        """The JSON file that lists the signing keys of other hospitals, with its lock.
 
-        Nothing is read or created here.
+        The file need not exist.
         """
         return OwnFile(
             self.folder / KNOWN,
@@ -210,11 +216,12 @@ class KnownKeys:
         )
 
     def read(self) -> dict[str, KnownKey]:
-        """Read the signing keys that this hospital knows of other hospitals, by site.
+        """Read the list of other hospitals' signing keys: an entry for each site.
 
-        An entry has three codes (short hashes of a public key): the code that people have compared,
-        the code received last, and the code shown last. An unknown code is "". The entry also has
-        the day of the comparison. The mapping is empty if the list does not exist yet.
+        An entry has three codes, which are short hashes of a public key: ``compared`` is the code
+        that people compared, ``received`` the code that came last, and ``shown`` the code that a
+        person at this hospital last saw. A code is "" if there is none. ``day`` is the day of the
+        comparison. If the list does not exist, the result is empty.
 
         Raises:
             CheckpointError: the list is damaged.
@@ -224,9 +231,9 @@ class KnownKeys:
     def show(self) -> dict[str, KnownKey]:
         """Return the known signing keys by site, and record that a person now sees their codes.
 
-        The code (a short hash) of each key received last is recorded as shown. If a person later
-        confirms a key without typing its code, ``mark`` accepts only a key that was shown. If all
-        these codes were shown before, nothing is written.
+        For each site, the code (a short hash) of the key that it sent last becomes the code that
+        was shown. A person can later confirm a key without typing its code only if that code was
+        shown.
 
         Raises:
             CheckpointError: the list is damaged, or cannot be written.
@@ -252,8 +259,8 @@ class KnownKeys:
 
         Raises:
             RefusedError: ``codes`` has another code for this site than ``own_code``, a key has
-                changed since it was compared, or a key was never compared. Only the first of these
-                faults is reported, with all sites that have it.
+                changed since it was compared, or a key was never compared. The error gives the
+                first of these faults in this order, with all sites that have it.
             CheckpointError: the list is damaged, or cannot be written.
         """
         others = {site: code for site, code in codes.items() if site != own}
@@ -287,8 +294,9 @@ class KnownKeys:
         """Store the codes of the keys received from other sites, and return all known keys by site.
 
         ``codes`` maps each other site to the code (a short hash) of its key, which replaces the
-        code received earlier. A new site is ignored if its name is invalid. It is also ignored once
-        the list has 200 sites, because a server could invent any number of sites.
+        code received earlier. A new site is left out if its name is not a valid site name. It is
+        also left out once the list has 200 sites, because a server could invent any number of
+        sites.
 
         Raises:
             CheckpointError: the list is damaged, or cannot be written.
@@ -308,17 +316,18 @@ class KnownKeys:
         """Record that a person compared another site's key today, and return the key's code.
 
         The code is a short hash of the public key. Without ``code``, the key received last counts
-        as compared. It must be the one that ``show`` last showed to a person. Otherwise a server
-        could send a key of its own while two hospitals are on the telephone.
+        as compared. That key must be the one that was last shown to a person here. Otherwise a
+        server could replace the key after the person saw it, and have the replacement recorded.
 
         Args:
             site: the site that has the key.
-            code: the code that the other hospital read out, in upper or lower case; "" for the key
-                received last. A given code is stored even if another key, or no key, was received.
+            code: the code that the other hospital read out, in upper or lower case. A given code is
+                stored whichever key was received. "" for the key received last.
 
         Raises:
-            SettingError: the site's name or the code is malformed. Or no code is given, and no key
-                was received or the received key has changed since it was shown.
+            SettingError: the site's name or the code is malformed. Without ``code``, the error also
+                means that no key was received, or that the received key has changed since it was
+                shown.
             CheckpointError: the list is damaged, or cannot be written.
         """
         with self.file.lock():
@@ -354,7 +363,7 @@ class KnownKeys:
         """Remove a site from the list of known keys, so that its key must be compared again.
 
         Raises:
-            SettingError: the list does not have the site.
+            SettingError: the list does not contain the site.
             CheckpointError: the list is damaged, or cannot be written.
         """
         with self.file.lock():
@@ -372,7 +381,7 @@ def own_code(folder: Path) -> str:
     A missing key is not made.
 
     Raises:
-        RefusedError: the key file is unusable.
+        RefusedError: the key file cannot be read, or its key is not an elliptic-curve key.
         CheckpointError: the folder's lock file cannot be written.
     """
     if not os.path.lexists(folder / KEY):

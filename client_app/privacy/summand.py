@@ -34,16 +34,16 @@ class Summand:
     ) -> dict[str, Words]:
         """Weight and quantise this site's numbers for a secret sum; return uint32 arrays by name.
 
-        The updates are multiplied by the site's weight, which is proportional to its training
-        samples up to ``quantisation.samples``. Another array holds two counts: the training
-        samples, at most ``quantisation.samples``, and 1 if the site failed, otherwise 0. If metrics
-        are summed, two more arrays hold their weighted values and the number of samples behind
-        each, in the order of their names. A failed site has the same names and shapes, and all its
-        other numbers stand for 0.
+        - Each update is multiplied by the site's weight, which is proportional to its training
+          samples.
+        - ``COUNTS`` has two numbers: the training samples, and a 1 if the site failed, otherwise 0.
+        - If there are metrics, ``METRICS`` has their weighted values and ``MEASURED`` the samples
+          behind each value. Both arrays are sorted by the metrics' names.
+
+        A failed site returns the same names and shapes, and all numbers except that 1 stand for 0.
 
         Args:
-            quantisation: maps numbers to integers; its ``samples`` caps a site's weight and its
-                counts.
+            quantisation: maps numbers to integers. Its ``samples`` caps a site's weight and counts.
             updates: the trained minus the received arrays, clipped, by name.
             scaled_metrics: the metrics, each scaled to 0 to 1, by name; None for a metric without a
                 value.
@@ -68,16 +68,16 @@ class Summand:
     def _samples_behind(
         self, name: str, scaled_metric: float | None, quantisation: Quantisation
     ) -> int:
-        """Return the number of samples with which a metric counts in the secret sum.
+        """Return the number of samples behind a metric, which is its weight in the secret sum.
 
-        It is the size of the metric's split, but at most ``quantisation.samples``. It is 0 if the
-        metric has no value or the site failed.
+        This number is the size of the metric's split, but at most ``quantisation.samples``. It is 0
+        if the metric has no value or the site failed.
 
         Args:
             name: the metric's name, which contains the split, as in "incoming.val.loss". If it
                 contains no split, training samples are counted.
             scaled_metric: the metric, scaled to 0 to 1; None if it has no value.
-            quantisation: its ``samples`` is the largest count of a site.
+            quantisation: its ``samples`` is the largest number that a site may count.
         """
         if scaled_metric is None:
             return 0

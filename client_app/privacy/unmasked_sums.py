@@ -60,14 +60,15 @@ class UnmaskedSums:
     round: int
 
     def refuse_missing_sites(self, partners: Sequence[str]) -> None:
-        """Check that all sites of this round's unmasked sum, if there is one, take part again.
+        """Check that no site of this round's earlier sum is missing when the server repeats it.
 
-        A server may ask for a round again after it has unmasked the round's sum. A sum over fewer
-        sites would reveal the parts of the missing sites by subtraction. ``partners`` may have
-        further sites, because some may still drop out.
+        In secure aggregation, sites hide their numbers with masks, and the server unmasks only the
+        sum. A second sum over fewer sites would reveal the missing sites' numbers by subtraction.
+        Further sites may take part, because some may still drop out. Without an earlier sum the
+        check passes.
 
         Args:
-            partners: the sites that mask now.
+            partners: the sites that take part in the new sum.
 
         Raises:
             RefusedError: a site is missing. The error names the sites of the earlier sum.
@@ -79,22 +80,21 @@ class UnmaskedSums:
             raise self._other(before.sites)
 
     def refuse_other_question(self, question: str) -> None:
-        """Check that a repeated request is unchanged if the round's sum is already unmasked.
+        """Check that a repeated request is unchanged if this round's sum is already unmasked.
 
         The check comes before the data are opened. Otherwise a server could choose a second request
-        that gets another answer only if one particular patient is there. A refusal after the answer
-        (``refuse_other``) would then reveal the patient.
+        that is refused only if one particular patient's data are there. The refusal would reveal
+        the patient.
 
-        If this round's sum is not unmasked but a later round's is, every request is refused. The
-        later sum was made from the state that this round left here.
+        If the sum of a later round is unmasked but not this round's, every request is refused.
 
         Args:
-            question: the digest of the request. It is empty at a site that does not declare its
-                data, and then nothing is checked.
+            question: the digest of the request. It is empty at a site that opens its data without
+                declaring their counts first. Then nothing is checked.
 
         Raises:
-            RefusedError: another request of this round was answered, or only a later round's sum is
-                unmasked. Neither depends on a patient.
+            RefusedError: the site answered another request of this round, or only a later round's
+                sum is unmasked. Neither depends on a patient.
             CheckpointError: the record of the sums is damaged.
         """
         if not question:
@@ -102,6 +102,7 @@ class UnmaskedSums:
         before = self._of_round()
         # Empty: no sum is unmasked yet, or an older version unmasked it and stored no question
         asked_another = before.question not in ("", question)
+        # A later sum was made from the state that this round left here, so this round is over
         has_later_sum = any(round_ > self.round for round_ in self._file().read({}))
         if asked_another or (has_later_sum and not before.sites):
             raise RefusedError(
@@ -113,15 +114,15 @@ class UnmaskedSums:
     def refuse_other(self, weighed: str, answered: Sequence[str] = ()) -> None:
         """Check that this site does not contribute to a second, different sum of the same round.
 
-        The server may ask for a round again. If the round's sum was unmasked before, it may be
-        unmasked again only over the same sites and with the same numbers from this site. Otherwise
-        the difference between the two sums would reveal one site's part. If no sum of this round
-        was unmasked before, the check passes.
+        The server may repeat a round. An unmasked sum may be unmasked again only over the same
+        sites and with the same numbers from this site. Otherwise the difference between the two
+        sums would reveal one site's numbers. If no sum of this round was unmasked before, the check
+        passes.
 
         Args:
-            weighed: the digest of the weighted numbers that this site masks.
-            answered: the sites of the sum, sorted. Before the site masks, they are not known yet.
-                Then the argument is empty, and only ``weighed`` is compared.
+            weighed: the digest of this site's weighted numbers, before they are hidden by masks.
+            answered: the sites of the sum, sorted; empty while they are not known. An empty list is
+                not compared.
 
         Raises:
             RefusedError: the sites, or this site's numbers, differ from those of the earlier sum.
@@ -145,7 +146,7 @@ class UnmaskedSums:
     def note(self, opened: RoundSum) -> None:
         """Record that this round's sum may now be unmasked; replace the round's earlier record.
 
-        Only the 3 highest rounds are kept, because a server may go back by two rounds.
+        Only the 3 highest rounds are kept. A server that resumes a run may go back by two rounds.
 
         Args:
             opened: the sum's sites, and digests of the request and of the numbers that this site
@@ -200,10 +201,10 @@ class UnmaskedSum:
 
 
 def failed_before() -> SiteError:
-    """Build the error of a site that may not answer, because it failed to answer before.
+    """Build the error of a site that must not answer, because it failed on the same arrays before.
 
-    For the same received arrays, the site has added 0 to a secret sum. The difference between that
-    sum and a sum with an answer would be the site's part.
+    The site added 0 to a secret sum for these received arrays. If it answered now, the difference
+    between the new sum and the old sum would reveal its answer.
     """
     return SiteError(
         "this site could not answer for the same weights before, and adds nothing to "
@@ -228,16 +229,15 @@ class SummedBefore:
     about: str = ""
 
     def refuse_changed_sum(self, arrays: str, partners: Sequence[str]) -> None:
-        """Check that the settings and sites fit an earlier sum of the same arrays, if there is one.
+        """Check that a second sum over the same received arrays reveals no single site's part.
 
-        The settings must be the same, and all sites of the earlier sum must take part again.
-        Otherwise the difference between the two sums would reveal single sites' parts. Arrays that
-        were never summed pass.
+        The run's settings must be those of the earlier sum. All sites of that sum must take part
+        again, and further sites may join. Otherwise the difference between the two sums would
+        reveal single sites' parts. Arrays that were never summed pass.
 
         Args:
             arrays: the digest of all received arrays.
-            partners: the sites that mask now. There may be more than before, because some may drop
-                out.
+            partners: the sites that take part in the new sum.
 
         Raises:
             RefusedError: the settings differ, or a site of the earlier sum is missing. Neither
@@ -258,14 +258,16 @@ class SummedBefore:
             raise self._other_sites(before)
 
     def refuse_other_sites(self, arrays: str, answered: Sequence[str]) -> None:
-        """Check that an earlier unmasked sum of the same arrays, if any, was over the same sites.
+        """Check that an earlier sum over the same received arrays was over exactly the same sites.
+
+        If there was no earlier sum, the check passes.
 
         Args:
             arrays: the digest of all received arrays.
             answered: the sites of the sum that is requested now, in sorted order.
 
         Raises:
-            RefusedError: the earlier sum was over other sites.
+            RefusedError: a site of the earlier sum is missing, or a site was added.
             CheckpointError: the record of the sums is damaged.
         """
         before = self._sums().get(self._key(arrays))
@@ -273,10 +275,10 @@ class SummedBefore:
             raise self._other_sites(before)
 
     def has_failed(self, arrays: str) -> bool:
-        """Tell whether this site failed on these received arrays before, and so sent 0 for the sum.
+        """Tell whether this site failed on these received arrays before and added 0 to the sum.
 
-        If it did, it must send 0 again. Otherwise the difference between the two sums would reveal
-        the site's part. ``arrays`` is the digest of the received arrays.
+        A site that failed must add 0 again. Otherwise the difference between the two sums would
+        reveal its numbers. ``arrays`` is the digest of the received arrays.
 
         Raises:
             CheckpointError: the record of the sums is damaged.
@@ -285,24 +287,21 @@ class SummedBefore:
         return before is not None and before.failed
 
     def note_part(self, arrays: str, failed: bool) -> None:
-        """Record that this site masks its part of a sum, or 0 if it ``failed``.
+        """Record, before this site sends its part of a sum, whether the part is an answer or 0.
 
-        The caller does this before anything leaves. A server could subtract a sum with the site's 0
-        from a sum with its part. So the site never masks both for the same received arrays, not
-        even in two runs at the same time.
-
-        The record cannot wait until the sum is unmasked, because a server can unmask it with shares
-        from other sites and never ask this site. ``note`` later adds the sum's sites. It also adds
-        the digest of the settings, which is recorded here only for a failure.
+        A site sends 0 if it cannot answer. A server could subtract a sum with that 0 from a sum
+        with the answer, and so learn the answer. So a site never sends both for the same received
+        arrays, not even in two runs at the same time. The record cannot wait, because a server can
+        finish a sum without this site.
 
         Args:
             arrays: the digest of all received arrays.
-            failed: whether this site cannot answer and masks 0.
+            failed: whether this site cannot answer and sends 0.
 
         Raises:
-            SiteError: the site has masked 0 for these arrays before, but now wants to answer.
+            SiteError: the site has sent 0 for these arrays before, but now wants to answer.
             RefusedError: the site has answered for these arrays before, but cannot answer now. The
-                server sees this refusal, which reveals less than the site's part.
+                server sees this refusal, which reveals less than the answer.
             CheckpointError: the file is damaged, or cannot be written.
         """
         with self._file().lock():
@@ -324,10 +323,11 @@ class SummedBefore:
                 self._write(arrays, replace(before, answered=True))
 
     def note(self, arrays: str, answered: Sequence[str], failed: bool) -> None:
-        """Record in the hospital's own file that this site contributed to a sum of received arrays.
+        """Record that this site took part in a sum, so that a repetition can be checked.
 
-        The record has the sites, the digest of the settings, and whether this site failed. It
-        replaces an earlier record for these arrays. Only the newest 10,000 records are kept.
+        The record has the sites, a digest of the run's settings, and whether this site failed. An
+        earlier record for the same received arrays is replaced. Only the newest 10,000 records are
+        kept.
 
         Args:
             arrays: the digest of all received arrays.
@@ -341,9 +341,10 @@ class SummedBefore:
             self._write(arrays, UnmaskedSum(list(answered), self.terms, failed, not failed))
 
     def _write(self, arrays: str, entry: UnmaskedSum) -> None:
-        """Store a record for these arrays as the newest, in place of an earlier record for them.
+        """Store a record for the arrays with the digest ``arrays``, in place of an earlier record.
 
-        Only the newest 10,000 records are kept. The caller has locked the file.
+        The record becomes the newest, and only the newest 10,000 are kept. The caller has locked
+        the file.
         """
         sums = dict(self._sums())
         key = self._key(arrays)

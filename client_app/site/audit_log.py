@@ -63,8 +63,8 @@ def build_entry(
 
     The keys are "time", "site", "run", "run-id", "kind" (the message's type), "method", "dataset",
     "round", "phase", "outcome", "why", "records", "bytes-in" and "bytes-out", and "ledger" if there
-    is one. "records" counts the names of the reply's arrays and values by pattern
-    (``group_names``). The line never has a value of the data. Names from the server are cut at 200
+    is one. "records" counts the names of the reply's arrays and values by pattern, such as
+    ``arrays/head.*``. Values of the data are never logged. Names from the server are cut at 200
     characters, and "why" at 1,000.
 
     Args:
@@ -73,7 +73,7 @@ def build_entry(
         context: the node and the run.
         reply: the reply that is about to leave.
         outcome: "answered", "refused" or "failed".
-        why: the reason for no answer; empty to use the reply's own error text.
+        why: the reason for a refusal or failure; empty to use the reply's error text.
         ledger: the state of the hospital's privacy ledger; None without a ledger.
     """
     received, leaving = RecordDict(), RecordDict()
@@ -111,11 +111,10 @@ def build_entry(
 def append_line(path: Path, line: dict[str, Any]) -> None:
     """Append a line to the audit log as JSON, flush it to the disk, and write the log's head.
 
-    The head is a file next to the log that stores the number and the check value of the last line.
-    The line first gets its own number and check value. The privacy ledger's state in the log never
-    goes back: a line without this state, or with fewer releases than the last line, gets the last
-    line's state. If the log ends in an incomplete line, the new line still begins on a line of its
-    own. Sites and processes that share a log wait for each other.
+    The line gets a number and a check value. The head is a file next to the log that stores these
+    two values of the last line. A line about an older ledger must not hide the newer state. So if
+    ``line`` has no ledger state, or one with fewer releases (charged answers), it gets the last
+    line's. Processes that share a log wait for each other.
 
     Raises:
         RefusedError: the log or the head cannot be read or written. The log is cut back to its old
@@ -152,9 +151,9 @@ def append_line(path: Path, line: dict[str, Any]) -> None:
 def last_ledger(path: Path) -> LedgerMark | None:
     """Read the privacy ledger's state from the last complete line of the audit log.
 
-    The state has the number of releases so far and the digest of the ledger's file. The result is
-    None if the line has no such state, or if the log is empty. If no log exists, an empty one is
-    created.
+    The state has the number of releases (answers charged to the ledger) and the digest of the
+    ledger's file. The result is None if the line has no such state, or if the log is empty. A
+    missing log is created.
 
     Raises:
         RefusedError: the log cannot be opened or read. The error does not name the path.
@@ -164,10 +163,11 @@ def last_ledger(path: Path) -> LedgerMark | None:
 
 
 def _last_line(log: int, size: int) -> dict[str, Any]:
-    """Return the last complete line of an open log of ``size`` bytes, or {} if there is none.
+    """Return the last valid line of an open log of ``size`` bytes, or {} if there is none.
 
-    Only the last 64 KiB are read. A line is skipped if it is not a JSON object, or if its ledger
-    state is damaged. A power failure has cut such a line short, so its answer never left the site.
+    Only the last 64 KiB are read. A line that is not a JSON object or has a damaged ledger state is
+    skipped, and the line before it is tried. A power failure may have cut a line short. Its answer
+    never left the site.
     """
     # The log grows for years, so only its end is read
     tail = os.pread(log, _TAIL, max(0, size - _TAIL))
@@ -191,12 +191,12 @@ def _mark_of(line: dict[str, Any]) -> LedgerMark | None:
 
 
 def _last_link(path: Path, last: dict[str, Any]) -> Link:
-    """Return the number and the check value of the line that the log's next line must follow.
+    """Return the number and the check value after which the log's next line is numbered.
 
-    They come from the log's last line or from its head (the file next to the log), whichever has
-    the higher number. If the numbers are equal, the head counts. A head with a higher number means
-    that lines were removed, or that the log was moved away, and a gap then remains in the numbers.
-    Without a numbered line and a head, the number is 0.
+    They come from the log's last line or from the head, a file next to the log. The higher number
+    decides, and the head if the numbers are equal. A head with a higher number means that lines
+    were removed or the log was moved away. The line numbers then show a gap. Without a numbered
+    line and a head, the number is 0.
 
     Args:
         path: the log's path.
@@ -209,9 +209,10 @@ def _last_link(path: Path, last: dict[str, Any]) -> Link:
 
 
 def check_log(path: Path) -> None:
-    """Check that the log and its head can be written, before the work that the log must record.
+    """Check that the audit log can be written, before any work is done that must be logged.
 
-    If no log exists, an empty log is created.
+    The log's folder must be writable too, because the head, a file next to the log, is replaced. A
+    missing log is created.
 
     Raises:
         RefusedError: the log cannot be opened, or its folder cannot be written. The error does not
@@ -231,7 +232,7 @@ def names_in(content: RecordDict) -> list[str]:
 
 
 def group_names(names: Iterable[str]) -> dict[str, int]:
-    """Count names of the form ``<record>/<key>`` by pattern: pattern -> number of names.
+    """Count names of the form ``<record>/<key>`` by pattern, and return the number of each pattern.
 
     A pattern is a name in which everything after the first '.' or '/' of ``<key>`` is replaced by
     '*'. For example ``arrays/head.1.bias`` counts as ``arrays/head.*``. If ``<key>`` has no '.' and
@@ -247,7 +248,8 @@ def _open_log(path: Path) -> Iterator[int]:
     Yields the file descriptor. A missing log is created.
 
     Raises:
-        RefusedError: the log cannot be opened, or the block raised an OSError.
+        RefusedError: the log cannot be opened, or the block raised an OSError while it used the
+            log.
     """
     try:
         log = open_regular(path, os.O_RDWR | os.O_APPEND | os.O_CREAT)

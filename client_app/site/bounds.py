@@ -42,21 +42,21 @@ _SHARE = 0.9  # the share of the machine's memory that is allowed by default
 
 @contextmanager
 def enforce_bounds(answering: Answering) -> Iterator[None]:
-    """Check a message against the hospital's trust, limits and quotas, and run the block for it.
+    """Check a message against the hospital's limits, and run the block that answers the message.
 
-    The block answers the message. Trust and the limits on settings are checked first. A site
-    without a 'state-dir' then runs the block without further checks. Any other site counts the
-    message in the run book, the hospital's record of its answers. It stops the block when the
-    allowed time or memory is used up.
+    The hospital's 'trust' and its limits on settings are checked first. A site without a
+    'state-dir' makes no further checks. Any other site counts the message in the run book, its
+    record of answers. The block is stopped when its time or memory is used up.
 
-    A hello (before a run, a site tells who it is) and a survey (a site describes its data) share a
-    daily quota. Before their block, old cached data are deleted. Before the block of any other
-    message, states of old runs are deleted. After the block, its working time is added to the run.
+    The messages before a run, hellos and surveys, share a daily quota, and old cached data are
+    deleted first. For any other message, old runs' states are deleted first. Afterwards the
+    message's working time is added to its run.
 
     Raises:
         RefusedError: the message or the run breaks a limit, or a setting is invalid. The error
-            names the key and what to do.
-        SiteError: the message lacks a part of its instruction, or names its run in a forbidden way.
+            names the key and says how to proceed.
+        SiteError: the message lacks an entry, such as the round, or its name of the run is not
+            allowed.
         CheckpointError: the run book is damaged, or cannot be written.
     """
     message, context = answering.message, answering.context
@@ -95,13 +95,15 @@ def enforce_bounds(answering: Answering) -> Iterator[None]:
 
 
 def without_paths(text: str, context: Context) -> str:
-    """Return an error's text without its paths, because the server may not learn them.
+    """Return an error's text without its paths, because the server must not learn them.
 
-    A path that the node config names, such as its 'data-dir', becomes the key in brackets, as in
-    "(data-dir)/a.csv". Any other path, such as "/a/b", "~/a", "~name/a" or "file:/a", becomes "(a
-    path of the site)". A path ends at a space, quotation mark, comma, semicolon, colon or closing
-    bracket. But names may have spaces: if one of the next four words has a "/" inside or ends with
-    a file extension, the path goes on to that word. A web address such as "https://a.org/b" stays.
+    A path that the node config names, such as its 'data-dir', becomes its key in round brackets, as
+    in "(data-dir)/a.csv". Any other path, such as "/a/b" or "file:/a", becomes "(a path of the
+    site)". A web address such as "https://a.org/b" stays.
+
+    A path ends at a space, quotation mark, comma, semicolon, colon or closing bracket. If one of
+    the next four words has a "/" inside or ends with a file extension, the path continues to that
+    word's end.
     """
     for key in _PLACES:
         folder = str(context.node_config.get(key, "")).rstrip("/")
@@ -114,10 +116,9 @@ def without_paths(text: str, context: Context) -> str:
 def watch_usage(seconds: float, megabytes: int) -> Iterator[None]:
     """Run a block, and raise an error in it once its time or the process's memory is used up.
 
-    A timer's signal checks both limits every half second, so decoding, training and measuring need
-    no checks of their own. Both limits are checked once more when the block has ended, and
-    PyTorch's gradients are then on or off as before. Python delivers signals only to the main
-    thread, in which a SuperNode's process answers. In another thread nothing is checked.
+    A timer checks both limits every half second, and they are checked again after the block. The
+    switch of PyTorch's gradient recording is restored in the end. In any thread but the main thread
+    nothing is checked, because timers interrupt only the main thread.
 
     Args:
         seconds: the time limit for the block.
@@ -167,10 +168,10 @@ def _gradients_are_on() -> bool:
 
 
 def _turn_gradients(on: bool) -> None:
-    """Turn PyTorch's gradients on or off in this thread; do nothing if PyTorch is not imported.
+    """Turn PyTorch's gradient recording on or off in this thread, if PyTorch is imported.
 
-    The timer's signal may interrupt the exit of ``torch.no_grad``. Gradients would then stay off,
-    and later runs in the thread could not train.
+    The timer of ``watch_usage`` may interrupt the exit of ``torch.no_grad``. Recording would then
+    stay off, and later runs in the thread could not train.
     """
     torch = sys.modules.get("torch")
     if torch is not None:

@@ -46,13 +46,14 @@ class NodeCap:
 def site_settings(context: Context) -> CommonSettings:
     """Return the run's settings, overridden by this node's own folders, device and limits.
 
-    For 'sums-min-count' and for the cap on epsilon with its delta, the stricter value wins. At a
-    real site the run's own folders and plugin files are not used (see ``_with_own_places``). Plugin
-    files in the result's 'plugin' are executed.
+    If run and node differ in 'sums-min-count', the cap on epsilon or its delta, the stricter value
+    wins. A real site ignores the run's folders and plugin files, and uses those of its node config.
+    The files in the result's 'plugin' are loaded, which executes them.
 
     Raises:
-        SettingError: a value has the wrong type, is out of range, or names an unknown part, an
-            unusable plugin file or a forbidden weights file.
+        SettingError: a value has the wrong type or is out of range. The error also means that a
+            value names a thing that neither fedsilo nor a plugin has, an unusable plugin file or a
+            forbidden weights file.
         RefusedError: at a real site, 'split.silo-set' names a file, or the run needs a plugin that
             the hospital lacks or has in another version.
     """
@@ -83,13 +84,11 @@ def site_settings(context: Context) -> CommonSettings:
 def _with_own_places(settings: CommonSettings, context: Context) -> CommonSettings:
     """Return a copy of the settings with the folders, plugin and backbone weights of this node.
 
-    The data folder and the plugin come from the node config, and are empty if it lacks them. The
-    function ``own_cache`` gives the cache folder. If the node config has 'backbone-weights',
-    ``settings`` has them already, and they are kept. Otherwise a file name from the run becomes a
-    path in this node's cache, whether or not the file exists.
-
-    The run's paths are not used. They would let a server find out by digests and errors which files
-    a hospital has, and choose where rows are written.
+    The run's own paths would let a server find out which files a hospital has. So the data folder
+    and the plugin come from the node config, and are empty if they are missing there. The cache
+    folder is that of ``own_cache``. If the node config has 'backbone-weights', its value
+    stays. Otherwise a file name from the run becomes a path in this node's cache, whether or not
+    the file exists.
 
     Raises:
         RefusedError: 'split.silo-set' names a file.
@@ -117,13 +116,13 @@ def _refuse_other_plugs(settings: CommonSettings) -> None:
     """Check that this hospital has the run's plugins, in the run's version.
 
     A hospital has a plugin if its node config lists the module in 'plugin', or if an installed
-    package offers it by an entry point. If a server could name any module, it could execute that
-    module here. A run without plugins passes.
+    package offers the plugin by an entry point. Otherwise a server could execute any module here.
+    The versions are compared by digests of the plugin's files. A run without plugins passes.
 
     Raises:
-        RefusedError: the hospital does not have a plugin, its files differ from the run's, or the
-            run names no version.
-        SettingError: a setting names neither a part of fedsilo nor a plugin.
+        RefusedError: the hospital lacks a plugin, the plugin's files differ from those of the run,
+            or the run gives no digests.
+        SettingError: a setting names neither something that fedsilo has nor a plugin.
     """
     plugs, fault = plugs_of(settings), ""
     # A module is installed with all modules below it
@@ -156,11 +155,11 @@ def _refuse_other_plugs(settings: CommonSettings) -> None:
 
 
 def node_cap(context: Context) -> NodeCap:
-    """Read the hospital's own cap on epsilon, which holds over all runs, and the cap's delta.
+    """Read the hospital's own cap on epsilon, which all its runs share, and the cap's delta.
 
     Both values come from the node config. A missing value gets its default: a cap of 0, which means
-    no cap, and a delta of 1e-5. The site file is not read here: its values count only after they
-    were merged into the node config.
+    no cap, and a delta of 1e-5. The site file is not read here, because its limits are first merged
+    into the node config.
 
     Raises:
         SettingError: a value has the wrong type or is out of range.
@@ -172,10 +171,10 @@ def node_cap(context: Context) -> NodeCap:
 
 
 def _weights_by_name(settings: CommonSettings) -> str:
-    """Return the path of the file that the run's 'vit.backbone-weights' names.
+    """Return the run's 'vit.backbone-weights', with a file name made a path in the site's cache.
 
-    The file is in the folder of backbones in the site's cache. Whether it exists is not checked. If
-    the setting is "", "timm" or "random", it names no file and is returned unchanged.
+    The path is in the cache's folder of backbones. Whether the file exists is not checked. The
+    values "", "timm" and "random" name no file and are returned unchanged.
 
     Raises:
         SettingError: the setting is not a plain file name without a folder, or does not end in
@@ -194,14 +193,15 @@ def _weights_by_name(settings: CommonSettings) -> str:
 
 
 def site_name(context: Context, settings: CommonSettings) -> str:
-    """Return the node config's 'site' or, without it, the name of the silo of the 'partition-id'.
+    """Return the node config's 'site' or, if that is missing, the name of the site's silo.
 
-    A silo is a site's part of the data set. 'partition-id' is the index of its name, from 0.
+    A silo is a site's part of the data set. The node config's 'partition-id' is the position of the
+    silo, from 0, in the data set's list of silos.
 
     Raises:
         SiteError: the node config has no 'site', and its 'partition-id' is missing or is not below
-            the number of silos. At a real site, 'site' is also required if files name the data
-            set's silos, because such names must not leave.
+            the number of silos. A real site also needs 'site' if the data set names silos after
+            files, because names of files must not leave the hospital.
         DataError: the files that name the silos are missing or unusable.
     """
     if "site" in context.node_config:
@@ -227,11 +227,11 @@ def site_name(context: Context, settings: CommonSettings) -> str:
 
 
 def own_name(context: Context) -> str:
-    """Return the site's name, or a substitute if it cannot be found, for errors and the audit log.
+    """Return the site's name for errors and the audit log, with a substitute if it cannot be found.
 
-    The name is the node config's 'site' or, without it, the name of the silo of the 'partition-id'.
-    The substitute is "partition N" with the 'partition-id', or "partition unknown" without one. No
-    FedsiloError is raised.
+    The name is the node config's 'site' or, if that is missing, the name of the site's silo (its
+    part of the data set). The substitute is "partition N" with the 'partition-id', or "partition
+    unknown" without one. No FedsiloError is raised.
     """
     if "site" in context.node_config:
         return str(context.node_config["site"])
@@ -245,12 +245,12 @@ def own_name(context: Context) -> str:
 def prefix_refusals(site: str) -> Iterator[None]:
     """Turn each refusal in the ``with`` block into a RefusedError that begins with "site <name>: ".
 
-    The server needs the name, because it does not know which site answers before the site's hello,
-    its first answer in a run. The name is added even if the text begins with it already.
+    The server needs the name, because before a site's first answer it does not know which site
+    answers. The name is added even if the text begins with it already.
 
     Raises:
-        RefusedError: the block raised a SettingError or a RefusedError, or a subclass of one of
-            them. Other errors pass unchanged.
+        RefusedError: the block raised a SettingError or a RefusedError. Subclasses of the two count
+            too. Other errors pass unchanged.
     """
     try:
         yield

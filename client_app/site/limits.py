@@ -84,8 +84,7 @@ class Limits:
     def refuse_settings(self, settings: CommonSettings) -> None:
         """Check a run's settings against the minimums and quotas that do not depend on the data.
 
-        These are batch sizes, clip norms, noise, and the number of messages (see
-        ``_reasons_against``).
+        The settings are batch sizes, clip norms, noise and the number of rounds.
 
         Raises:
             RefusedError: a limit forbids the run. The error gives the run's value, the limit and
@@ -98,14 +97,13 @@ class Limits:
     def _reasons_against(self, settings: CommonSettings) -> Iterator[str]:
         """Yield a sentence for each of the hospital's limits that a run's settings break.
 
-        The caller tells the server only the first sentence. These settings are checked, in this
-        order:
+        The caller tells the server only the first sentence. The order is:
 
         - 'train.batch-size' and 'train.micro-batch' must be 0 or at least 'minimum-batch'.
-        - The clip norms and noise of a private run must be within their limits.
+        - A private run's clip norms and noise must be within the hospital's minimum and maximum.
         - In a run at trust 'sums', 'secure.clip-norm' must equal the hospital's 'clip-norm'.
-        - The number of rounds must be below 'max-messages'. With secure aggregation, the number of
-          rounds is first multiplied by five, because a round then has four more messages.
+        - The number of rounds must be below 'max-messages'. With secure aggregation a round counts
+          five times, because it needs four more messages.
         """
         sizes = {"train.batch-size": settings.batch_size, "train.micro-batch": settings.micro_batch}
         for key, size in sizes.items():
@@ -142,9 +140,9 @@ class Limits:
     def _reasons_against_noise(self, settings: CommonSettings) -> Iterator[str]:
         """Yield a sentence for each clip norm or noise multiplier outside the hospital's limits.
 
-        A private run has two of each: one for the samples' gradients and one for the statistics. A
-        value equal to a limit is allowed. The limits exist because with an extreme value a run
-        would train nothing and only probe the site.
+        A private run has two of each: one for the samples' gradients and one for statistics, such
+        as class means. A value equal to a limit is allowed. With an extreme value, a run would
+        train nothing and would only probe the site.
         """
         norms = self.minimum_clip_norm, self.maximum_clip_norm
         noises = self.minimum_noise, self.maximum_noise
@@ -170,7 +168,7 @@ class Limits:
 
         Args:
             metrics: value by key; ``<model>.<split>.<metric>`` belongs to a split.
-            sizes: the number of samples in each split; a missing split has 0.
+            sizes: the number of samples in each split; a split that is missing here has 0.
         """
         enough = dict(metrics)
         for model, split, metric, _ in measurements(metrics):
@@ -195,9 +193,9 @@ NO_LIMITS = Limits(
 def limits_of(context: Context) -> Limits:
     """Read a site's limits from its node config.
 
-    If a key is missing in the node config, a hospital gets the default of ``Limits``. A simulated
-    site gets the value of ``NO_LIMITS``, whose minimums allow everything and whose quotas are the
-    defaults.
+    A missing limit gets a default. At a hospital, this is the default of the class ``Limits``. A
+    simulated site gets the value of ``NO_LIMITS``, which allows everything but has the usual
+    quotas.
 
     Raises:
         SettingError: a value of the node config has the wrong type or is out of range.

@@ -39,7 +39,8 @@ def add_link(line: Mapping[str, Any], before: Link) -> dict[str, Any]:
     """Return a copy of the audit log's next line, with its number and its check value.
 
     The number is one above that of the previous line. The check value is a SHA-256 over the
-    numbered line and the previous line's check value, so altered or missing lines are found.
+    numbered line and the previous line's check value. So a later check finds altered or missing
+    lines.
 
     Args:
         line: the line's keys and values.
@@ -52,8 +53,8 @@ def add_link(line: Mapping[str, Any], before: Link) -> dict[str, Any]:
 def link_of(line: Mapping[str, Any]) -> Link | None:
     """Return the number and the check value that a line of the audit log has.
 
-    They are not checked. The result is None if one of them is missing, as in lines of an earlier
-    version, or has the wrong type.
+    Only their types are checked. The result is None if one of them is missing or has the wrong
+    type. Lines from an earlier version of fedsilo have neither.
     """
     number, check = line.get(NUMBER), line.get(CHECK)
     if isinstance(number, int) and isinstance(check, str):
@@ -78,8 +79,8 @@ def read_head(log: Path) -> Link | None:
     The head is a JSON file next to the log. The two values are not checked against the log.
 
     Returns:
-        The two values; None if the head does not exist, is not a JSON object, or lacks one of the
-        two.
+        The two values. None if the head does not exist or is not a JSON object, or if a value is
+        missing or has the wrong type.
 
     Raises:
         OSError: the head exists but cannot be read, or is not a regular file.
@@ -107,13 +108,13 @@ def write_head(log: Path, last: Link) -> None:
 def find_breaks(lines: Sequence[Mapping[str, Any]], head: Link | None) -> Iterator[str]:
     """Yield a sentence for each place where an audit log's chain of lines is broken.
 
-    In an intact chain, each number is one above the number before it. Each check value fits its
-    line and the check value before it. If the first line has a number above 1, its check value is
-    not checked, because the line may continue another log. Lines of an earlier version, without a
-    number, are accepted only before the first numbered line.
+    In an intact chain, each number is one above the number before it. Each check value is the
+    SHA-256 over its line and the check value before it. A first line with a number above 1 is not
+    verified, because it may continue another log. Lines without a number, from an earlier version,
+    may only stand before the first numbered line.
 
-    The head's number must not be above the last line's, and its check value must be in one of the
-    lines. An older head passes, because a power cut may leave one.
+    The head's check value must be in one of the lines. After a power failure this may be an earlier
+    line than the last one.
 
     Args:
         lines: the lines of one log, or of consecutive logs, in order.
@@ -148,7 +149,7 @@ def _follows(line: Mapping[str, Any], before: Link) -> bool:
 
 
 def _gap(last: int, following: int) -> str:
-    """Describe a gap between two line numbers of the log, or their wrong order, in one sentence.
+    """Describe in one sentence that line numbers of the log are missing or in the wrong order.
 
     Args:
         last: the number of the line before the gap; 0 at the start of the log.

@@ -55,11 +55,11 @@ _message: ContextVar[Opened | None] = ContextVar("message", default=None)
 
 @contextmanager
 def track_opening(opened: Opened) -> Iterator[None]:
-    """Record in ``opened``, until the block ends, whether patients' data are being read.
+    """Use ``opened``, until the block ends, to record whether this message opens patients' data.
 
-    In the block, ``note_opening`` and ``forget_opening`` set the field ``data`` of ``opened``. This
-    field later decides which errors may leave the site. Messages in other threads have their own
-    records. After the block, the record from before the block is in use again.
+    Before code in the block reads data, it calls ``note_opening``, which sets ``opened.data``.
+    Later this field decides which errors may leave the site. Each thread has its own record. After
+    the block, the record from before the block is used again.
     """
     token = _message.set(opened)
     try:
@@ -83,9 +83,10 @@ def forget_opening() -> None:
 
 
 def is_simulated(context: Context) -> bool:
-    """Tell whether this node is a simulated site; its own node config decides, never a message.
+    """Tell from the node config whether this node is a simulated site.
 
     A simulated site has a 'partition-id', but no 'site', 'state-dir', 'site-file' or 'trust'.
+    Nothing in a message can change the result.
     """
     own = {"site", "state-dir", "site-file", "trust"} & context.node_config.keys()
     return "partition-id" in context.node_config and not own
@@ -94,11 +95,10 @@ def is_simulated(context: Context) -> bool:
 def context_of_simulated_site(message: Message, context: Context) -> Context:
     """Return the context of the one simulated site that a message is for.
 
-    In a simulation one SuperNode answers for several sites, perhaps for two at once, but Flower has
-    only one context for it. A record of the message names the site's partition. The new context has
-    this partition in its node config, and an empty state. The record is then removed from the
-    message. If there is no such record, or this is a real hospital, ``context`` is returned
-    unchanged.
+    In a simulation one SuperNode answers for several sites, but Flower has only one context for it.
+    The message's record ``SIMULATED_SITE`` names the site's partition. The new context has this
+    partition in its node config, and no stored state. The record is then removed from the message.
+    If there is no such record, or the node is a real hospital, ``context`` is returned unchanged.
     """
     if not is_simulated(context) or SIMULATED_SITE not in message.content.config_records:
         return context
@@ -111,18 +111,18 @@ def context_of_simulated_site(message: Message, context: Context) -> Context:
 def own_folder(context: Context, site: str) -> Path | None:
     """Return the hospital's folder for all runs, ``<state-dir>/.own/<site>``.
 
-    The result is None if the node config has no 'state-dir'. The folder has the ledger, the secret
-    seed and the run book (the record of answered messages). It also has the audit log, unless the
-    site file names another place. No run's folder can be the same, because a run's name cannot
-    begin with a dot. The folder is not created here.
+    The result is None if the node config has no 'state-dir'. The folder contains the ledger of
+    spent epsilon, the secret seed and the run book (the record of answered messages). It also
+    contains the audit log, unless the site file names another place. The folder is not created
+    here.
     """
     return own_folder_of(context.node_config, site)
 
 
 def own_folder_of(node_config: Mapping[str, Value], site: str) -> Path | None:
-    """Return the folder that a hospital keeps over all runs; None without a 'state-dir'.
+    """Return the hospital's folder for all runs, ``<state-dir>/.own/<site>``.
 
-    See ``own_folder``, which takes Flower's context instead of the node config.
+    The result is None if the node config has no 'state-dir'. The folder is not created here.
     """
     if "state-dir" not in node_config:
         return None
@@ -133,8 +133,8 @@ def own_cache(context: Context) -> str:
     """Return the node's cache folder; "" means the default folder.
 
     The node config's 'cache-dir' comes first. Without it, the result is "" if the environment
-    variable FEDSILO_CACHE is set (the default folder then follows it) or if the node config has no
-    'state-dir'. Otherwise the cache is a folder within 'state-dir'.
+    variable FEDSILO_CACHE sets the default folder, or if the node config has no 'state-dir'.
+    Otherwise the result is ``<state-dir>/.own/cache``.
     """
     if "cache-dir" in context.node_config:
         return str(context.node_config["cache-dir"])
@@ -145,10 +145,10 @@ def own_cache(context: Context) -> str:
 
 @contextmanager
 def owner_only() -> Iterator[None]:
-    """Set the umask for the block: files written in it are accessible only to their owner.
+    """Set the umask for the block: new files and folders are accessible only to their owner.
 
-    State, ledgers, cache and secret seed contain patients' data or secrets, so they must not depend
-    on the umask with which the SuperNode was started. The old umask is restored after the block.
+    These files contain patients' data or secrets, so they must not depend on the umask with which
+    the SuperNode was started. The old umask is restored after the block.
     """
     before = os.umask(0o077)
     try:
@@ -160,11 +160,11 @@ def owner_only() -> Iterator[None]:
 def build_settings(cls: type[S], values: Mapping[str, Value]) -> S:
     """Build an object of the settings class ``cls`` from values by key.
 
-    A missing key gets its default, and keys that belong to other classes are ignored. The result is
-    cached, because several callers need the same settings.
+    A missing key gets its default, and keys that are not settings of ``cls`` are ignored. The
+    result is cached, because several callers need the same settings.
 
     Raises:
-        SettingError: a value has the wrong type or is not allowed.
+        SettingError: a value has the wrong type or is outside the range of its setting.
     """
     # The key has types, because true equals 1 but is not a count
     key = tuple((name, type(value), value) for name, value in values.items())

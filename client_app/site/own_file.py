@@ -32,10 +32,11 @@ class OwnFile(Generic[T]):
 
     @contextmanager
     def lock(self) -> Iterator[None]:
-        """Hold the file's lock during the block, so that other messages that want it wait.
+        """Hold the file's lock during the block, so that only one message at a time uses the file.
 
-        The folder, and a lock file beside the file, are created if they are missing. A process that
-        takes the lock again inside the block waits forever.
+        Other processes wait. The block must not take the lock again, because it would wait for
+        itself forever. The folder, and a lock file beside the file, are created if they are
+        missing.
 
         Raises:
             CheckpointError: the folder or the lock file cannot be written.
@@ -56,8 +57,8 @@ class OwnFile(Generic[T]):
         """Return the file's content, or ``absent`` if the file does not exist.
 
         Raises:
-            CheckpointError: the file cannot be read, or its content is not JSON of the type
-                ``kind``.
+            CheckpointError: the file cannot be read, or its content is not JSON of the file's
+                declared type, the attribute ``kind``.
         """
         try:
             content: T = _adapter(self.kind).validate_json(read_regular(self.path), strict=True)
@@ -91,7 +92,7 @@ def _adapter(kind: Any) -> TypeAdapter[Any]:
 def secret_seed(folder: Path) -> int:
     """Return the hospital's secret seed in ``folder``; the first call draws and stores it.
 
-    The seed decides the random draws of the hospital, such as the order of samples and dropout. A
+    The hospital's random draws, such as the order of samples and dropout, follow from this seed. A
     server that knew it would know which patients are in each step. A simulation uses the run's seed
     instead, because its runs must be repeatable.
 

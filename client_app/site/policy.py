@@ -83,12 +83,12 @@ class SiteFile(Limits):
     given: Mapping[str, Value] = field(default_factory=dict)
 
     def refuse_request(self, settings: CommonSettings, round_: int) -> None:
-        """Check a run's method, data set, rounds and secure aggregation against the site file.
+        """Check that the site file allows a run's method, data set, rounds and secure aggregation.
 
         Args:
             settings: the run's settings.
-            round_: the round that the message asks for, which may exceed the rounds in the
-                settings.
+            round_: the round that the message asks for. It is checked too, because a message may
+                ask for a later round than the settings allow.
 
         Raises:
             RefusedError: a rule forbids the request. The error gives the rule's key and value, and
@@ -101,9 +101,11 @@ class SiteFile(Limits):
     def _reasons_against_request(self, settings: CommonSettings, round_: int) -> Iterator[str]:
         """Yield a sentence for each rule of the site file that a request breaks, in a fixed order.
 
-        The caller tells the server only the first sentence. The rules are 'methods', 'datasets',
-        'max-rounds' (0 for no limit) and 'secure-aggregation'. The larger of the run's rounds and
-        ``round_`` must be within 'max-rounds'.
+        - 'methods' and 'datasets' must have patterns that match the run's method and data set.
+        - Neither the run's rounds nor ``round_`` may exceed 'max-rounds', unless that is 0.
+        - If 'secure-aggregation' is "required", the run must use it.
+
+        The caller tells the server only the first sentence.
         """
         for what, key, name, allowed in (
             ("method", "methods", settings.method, self.methods),
@@ -125,14 +127,14 @@ class SiteFile(Limits):
             )
 
     def refuse_names(self, names: Sequence[str]) -> None:
-        """Check that all names in a reply, ``<record>/<key>``, may leave.
+        """Check that all names in a reply, ``<record>/<key>``, may leave the site.
 
         Each name must match a pattern in 'records' and no pattern in 'refused-records'.
 
         Raises:
-            RefusedError: some names match no pattern in 'records', which is checked first, or match
-                a pattern in 'refused-records'. The error lists up to 5 groups of names and the
-                number of other groups.
+            RefusedError: a name may not leave. Names that fail at 'records' are reported first. The
+                error lists up to 5 groups, such as "arrays/head.*", and the number of further
+                groups.
         """
         unlisted = [name for name in names if not matches(name, self.records)]
         barred = [name for name in names if matches(name, self.refused_records)]
@@ -148,11 +150,11 @@ class SiteFile(Limits):
                 )
 
     def survey_parts(self, parts: Iterable[str]) -> set[str]:
-        """Return the subset of ``parts`` that the site file lets leave in a survey's answer.
+        """Return the subset of ``parts`` that may leave in the answer to a survey.
 
-        In a survey, a site describes its data. A part needs a pattern in 'records' that matches
-        "survey/<part>" and begins with "survey/", so "*" is not enough. It must match no pattern in
-        'refused-records'.
+        In a survey, a site describes its data. A part may leave if "survey/<part>" matches a
+        pattern in 'records' and no pattern in 'refused-records'. The pattern in 'records' must
+        begin with "survey/", so "*" is not enough.
         """
         listed = [pattern for pattern in self.records if pattern.startswith(f"{SURVEYED}/")]
         allowed = set()
@@ -165,8 +167,9 @@ class SiteFile(Limits):
     def restrict(self, context: Context) -> Context:
         """Return a copy of the context whose node config also has the site file's limits.
 
-        If the node config and the site file have the same key, the stricter value wins. A side that
-        has a cap on epsilon without a delta gets the default delta.
+        If the node config and the site file have the same key, the stricter value wins, such as the
+        higher minimum or the lower quota. If either of them has a cap on epsilon but no delta, its
+        delta is the default, 1e-5.
 
         Raises:
             SettingError: a limit in the node config has the wrong type or is out of range.
@@ -204,12 +207,12 @@ NODE_LIMITS = tuple(_STRICTER)  # keys of a site file that the node config may a
 def read_site_file(context: Context) -> SiteFile:
     """Read and check the site file, the hospital's own rules for requests.
 
-    The key 'site-file' of the node config is the file's path, and symbolic links are followed. A
-    site file without 'site' is valid for every site.
+    The node config's 'site-file' must be set. It is the file's path, and symbolic links are
+    followed. A site file without 'site' is valid for every site.
 
     Raises:
-        RefusedError: the path is not absolute, or the file is unreadable or malformed, or is for
-            another site. The error does not name the path.
+        RefusedError: the path is not absolute, the file cannot be read or has an error, or its
+            'site' is not this site's name. The error does not name the path.
     """
     path = Path(str(context.node_config[SITE_FILE]))
     if not path.is_absolute():
@@ -234,16 +237,16 @@ def read_site_file(context: Context) -> SiteFile:
 
 @contextmanager
 def enforce_site_file(answering: Answering) -> Iterator[None]:
-    """Check a message against the site file, run the block that answers it, and check what leaves.
+    """Check a message against the site file, run the block that answers it, and check the reply.
 
     The site file has the hospital's own rules for requests. It is read before and after the block,
     because the hospital may change it meanwhile. Both versions must allow the request and all names
-    in the reply, and no limit except a quota may be stricter in the newer version. During the
-    block, ``answering.context`` has the file's limits in its node config.
+    in the reply. If a limit became stricter, the reply is refused, but quotas may change. During
+    the block, ``answering.context`` has the file's limits in its node config.
 
     Raises:
         RefusedError: the site file forbids the request or the reply, became stricter, or is
-            unusable. Also raised if the audit log cannot be written.
+            unusable. The error also means that the audit log cannot be written.
         SettingError: a setting of the run has the wrong type or is not allowed.
     """
     message, context = answering.message, answering.context
@@ -264,13 +267,15 @@ def enforce_site_file(answering: Answering) -> Iterator[None]:
 
 
 def _refuse_tightened(before: Mapping[str, Value], now: Mapping[str, Value]) -> None:
-    """Check that no limit became stricter while the message was answered; quotas are not checked.
+    """Check that no limit became stricter while the message was answered.
+
+    Quotas, such as 'max-messages', are not checked.
 
     Args:
         before: the node config with the limits that applied while the message was answered; a
             missing limit counts as its default.
-        now: the node config with the limits of the site file after the answer; a missing limit
-            passes.
+        now: the node config with the limits of the site file after the answer. A limit that is
+            missing there is not checked.
 
     Raises:
         RefusedError: a limit is stricter now. The error names its key.
@@ -298,15 +303,15 @@ def log_path(context: Context, rules: SiteFile | None) -> Path:
     """Return the path of the site's audit log; create its folder if the path is the default.
 
     The path is the site file's 'audit-log', with symbolic links resolved. By default it is
-    ``audit.jsonl`` in the site's own folder in the 'state-dir'. If that folder cannot be created,
-    no error is raised here.
+    ``audit.jsonl`` in the hospital's folder in the 'state-dir'. If that folder cannot be created,
+    no error is raised here, but opening the log will fail.
 
     Args:
         context: the node's context.
-        rules: the site file; None without a usable one, and then the default is used.
+        rules: the site file; None if there is none or it is unusable, which means the default path.
 
     Raises:
-        RefusedError: neither the site file nor the node config names a place.
+        RefusedError: the site file has no 'audit-log', and the node config has no 'state-dir'.
     """
     if rules is not None and rules.audit_log:
         return Path(os.path.realpath(rules.audit_log))  # the hospital may name a symbolic link
@@ -328,11 +333,11 @@ def refuse_few_samples(site: str, counts: Sequence[int], node_config: Mapping[st
         site: the site's name.
         counts: the reported number of training samples of each label; a label with 0 is ignored.
         node_config: the node's config with the site file's limits 'minimum-train-samples' and
-            'minimum-per-label'; a missing limit has the site file's default.
+            'minimum-per-label'. A missing limit gets its default.
 
     Raises:
-        RefusedError: the total or a label's count is too low. The error names the limit but not the
-            count, because the count would reveal what is withheld.
+        RefusedError: the total or a label's count is too low. The error names the limit, but not
+            the count, which must not leave the site.
         SettingError: one of the two limits has the wrong type or is out of range.
     """
     keys = ("minimum-train-samples", "minimum-per-label")
@@ -353,10 +358,10 @@ def refuse_few_samples(site: str, counts: Sequence[int], node_config: Mapping[st
 
 
 def matches(name: str, patterns: Iterable[str]) -> bool:
-    """Tell whether the full ``name`` matches a pattern, in which ``*`` stands for any string.
+    """Tell whether the whole ``name`` matches a pattern, in which ``*`` stands for any string.
 
-    That string may be empty and may contain "/". Upper and lower case differ. Without patterns the
-    result is False.
+    That string may be empty and may contain "/". Upper and lower case count as different. Without
+    patterns the result is False.
     """
     for pattern in patterns:
         expression = re.escape(pattern).replace(r"\*", ".*")
@@ -368,7 +373,8 @@ def matches(name: str, patterns: Iterable[str]) -> bool:
 def parse_site_file(text: str) -> SiteFile:
     """Parse the YAML text of a site file, the hospital's own rules for requests.
 
-    The lists 'methods', 'datasets' and 'records' are required. ``read_rules`` checks all values.
+    The lists 'methods', 'datasets' and 'records' are required, but may be empty. All values are
+    checked.
 
     Raises:
         SettingError: the text is not valid YAML, a key is unknown or missing, or a value is

@@ -38,16 +38,16 @@ class SiteState:
     settings_digest: str = ""
 
     def load_before(self, instruction: Instruction) -> dict[str, Tensor] | None:
-        """Load the site's newest state from before the instruction's (round, step).
+        """Load the site's newest state from before the instruction's round and step.
 
         The result maps names to arrays. It is None if no earlier state is stored and the server
         expects none, as in the site's first round. States of the requested step or later are
-        ignored, because they belong to rounds that the server lost.
+        ignored. They exist if a server resumes from an older checkpoint.
 
         Raises:
-            CheckpointError: the state is damaged or was stored under other settings; the site lacks
-                the state that the server expects; or the server goes back to a round whose earlier
-                states were deleted.
+            CheckpointError: the state is damaged or was stored under other settings. The error also
+                means that a state that the server expects is missing, or was deleted when the site
+                stored newer ones.
         """
         older = self._older_keys(instruction)
         missing = self._missing_state(instruction, older)
@@ -69,14 +69,14 @@ class SiteState:
         return {name: torch.from_numpy(array) for name, array in arrays.items()}
 
     def _missing_state(self, instruction: Instruction, older: list[tuple[int, int]]) -> str:
-        """Describe the state that is missing before ``instruction``, and what to do.
+        """Describe which state from before ``instruction`` is missing, and how to go on.
 
-        The server expects the newest state that the site has reported to it. The result is "" if no
-        state is missing. A state is missing in three cases, each only if the server expects one:
+        The server gives the newest state that the site has reported. The result is "" if the site
+        has this or a newer state, or if the server expects none. There are three faults:
 
-        - All states from before ``instruction`` were deleted (see ``_was_dropped``).
-        - No state is stored from before ``instruction``.
-        - The newest state from before ``instruction`` is older than the expected one.
+        - The site has deleted all states from before ``instruction``, because it stored newer ones.
+        - No state from before ``instruction`` is stored, for another reason.
+        - The newest stored state from before ``instruction`` is older than the expected state.
 
         Args:
             instruction: the server's request.
@@ -106,9 +106,10 @@ class SiteState:
     def is_counted(self, instruction: Instruction) -> bool:
         """Tell whether the server used the site's last reply from before ``instruction``.
 
-        A reply may be lost, refused or late. The site stored a state with its last reply, and the
-        server gives the newest state that it knows (``instruction.expects_state``). The answer is
-        yes if the site's state is not newer. It is also yes if no earlier state is stored.
+        The site stores a state with each reply. A reply may be lost, refused or late. The server
+        then expects an older state (``instruction.expects_state``) than the newest one stored here,
+        and the result is False. If no state from before ``instruction`` is stored, the result is
+        True.
         """
         older = self._older_keys(instruction)
         return not older or state_key(*older[-1]) <= instruction.expects_state
@@ -116,15 +117,16 @@ class SiteState:
     def store(self, instruction: Instruction, arrays: dict[str, Tensor]) -> None:
         """Write the site's state after a phase, and delete states that are no longer needed.
 
-        The states of the two newest rounds stay. Deleted are those of older rounds, and those newer
-        than ``instruction``, because they belong to an attempt that the server lost.
+        The states of this round and of the last stored round before it stay. States of earlier
+        rounds are deleted. States of later rounds or steps are deleted too, because the server has
+        gone back.
 
         Args:
             instruction: the request that was answered, whose round and step name the file.
             arrays: the arrays by name; may be empty. Their values are not checked.
 
         Raises:
-            CheckpointError: the state cannot be written. Then all stored states remain.
+            CheckpointError: the state cannot be written. All stored states then remain.
         """
         now = round_, step = instruction.round, instruction.step
         facts = {"round": round_, "step": step, _DIGEST: self.settings_digest}
@@ -151,9 +153,10 @@ class SiteState:
         return self.folder / f"round-{round_:06d}-{step:02d}.safetensors"
 
     def _keys(self) -> list[tuple[int, int]]:
-        """List the stored states by their file names: (round, step), sorted.
+        """Return the (round, step) of each stored state, sorted, as read from the file names.
 
-        The list is empty if the folder does not exist. Files with other names are ignored.
+        A state's file is ``round-<round>-<step>.safetensors``. Other files are ignored. The list is
+        empty if the folder does not exist.
         """
         if not self.folder.is_dir():
             return []
@@ -165,10 +168,10 @@ class SiteState:
         return sorted(keys)
 
     def _older_keys(self, instruction: Instruction) -> list[tuple[int, int]]:
-        """List the stored states from before ``instruction``: their (round, step), ascending.
+        """Return the (round, step) of each stored state from before ``instruction``, sorted.
 
         A step is the number of a phase in its round. States of the same or a later step are not
-        listed. They exist if a server that lost its newest rounds asks for them again.
+        listed. They exist if a server that lost its newest rounds repeats them.
         """
         now = (instruction.round, instruction.step)
         return [key for key in self._keys() if key < now]
@@ -183,17 +186,15 @@ _FREE = frozenset(
 
 
 def settings_digest_of(common: CommonSettings, own: Any) -> str:
-    """Return a digest of the settings that decide what a stored state of a site means.
+    """Return a digest of the settings that a stored state depends on.
 
-    A state opens only under the digest with which it was stored. The digest is the SHA-256, in
-    hexadecimal, of the settings as JSON, sorted by key. Two kinds of settings are left out:
+    A site's state can be loaded only under the digest with which it was stored. The digest is the
+    SHA-256, in hexadecimal, of the settings as JSON, sorted by key. Keys and defaults are those of
+    version 0.1, so its states can still be loaded. Two kinds of settings are left out:
 
-    - Settings that may change during a run: those of server, secure aggregation, machine and run,
-      the hospital's own ones, 'rounds', 'plugin-settings' and 'privacy.sums-min-count'.
+    - Settings that may change during a run: the groups 'server', 'secure', 'machine' and 'run',
+      those that a hospital sets, 'rounds', 'plugin-settings' and 'privacy.sums-min-count'.
     - Settings that version 0.1 did not have, if they have their default.
-
-    So that states of version 0.1 still open, renamed settings have their keys of 0.1. Removed
-    settings that decided states in 0.1 are included with their former defaults.
 
     Args:
         common: the run's common settings.
@@ -212,14 +213,13 @@ def settings_digest_of(common: CommonSettings, own: Any) -> str:
 
 
 def _was_dropped(keys: list[tuple[int, int]], instruction: Instruction) -> bool:
-    """Tell whether the site had a state from before ``instruction``, and has deleted it since.
+    """Tell whether the site has deleted all states from before the requested round and step.
 
-    The caller has found no state from before the requested round and step. The answer is yes if a
-    state of a later round is stored, because a site deletes older states when it stores newer ones.
-    The answer is no in three cases:
+    The caller has found no such state. A site deletes old states when it stores newer ones, so a
+    stored state of a later round means yes. The answer is no in three cases:
 
     - Round 1 is requested.
-    - All stored states are from the requested round, because the site's first state is from there.
+    - All stored states are from the requested round, in which the site may have begun.
     - No state is stored.
 
     Args:
@@ -240,9 +240,10 @@ class _RunStates:
 
 
 def drop_old_states(home: Path, site: str, current: str, most: int) -> None:
-    """Delete the states of the least recently used runs until the rest fits into ``most`` bytes.
+    """Delete the states of the least recently used runs until all others fit into ``most`` bytes.
 
-    The current run's states are neither deleted nor counted.
+    A run was last used when its newest file was written. The current run's states are neither
+    deleted nor counted.
 
     Args:
         home: the 'state-dir'; each run's states are in ``<run>/<site>``.

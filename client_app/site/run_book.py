@@ -43,38 +43,39 @@ class RunRecord:
     def refuse(self, message: Instruction, rounds: int, limits: Limits) -> None:
         """Check that a message fits the history of its run, and the hospital's quotas.
 
-        Nothing is counted here (see ``enter``). ``_reasons_against`` lists the rules, and only the
-        first reason to refuse is reported.
+        The message is not counted here. If there are several reasons to refuse it, the error gives
+        the first one.
 
         Args:
             message: the server's request.
-            rounds: the number of rounds in the run's settings. The final evaluation has one number
-                more.
+            rounds: the number of rounds in the run's settings. The final evaluation is the round
+                after the last one.
             limits: the hospital's quotas.
 
         Raises:
-            RefusedError: the message has an impossible round, step or phase name; its round is more
-                than one before the highest round so far; its phase was asked for 'max-repeats'
-                times in this round; or the run has used up its messages ('max-messages') or seconds
-                ('max-seconds').
+            RefusedError: the message has an impossible round, step or phase name, or a round more
+                than one before the run's highest. The error also means that a quota is used up:
+                'max-repeats' for this phase and round, or the run's 'max-messages' or
+                'max-seconds'.
         """
         reason = next(self._reasons_against(message, rounds, limits), "")
         if reason:
             raise RefusedError(reason)
 
     def _reasons_against(self, message: Instruction, rounds: int, limits: Limits) -> Iterator[str]:
-        """Yield each reason to refuse a message; the server gets only the first reason.
+        """Yield a sentence for each reason to refuse a message; the server gets only the first one.
 
         The reasons are, in this order:
 
-        - The phase's name does not consist of 1 to 64 letters, digits, '-' or '_'. Or the round is
-          not from 1 to ``rounds`` + 1, or the step is not from 0 to 999,999.
+        - The phase's name is not 1 to 64 letters, digits, '-' or '_'. The round must also be from 1
+          to ``rounds`` + 1, and the step from 0 to 999,999.
         - The round is more than one before the highest round of the run so far.
         - The phase was already asked for 'max-repeats' times in this round.
         - The run has used up its messages ('max-messages').
         - The run has used up its seconds of work ('max-seconds').
 
-        ``rounds`` is the number of rounds in the run's settings. One more is the final evaluation.
+        ``rounds`` is the number of rounds in the run's settings. Round ``rounds`` + 1 is the final
+        evaluation.
         """
         name, round_, step = message.run_name, message.round, message.step
         named = _PHASE.fullmatch(message.phase)
@@ -107,9 +108,9 @@ class RunRecord:
     def enter(self, message: Instruction) -> None:
         """Count a message in the record of its run, in total and by round and phase.
 
-        The record's ``round`` becomes the highest round asked for so far. Counts by phase are
-        dropped for all rounds except this highest round and the one before it. The message is not
-        checked, and nothing is written to the disk here, because the caller does both.
+        The record's ``round`` becomes the highest round asked for so far. Counts by phase are kept
+        only for this highest round and the one before it. The caller checks the message first, and
+        writes the record to the disk afterwards.
         """
         self.messages += 1
         self.round = max(self.round, message.round)
@@ -132,7 +133,7 @@ class RunBook:
         )
 
     def enter(self, message: Instruction, rounds: int, limits: Limits) -> float:
-        """Check a message, count it in its run, and return the seconds of work left to the run.
+        """Check a message, count it in its run, and return the seconds of work left for the run.
 
         A refused message is not counted. The first message of an unknown run begins that run.
 
@@ -142,8 +143,8 @@ class RunBook:
             limits: the hospital's quotas.
 
         Raises:
-            RefusedError: the message does not fit the run's history (``RunRecord.refuse``), exceeds
-                a quota, or begins one run too many within 24 hours.
+            RefusedError: the message does not fit the run's history, or a quota is used up. The
+                quota 'max-runs-per-day' limits the runs that begin within 24 hours.
             CheckpointError: the record is damaged, or cannot be written.
         """
         with self._change_runs() as runs:
@@ -157,7 +158,7 @@ class RunBook:
             return limits.max_seconds - record.seconds
 
     def add_seconds(self, run_name: str, seconds: float) -> None:
-        """Add the working time of a message to its run.
+        """Add the working time of a message to the total of its run.
 
         If the run is no longer in the record, nothing is added.
 
@@ -172,8 +173,8 @@ class RunBook:
     def count_hello(self, limits: Limits) -> None:
         """Count a hello or a survey against the daily quota that both kinds of message share.
 
-        A hello asks a site who it is, and a survey asks what its data are. The quota is 3 *
-        'max-runs-per-day' + 10. A day begins with its first such message and lasts 24 hours.
+        A hello asks a site who it is, and a survey asks for statistics of its data. The quota is 3
+        * 'max-runs-per-day' + 10. A day begins with its first such message and lasts 24 hours.
 
         Raises:
             RefusedError: the quota is used up.
@@ -192,9 +193,9 @@ class RunBook:
             day.messages += 1
 
     def _refuse_many(self, runs: Mapping[str, RunRecord], limits: Limits) -> None:
-        """Check that the hospital's quota of runs in 24 hours allows a new run to begin.
+        """Check that the hospital's quota of runs within 24 hours allows a new run to begin.
 
-        Hellos and surveys are not counted here.
+        Messages before a run, such as a survey of the site's data, do not count as a run.
 
         Raises:
             RefusedError: 'max-runs-per-day' or more runs have begun in the last 24 hours.
@@ -209,11 +210,11 @@ class RunBook:
 
     @contextmanager
     def _change_runs(self) -> Iterator[dict[str, RunRecord]]:
-        """Yield the records of all runs, by the run's name, and write them back after the block.
+        """Yield the records of all runs by name, and store the changed records after the block.
 
-        The block may change them. The record with the empty name counts hellos and surveys.
+        The record with the empty name is no run. It counts the messages that come before a run.
         Concurrent messages wait for each other. Only the 1,000 most recently used runs are stored.
-        If the block raises, nothing is written.
+        If the block raises an error, nothing is written.
 
         Raises:
             CheckpointError: the file is damaged, or cannot be written.
@@ -231,8 +232,8 @@ class RunBook:
 def _is_of_today(run: RunRecord) -> bool:
     """Tell whether a run began within the last 24 hours.
 
-    A run with a time in the future comes from a wrong clock and does not count. Otherwise it would
-    use up the quota until the clock reaches that time.
+    A start in the future comes from a wrong clock, and the result is False. Otherwise the run would
+    count against the daily quota of runs until the clock reaches that time.
     """
     return 0 <= time.time() - run.began < _DAY
 

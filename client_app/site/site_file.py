@@ -22,13 +22,13 @@ def read_rules(text: str, kind: type) -> Any:
     """Parse a site file's YAML ``text`` into an object of the class ``kind``, such as ``SiteFile``.
 
     The lists 'methods', 'datasets' and 'records' are required, but may be empty. A pattern in
-    'records' or 'refused-records' must be "*" or begin with a record's name, such as "arrays/". The
-    result's ``given`` has the text's single values, by key.
+    'records' or 'refused-records' must be "*" or begin with the name of a record, such as
+    "arrays/". The result's ``given`` has all values that the text sets, except lists, by key.
 
     Raises:
-        SettingError: the text is empty or not a YAML mapping; a key is unknown or missing; a value,
-            a list or a pattern is invalid; a method or data set is unknown; or 'audit-log' is not
-            an absolute path.
+        SettingError: the text is empty or not a YAML mapping, or a key is unknown or missing. The
+            error also means that a value has the wrong type or range, a pattern is invalid, a
+            method or data set is unknown, or 'audit-log' is not an absolute path.
     """
     try:
         content = with_numbers(parse_yaml(text))
@@ -73,7 +73,7 @@ def _texts(key: str, value: Any) -> tuple[str, ...]:
         value: the value under that key.
 
     Raises:
-        SettingError: the value is not a list, or an entry is empty or is not a string.
+        SettingError: the value is not a list, or an entry is not a string or is empty.
     """
     texts: list[str] = []
     if isinstance(value, list):
@@ -85,18 +85,15 @@ def _texts(key: str, value: Any) -> tuple[str, ...]:
 
 
 def _refuse_unknown(what: str, names: Iterable[str], known: Iterable[str]) -> None:
-    """Check that each plain name in a list of the site file is known.
+    """Check that each plain name in a list of the site file is known, to find misspelt names.
 
-    A misspelt name would not forbid or allow the thing that its author meant. Patterns with ``*``
-    are not checked. Names with '.', ':' or '_' are not checked either, because they may be plugins.
+    Patterns with ``*`` are not checked. Names with '.', ':' or '_' are not checked either, because
+    they may name plugins.
 
     Args:
         what: the kind of name, for the error: "method" or "data set".
         names: the names and patterns in the list.
         known: the names that exist.
-
-    Raises:
-        SettingError: a checked name is not in ``known``. Only the first is reported.
     """
     for name in names:
         # Plugin names contain one of the last three
@@ -110,7 +107,7 @@ def _refuse_rootless(key: str, patterns: Iterable[str]) -> None:
     ``key`` is the key that lists the patterns, for the error.
 
     Raises:
-        SettingError: a pattern is neither. The error names the first invalid pattern.
+        SettingError: a pattern has another form. The error names the first invalid pattern.
     """
     for pattern in patterns:
         if pattern != "*" and not pattern.startswith(_ROOTS):

@@ -24,11 +24,12 @@ MEANINGS: Mapping[str, str] = {
 
 
 def refuse_distrusted(node_config: Mapping[str, Value], settings: CommonSettings) -> None:
-    """Check that the run's level of trust satisfies this hospital's 'trust'.
+    """Check that the run's level of trust fits this hospital's 'trust'.
 
-    The level 'server' lets the server see the site's own answers, 'sums' only sums over sites, and
-    'nobody' only differentially private answers. A hospital with level 'server' accepts every run.
-    A hospital with level 'sums' or 'nobody' accepts only runs of the same level.
+    There are three levels. With 'server' the server may see a site's own answers. With 'sums' it
+    may see only sums over sites. With 'nobody' it may see only differentially private answers. A
+    hospital with level 'server' accepts every run. A hospital with another level accepts only runs
+    of exactly this level.
 
     Args:
         node_config: the node's config with the site file's limits.
@@ -36,7 +37,8 @@ def refuse_distrusted(node_config: Mapping[str, Value], settings: CommonSettings
 
     Raises:
         RefusedError: the hospital has no valid 'trust', the run has another level, or the
-            hospital's level is 'nobody' without a cap on epsilon. The error says what to set.
+            hospital's level is 'nobody' without a cap on epsilon. The error says which setting to
+            change.
     """
     level, fault = str(node_config.get("trust", "")), ""
     if level not in MEANINGS:
@@ -55,7 +57,8 @@ def refuse_distrusted(node_config: Mapping[str, Value], settings: CommonSettings
 def refuse_uncapped(level: str, capped: bool) -> None:
     """Check that a hospital with 'trust: nobody' has a cap on epsilon.
 
-    Without a cap, a run would decide how private the hospital's answers are.
+    Such a hospital accepts only private runs. Without a cap, each run would decide how private the
+    hospital's answers are.
 
     Args:
         level: the hospital's level of trust.
@@ -74,8 +77,8 @@ def refuse_uncapped(level: str, capped: bool) -> None:
 def tells_single_answers(node_config: Mapping[str, Value], run: Mapping[str, Value]) -> bool:
     """Tell whether the server may see the answers of this site alone, including its error texts.
 
-    The result is True only if the hospital and the run both have trust 'server' (the default), and
-    the hospital has no cap on epsilon.
+    The result is True only if the hospital and the run both have trust 'server', and the hospital
+    has no cap on epsilon. A missing level of trust counts as 'server'.
 
     Args:
         node_config: the node's config with the site file's limits.
@@ -87,11 +90,11 @@ def tells_single_answers(node_config: Mapping[str, Value], run: Mapping[str, Val
 
 
 def constant_error(error: Exception) -> FedsiloError:
-    """Return the error that leaves the site in place of ``error``, whose text may reveal a patient.
+    """Replace an error whose text may reveal a patient by an error that may leave the site.
 
-    It is a WithheldError with a constant text. Only an EpsilonSpentError keeps its text, because
-    the server needs it to plan. That text depends on the request and on noisy counts, but not on a
-    single patient.
+    The result is a WithheldError with a constant text. Only an EpsilonSpentError keeps its text,
+    because it tells the server that the site's epsilon is spent. Its text depends on the request
+    and on noisy counts, but not on a single patient.
     """
     if isinstance(error, EpsilonSpentError):
         return EpsilonSpentError(str(error))

@@ -29,17 +29,17 @@ def suppress(
 ) -> list[int | None]:
     """Return a table's counts, with None for each count that must not leave the site.
 
-    Counts below the floor are suppressed, including 0. If there are any, a reader could compute one
-    of them from the total. So further counts are suppressed in a random order, until at least two
-    are hidden and sum to at least 2 * floor. If the total is below the floor, all counts are
-    suppressed.
+    Counts below the floor are suppressed, including 0. A single suppressed count could be computed
+    from the total. So further counts are suppressed in a random order, until at least two are
+    hidden and sum to at least 2 * floor. This may hide all counts. If the total is below the floor,
+    all counts are suppressed.
 
     Args:
         counts: all cells of the table; a reader may know their total.
         floor: the smallest count that may leave; 1 or less suppresses nothing.
         secret: the hospital's secret seed, which decides the order in which further cells are
             suppressed.
-        table: names of the table; each table has its own order.
+        table: the parts of the table's name. Each name has its own order.
         in_a_row: whether the cells are neighbours, like the bins of a histogram. Outer cells, which
             hold few samples, then tend to be suppressed first.
     """
@@ -71,9 +71,9 @@ def _draw_order(cells: int, seed: int, in_a_row: bool) -> list[int]:
     """Draw a random order of the cell indices 0 to ``cells`` - 1.
 
     The same ``seed`` gives the same order, and every order is possible. If ``in_a_row``, the cells
-    are neighbours, such as the bins of a histogram, and a cell at distance d from the middle has
-    weight 1 + d^3. Outer cells then tend to come first. They hold few samples, so their suppression
-    costs the reader least.
+    are neighbours, such as the bins of a histogram. A cell at distance d from the middle is then
+    drawn with a probability proportional to 1 + d^3. Outer cells hold few samples, and tend to
+    come first.
     """
     places = np.arange(cells)
     from_middle = np.abs(places - (cells - 1) / 2)

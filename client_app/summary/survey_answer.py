@@ -63,12 +63,13 @@ def answer_survey(context: Context, rules: SiteFile | None) -> RecordDict:
     """Answer a survey, a server's request for statistics of a site's data.
 
     A hospital answers with only those parts that its site file allows. Its first answer about a
-    data set is stored and repeated. A simulated site makes a new answer each time, with all parts.
+    data set is stored. Later surveys get this answer again, with a note if the data have changed. A
+    simulated site makes a new answer each time, with all parts.
 
     Args:
         context: the node and the survey's settings.
-        rules: the hospital's site file, read for this message. None if there is none, and then the
-            survey is refused. Ignored at a simulated site.
+        rules: the hospital's site file, read for this message. Without one (None), a hospital
+            refuses. A simulated site needs none.
 
     Raises:
         RefusedError: the hospital does not answer surveys.
@@ -96,13 +97,17 @@ def _reasons_against(
 ) -> Iterator[str]:
     """Yield each reason why a hospital does not answer a survey; the server gets the first.
 
-    The hospital needs, in this order, trust 'server', no cap on epsilon, a 'state-dir', a site
-    file, and the survey's part 'about' in ``allowed``. Every survey has this part, which says where
-    the answer comes from.
+    To answer, the hospital must meet these conditions, in this order:
+
+    - Its trust is 'server'.
+    - It has no cap on epsilon.
+    - It has a 'state-dir'.
+    - It has a site file.
+    - ``allowed`` contains 'about', the part of every survey that says where the answer comes from.
 
     Args:
         context: the node, with the site file's limits in its node config.
-        folder: the folder that the hospital keeps over all runs; None without a 'state-dir'.
+        folder: the hospital's folder for all runs; None without a 'state-dir'.
         rules: the hospital's site file; None without a site file.
         allowed: the parts that the site file lets leave.
     """
@@ -137,8 +142,8 @@ def _reasons_against(
 def _build_answer(context: Context, secret: int) -> StoredAnswer:
     """Build a new answer to a survey from the site's data.
 
-    The result has the answer's parts by name, and two facts to store with them. These are the
-    settings that decided which data were read, and the data's fingerprint (digests).
+    The result has the answer's parts by name. It also has the settings that decided which data were
+    read, and the data's digests.
 
     Args:
         context: the node and the survey's settings.
@@ -146,7 +151,7 @@ def _build_answer(context: Context, secret: int) -> StoredAnswer:
             a simulated site.
 
     Raises:
-        FedsiloError: the data are unusable, or there are fewer samples than the site allows.
+        FedsiloError: the data are unusable, or there are fewer samples than the site's minimum.
     """
     site, run = _open_site(context)
     answer = AnswerBuilder(site, secret).answer()
@@ -158,11 +163,11 @@ def _first_answer(
 ) -> tuple[StoredAnswer, bool]:
     """Return the stored answer about a data set; if none is stored, make and store one.
 
-    Concurrent surveys wait for each other. If ``make`` raises an error, it passes unchanged and
-    nothing is stored.
+    Concurrent surveys wait for each other. An error of ``make`` passes unchanged, and nothing is
+    stored.
 
     Args:
-        folder: the folder that the hospital keeps over all runs.
+        folder: the hospital's folder for all runs.
         dataset: the data set's name, the key of the stored answers.
         make: builds the answer; called only if none is stored.
 
@@ -192,11 +197,11 @@ def _repeat_answer(context: Context, kept: StoredAnswer) -> dict[str, str]:
     """Return the parts of a stored answer by name, and note in them whether the data have changed.
 
     The data are read again, with the settings of the first answer. The part ``about`` is JSON, and
-    its key ``changed`` becomes true if the data's fingerprint differs from that of the first
-    answer. The stored file does not change.
+    its key ``changed`` tells whether the data's digests differ from those of the first answer. The
+    stored file does not change.
 
     Raises:
-        FedsiloError: the data are unusable, or there are fewer samples than the site allows.
+        FedsiloError: the data are unusable, or there are fewer samples than the site's minimum.
     """
     # The settings of the first answer, because other settings would count other samples
     before = with_current_keys(kept.settings, quietly=True)
@@ -207,15 +212,15 @@ def _repeat_answer(context: Context, kept: StoredAnswer) -> dict[str, str]:
 
 
 def _open_site(context: Context) -> tuple[OpenedSite, dict[str, Value]]:
-    """Open the site with its data; return it with the settings that decide which data are read.
+    """Open the site with its data, and return it with the settings that decide which data are read.
 
-    Only settings that the survey gives are returned, by key. If the data cannot be read, and the
-    data set has 'data.broken-images', the site is opened again with this setting at "skip". Broken
-    images are then left out.
+    Among these settings, only those that the survey gives are returned, by key. If the data cannot
+    be read, the site is opened again with 'data.broken-images' at "skip". Broken images are then
+    left out. This needs a data set that has this setting.
 
     Raises:
-        RefusedError: the site has fewer training samples, in total or of a label, than it allows,
-            or its rules forbid the survey's settings.
+        RefusedError: the site has fewer training samples, in total or of a label, than its
+            minimums. The error also means that its rules forbid the survey's settings.
         DataError: the data cannot be read, even without broken images.
     """
     run = dict(context.run_config)
@@ -255,16 +260,13 @@ class AnswerBuilder:
     secret: int
 
     def answer(self) -> Survey:
-        """Build the answer to a survey: statistics of the site's samples without small counts.
+        """Build the answer to a survey: statistics of the site's samples, with small counts hidden.
 
         A count below the hospital's 'sums-min-count' is None in the answer. At a simulated site the
-        run's 'privacy.sums-min-count' decides. The answer names the site, its classes and the
-        features that are described. It has statistics of the training, validation and test splits
-        (``_describe_splits``). It also counts the samples that were left out of all splits, because
-        they are incomplete or unreadable.
-
-        Files, such as images, are described too (``_describe_files``). The exception is a silo that
-        fedsilo has cut from a shared data set, because those files belong to many sites.
+        run's 'privacy.sums-min-count' decides. The answer describes each split, and counts the
+        samples that are in no split, because they are incomplete or unreadable. Files, such as
+        images, are described too, unless fedsilo has cut the silo from a shared data set. Those
+        files belong to many sites.
 
         Raises:
             DataError: a file cannot be read again.
@@ -284,13 +286,17 @@ class AnswerBuilder:
         )
 
     def _describe_splits(self, measures: list[Measure]) -> dict[str, Any]:
-        """Return the survey's parts that have a value per split, by the part's name.
+        """Return the statistics of each split, by the name of the survey's part.
 
-        A measure holds the values of one feature for all samples. The parts are "samples" and
-        "labels" (counts), "means" (with standard deviations), "percentiles" and "histograms". Each
-        part maps a split's name to its value. In the last three parts, this value maps a measure's
-        name to the statistics of the measure. Only measures with bin edges or levels have a
-        histogram. Empty splits are left out. Counts that must not leave the site are None.
+        - "samples" and "labels" map a split's name to the number of samples, and of each label.
+        - "means", "percentiles" and "histograms" map a split's name to a mapping from feature to
+          value.
+
+        Only features with bin edges or categories have a histogram. Empty splits are left out.
+        Counts that must not leave the site are None.
+
+        Args:
+            measures: each holds the values of one feature for all samples.
         """
         labels = self.site.silo.label_counts()
         described = _SplitParts()
@@ -310,15 +316,14 @@ class AnswerBuilder:
     def _describe_files(self, files: list[Measure]) -> dict[str, Any]:
         """Return histograms and percentiles of the features of the site's files, by survey part.
 
-        A measure holds the values of one feature, such as the image width, for all files. The
-        result has two parts. "files" maps each measure's name to its histogram, in which counts
-        that must not leave are None. "file_percentiles" maps each measure's name to its
-        percentiles, and lacks measures with too few values. Both are empty if there are no
-        measures. A measure of files usually has all its values under one split name. If it has
-        several, a later split's histogram and percentiles overwrite an earlier split's.
+        "files" maps each feature, such as the image width, to its histogram, in which counts that
+        must not leave are None. "file_percentiles" maps each feature to its percentiles, and lacks
+        features with too few values. If a feature has values under several splits, only those of
+        the last split are described.
 
         Args:
-            files: the measures of the files.
+            files: each holds the values of one feature for all files. If there are none, both parts
+                are empty.
         """
         histograms: dict[str, list[Count]] = {}
         percentiles: dict[str, tuple[float, float]] = {}
@@ -332,7 +337,7 @@ class AnswerBuilder:
     def floor(self) -> int:
         """The smallest count that may leave the site.
 
-        It is the hospital's own limit 'sums-min-count', whatever the run's settings say. For a
+        It is the hospital's own limit 'sums-min-count', and the run cannot change it. For a
         simulated site, it is the run's 'privacy.sums-min-count'.
         """
         if self.site.simulated:
@@ -363,10 +368,10 @@ class AnswerBuilder:
     def _count_left_out(self, rows: LeftOutRows) -> LeftOut:
         """Count the samples that are in no split and, per column, those without a valid value.
 
-        A count below ``floor`` (the smallest count that may leave the site) is None. A column's
-        count is also None if fewer than ``floor`` left-out samples have a valid value in the
-        column. Otherwise a reader could compute their number from the total. A floor of 1 or less
-        hides nothing.
+        Samples in no split are incomplete or unreadable. A count below ``floor``, the smallest
+        count that may leave the site, is None. A column's count is also None if fewer than
+        ``floor`` of these samples have a valid value in the column. That number would follow from
+        the total. A floor of 1 or less hides nothing.
         """
         missing = {}
         for name, count in rows.missing.items():
@@ -378,11 +383,10 @@ class AnswerBuilder:
     def _means(self, measures: list[Measure], split: str) -> Iterator[tuple[str, MeanAndDeviation]]:
         """Yield each measure's name with the mean and standard deviation of its values in a split.
 
-        A measure holds the values of one feature for all samples. It is left out if it has no
-        declared bin edges, or fewer known values than the smallest count that may leave
-        (``floor``). A real site first clips the values to the range from the first edge to the last
-        one, which hides outliers. It then leaves out measures with at most 10 distinct values. The
-        standard deviation divides by n.
+        A measure holds the values of one feature for all samples. It is left out if it has no bin
+        edges, or fewer known values than ``floor``, the smallest count that may leave. A real site
+        first clips the values to the range of the bin edges, which hides outliers. It then leaves
+        out measures with at most 10 distinct values. The standard deviation divides by n.
 
         Args:
             measures: the measures.
@@ -410,17 +414,16 @@ class AnswerBuilder:
         A measure holds the values of one feature for all samples or files. Three kinds of measures
         are left out:
 
-        - Those with fewer than 20 times ``floor`` known values, where ``floor`` is the smallest
-          count that may leave. In larger ones, at least ``floor`` values lie beyond each percentile
-          and hide an outlier.
-        - Those with levels (categories), or without a known value.
-        - At a real site, those with at most 10 distinct values.
+        - Measures of categories.
+        - Measures with fewer than 20 * ``floor`` known values, where ``floor`` is the smallest
+          count that may leave. Fewer than ``floor`` values would then lie beyond a percentile.
+        - At a real site, measures with at most 10 distinct values.
 
         Args:
             measures: the measures.
             split: the split's name, a key of the measures' ``values``.
             include_few_values: True to include measures with at most 10 distinct values, such as
-                image widths, at a real site too.
+                image widths.
         """
         found = {}
         for one in measures:
@@ -437,9 +440,9 @@ class AnswerBuilder:
         """Return a measure's values in a split without the missing ones (NaN), or None.
 
         A measure holds the values of one feature for all samples or files. The result is None if
-        the measure has levels (categories), or no known value in the split. Unless
-        ``include_few_values`` is True, a real site also returns None if there are at most 10
-        distinct values, because a mean over them would reveal counts.
+        the measure has categories, or no known value in the split. A real site also returns None if
+        there are at most 10 distinct values, because statistics of few values would reveal counts.
+        ``include_few_values`` turns this last rule off.
         """
         values = measure.values[split]
         known = values[~np.isnan(values)]
@@ -461,7 +464,7 @@ def _declare(measure: Measure) -> MeasuredFeature:
 def fingerprint(silo: Silo) -> Mapping[str, str]:
     """Return the digests that identify a silo's data, by name.
 
-    "schema" is a digest of a table's schema, or of the classes and the image size. Each split's
-    name has a digest of that split's data.
+    "schema" maps to a digest of a table's schema, or of the classes and the image size of images.
+    The name of each split maps to a digest of that split's data.
     """
     return {"schema": silo.schema, **silo.fingerprints}

@@ -34,14 +34,14 @@ def augmenter(
     """Return a function that augments a batch of images, and their masks in the same way.
 
     The function takes images (batch, channels, height, width) and labels, and returns both. Labels
-    that are masks (batch, height, width) are moved together with their images. A rotation fills the
-    empty corners of a mask with the background. Transforms of colours do not change masks. Other
-    labels and empty batches are returned unchanged. Each batch has its own seed, which depends on
-    its number from 0. Types and shapes stay the same if ``check_images`` has passed.
+    that are masks (batch, height, width) get the same rotations and flips as their images, but no
+    changes of colour. Empty corners of a mask become background. Other labels and empty batches are
+    returned unchanged. Each batch gets new random numbers. Types and shapes stay the same for
+    transforms that passed ``check_images``.
 
     Args:
         settings: the transforms ('train.augmentation') and the seed.
-        key: keys of the random numbers in addition to the seed, such as (round, site).
+        key: values that the random numbers depend on besides the seed, such as (round, site).
         device: the device of the batches.
     """
     transform, numbers = _parse_transforms(settings.augmentation), count()
@@ -67,11 +67,11 @@ def augmenter(
 
 
 def _change(image: Tensor, transform: Transform) -> Tensor:
-    """Transform one image (channels, height, width).
+    """Transform one image (channels, height, width) and return the result.
 
-    An int16 image is transformed as floats from 0 to 1, and the result is clipped, rounded and
-    stored as int16 again. Any other image is passed to ``transform`` unchanged, and its result is
-    returned.
+    An int16 image, which uses the whole range of int16, is first scaled to floats from 0 to 1. The
+    result of ``transform`` is clipped to 0 to 1, scaled back and rounded to int16. Any other image
+    is passed to ``transform`` unchanged.
     """
     changed: Tensor
     if image.dtype != torch.int16:
@@ -85,8 +85,8 @@ def _change_pair(image: Tensor, mask: Tensor, transform: Transform) -> tuple[Ten
     """Transform an image (channels, height, width) and its mask (height, width) in the same way.
 
     Both are transformed in one call, so random transforms draw the same numbers for both.
-    Transforms of colours leave the mask unchanged. ``_change`` converts an int16 image for the
-    transform and back.
+    Transforms of colours leave the mask unchanged. An int16 image is scaled to 0 to 1 for the
+    transform, and back to int16.
 
     Returns:
         The transformed image and the transformed mask.
@@ -112,8 +112,8 @@ def _parse_transforms(text: str) -> Transform:
     10}}]". The result is cached by the text.
 
     Raises:
-        SettingError: the text is malformed, or torchvision lacks a transform or refuses its
-            arguments.
+        SettingError: the text is malformed, or names a transform that torchvision does not have.
+            The error also means that a transform refuses its arguments.
     """
     from torchvision.transforms import v2
 
@@ -126,15 +126,16 @@ def _parse_transforms(text: str) -> Transform:
 def _build_transforms(entries: Any) -> list[Any]:
     """Build transforms of torchvision v2 from the entries of 'train.augmentation', in their order.
 
-    If an entry's argument "transforms" is a list, as for RandomApply, its entries are built too.
+    If an entry has the argument "transforms" with a list, as RandomApply has, the transforms in
+    that list are built too.
 
     Args:
-        entries: a list. Each entry is the name of a transform, or a mapping from one name to the
-            transform's arguments. None stands for no arguments.
+        entries: a list. Each entry is the name of a transform, or a mapping from the name to the
+            transform's arguments by name (None for no arguments).
 
     Raises:
-        SettingError: an entry has neither form, or torchvision does not have the transform or
-            refuses its arguments.
+        SettingError: an entry has neither form, torchvision does not have the transform, or the
+            transform refuses its arguments.
     """
     from torchvision.transforms import v2
 
@@ -177,8 +178,8 @@ def check_augmentation(settings: CommonSettings, is_table: bool) -> None:
     Without 'train.augmentation' nothing is checked.
 
     Raises:
-        SettingError: the data set is a table; or the setting is malformed; or torchvision lacks a
-            transform or refuses its arguments.
+        SettingError: the data set is a table, the setting is malformed, torchvision does not have a
+            transform, or a transform refuses its arguments.
     """
     if not settings.augmentation:
         return
@@ -191,9 +192,10 @@ def check_augmentation(settings: CommonSettings, is_table: bool) -> None:
 
 
 def check_images(settings: CommonSettings, silo: Silo) -> None:
-    """Check the run's augmentation on a zero image of this site's type and shape.
+    """Check the run's augmentation on an image of zeros with this site's type and shape.
 
-    The transforms run once, so an error that depends on chance or on real pixels is not found.
+    The run must have an augmentation. The transforms run once, so an error that depends on chance
+    or on real pixels is not found.
 
     Raises:
         SettingError: the transforms cannot be built, one of them fails, or the image gets another

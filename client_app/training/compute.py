@@ -52,10 +52,11 @@ class Compute:
         return torch.autocast(self.device.type, dtype=half, enabled=self.bf16 or self.fp16)
 
     def convert_frozen(self, network: nn.Module) -> AbstractContextManager[None]:
-        """Return a context in which a network's frozen weights have the precision of autocast.
+        """Return a context in which a network's frozen weights are in half precision.
 
-        Autocast would convert these weights in each step. The context converts them once, with the
-        same result (``frozen_weights_in``), and restores them at its end. In fp32 it does nothing.
+        Autocast, PyTorch's use of bf16 or fp16, would convert these weights in each step. The
+        context converts them once, with the same results, and restores them at its end. In fp32 it
+        does nothing.
         """
         if self.fp16:
             return frozen_weights_in(network, torch.float16)
@@ -70,9 +71,9 @@ class Compute:
     def scaler(self) -> GradScaler:
         """Return a new loss scaler, which keeps fp16 gradients from vanishing.
 
-        It does nothing in other precisions. Each training has its own scaler, and its scale is not
-        stored. The first scale is 2^10 instead of PyTorch's 2^16, with which the first steps of
-        each round would overflow and be skipped.
+        In other precisions the scaler does nothing. Each training has its own scaler, whose scale
+        is not stored. The first scale is 2^10. With PyTorch's 2^16, the first steps of each round
+        would overflow and be skipped.
         """
         return GradScaler(self.device.type, init_scale=2.0**10, enabled=self.fp16)
 
@@ -84,10 +85,10 @@ class Compute:
         return placed
 
     def bring(self, tensor: Tensor) -> Tensor:
-        """Return a tensor on the device; images (tensors with 4 dimensions) get the memory format.
+        """Return a tensor on the device of this ``Compute``, and images in its memory format.
 
-        If the format is channels last, a pixel's channels are stored together. Otherwise the tensor
-        keeps its layout.
+        Images are tensors with 4 dimensions. In the format channels last, the channels of a pixel
+        are stored together. In the other format, the layout does not change.
         """
         if not self.channels_last or tensor.ndim != 4:
             return tensor.to(self.device)
@@ -97,11 +98,10 @@ class Compute:
         return tensor.to(self.device).contiguous(memory_format=torch.channels_last)
 
     def hold(self, tensor: Tensor) -> Callable[[Tensor], Tensor]:
-        """Return a function that maps row indices (n,) to these rows of ``tensor``, on the device.
+        """Return a function that maps row indices (n,) to those rows of ``tensor``, on the device.
 
         On a CPU the function indexes the tensor. On a GPU, a tensor of at most 2 GiB is copied
-        there once, and rows of a larger tensor are copied batch by batch. Row indices are copied
-        from pinned memory, because otherwise each step would wait for the previous step.
+        there once, and rows of a larger tensor are copied batch by batch.
         """
         # On a CPU the rows are in memory already, so plain indexing is enough
         if self.device.type != "cuda":
@@ -112,10 +112,10 @@ class Compute:
         return lambda rows: resident[rows.pin_memory().to(self.device, non_blocking=True)]
 
     def peak_memory(self) -> int:
-        """Return the peak memory in bytes: PyTorch's on a GPU, or the whole process's on a CPU.
+        """Return the peak memory in bytes: on a GPU that of PyTorch, on a CPU that of the process.
 
-        On a GPU the peak counts from the start of the current message to the site, when other code
-        resets it. On a CPU it counts from the start of the process.
+        On a GPU the peak counts from the start of the site's current answer. On a CPU it counts
+        from the start of the process.
         """
         if self.device.type == "cuda":
             return int(torch.cuda.max_memory_allocated(self.device))
@@ -129,7 +129,8 @@ def scaled_step(optimisers: Sequence[Optimizer], scaler: GradScaler) -> bool:
     """Unscale the gradients in place, step all optimisers, and adapt the scale of the loss.
 
     An optimiser with a gradient that is not finite takes no step, but the other optimisers do. The
-    scale is then halved. If the scaler is disabled, every optimiser takes its step.
+    scale is then halved. After many finite steps PyTorch raises it again. If the scaler is
+    disabled, every optimiser takes its step.
 
     Returns:
         False if the scale was lowered because a gradient was not finite; otherwise True.
@@ -151,17 +152,17 @@ def choose_compute(
 ) -> Compute:
     """Choose the device, precision and memory format for this process.
 
-    The call also changes global state. It sets PyTorch's thread count, because that changes the
-    order of sums and so the result, and lets glibc keep freed memory. On a GPU it sets the
-    deterministic mode and, if the engine limits it, this process's share of the GPU's memory. A
-    line is logged if 'bf16' is asked for on a GPU that only emulates it.
+    The call also changes global state. It sets PyTorch's thread count, on which the results depend,
+    and it lets freed memory stay in the process. On a GPU it also sets PyTorch's deterministic
+    mode, and limits this process's share of the GPU's memory if the simulation shares the GPU. A
+    line is logged if 'bf16' is chosen on a GPU that only emulates it.
 
     Args:
         device: "auto" (a GPU if there is one), "cpu", "cuda" or "cuda:N".
         precision: "auto" (bf16 on GPUs that have it, else fp32), "bf16", "fp16" or "fp32".
         threads: the number of CPU threads.
-        deterministic: "true" refuses operations without a deterministic form, "warn" names them,
-            and "false" allows them.
+        deterministic: "true" refuses operations without a deterministic form, "warn" logs their
+            names, and "false" allows them.
         memory_format: "auto" (channels last on a GPU), "channels-last" or "contiguous".
 
     Raises:
@@ -209,9 +210,9 @@ def choose_compute(
 
 
 def _device_parts(device: str) -> tuple[str, int]:
-    """Split a device such as "cuda:1" into its kind and its index, which is 0 if none is given.
+    """Split a device such as "cuda:1" into its kind and its index.
 
-    Whether the device exists is not checked.
+    The index is 0 if the text has none, as in "cpu". Whether the device exists is not checked.
 
     Raises:
         SettingError: the device is not "auto", "cpu", "cuda" or "cuda:N".
@@ -225,14 +226,15 @@ def _device_parts(device: str) -> tuple[str, int]:
 
 
 def compute_of(settings: CommonSettings) -> Compute:
-    """Choose the device, precision and memory format for a run at this site.
+    """Choose the device, precision and memory format that the run's settings ask for at this site.
 
-    ``choose_compute`` decides, with one addition: memory format 'auto' means channels last on a CPU
-    too, for networks known to be safe there.
+    The choice is that of ``choose_compute``, with one addition. Memory format 'auto' means channels
+    last on a CPU too for the networks 'conv' and 'vgg16-bn'. In other networks PyTorch may fail
+    then.
 
     Raises:
-        SettingError: ``choose_compute`` refuses a setting, or 'channels-last' is set on a CPU for a
-            network not known to be safe.
+        SettingError: ``choose_compute`` refuses a setting, or 'channels-last' is set on a CPU for
+            another network.
     """
     wanted, network = settings.memory_format, image_network(settings)
     safe = network in _CHANNELS_LAST_ON_CPU
@@ -252,7 +254,7 @@ def compute_of(settings: CommonSettings) -> Compute:
 def gpu_share() -> float:
     """Return the fraction of a GPU's memory that this process may use; 1 means all of it.
 
-    The engine, which starts the processes of a simulation, sets it in the environment variable
+    A simulation sets this fraction for each of its processes, in the environment variable
     FEDSILO_GPU_SHARE. If the variable is missing or is not a number, the result is 1. The range of
     the number is not checked.
     """
@@ -263,13 +265,13 @@ def gpu_share() -> float:
 
 
 def _be_repeatable(precision: str, deterministic: str) -> None:
-    """Set PyTorch's global switches for deterministic CUDA operations and TF32.
+    """Set PyTorch's global switches for deterministic CUDA operations and cuDNN's TF32.
 
     Args:
-        precision: 'machine.precision'; "fp32" turns cuDNN's TF32 off, and any other value turns it
+        precision: 'machine.precision'; "fp32" turns TF32 off in cuDNN, and any other value turns it
             on.
-        deterministic: "true" makes PyTorch refuse non-deterministic operations, "warn" makes it
-            warn of them, and "false" allows them and lets cuDNN choose its fastest kernels.
+        deterministic: "true" makes PyTorch refuse non-deterministic operations, and "warn" makes it
+            give a warning instead. "false" allows them and lets cuDNN choose its fastest kernels.
     """
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     wanted = deterministic != "false"
@@ -294,17 +296,17 @@ _PLAIN = re.compile(r"[^A-Za-z0-9_.-]")
 def collect_unrepeatable_operations(
     report: Callable[[str], None] = lambda line: None,
 ) -> Iterator[set[str]]:
-    """Yield a set that collects the operations that PyTorch calls non-deterministic in the block.
+    """Yield a set that collects the names of non-deterministic operations used in the block.
 
-    The names come from PyTorch's warnings, which are not shown. Other warnings are shown as usual,
-    and other errors pass unchanged.
+    The names come from PyTorch's warnings, which are not shown. Other warnings are shown as usual.
 
     Args:
         report: called once with a line that lists the names, if the block has ended without an
             error and the set is not empty.
 
     Raises:
-        SiteError: PyTorch refuses an operation, because 'machine.deterministic' is 'true'.
+        SiteError: PyTorch refuses an operation, because 'machine.deterministic' is 'true'. Other
+            errors of the block pass unchanged.
     """
     found: set[str] = set()
     pass_on, always = warnings.showwarning, torch.is_warn_always_enabled()
@@ -341,11 +343,11 @@ def collect_unrepeatable_operations(
 
 
 def _operation(text: str) -> str:
-    """Return the operation that a message of PyTorch calls non-deterministic; "" if there is none.
+    """Return the name of the non-deterministic operation that a message of PyTorch reports.
 
-    Any character of the name that is not a letter, digit, '_', '.' or '-' is replaced by '-', and
-    dashes at its start are removed. The name has at most 100 characters. ``text`` is a warning or
-    an error.
+    ``text`` is a warning or an error. The result is "" if it reports none. Any character of the
+    name that is not a letter, digit, '_', '.' or '-' becomes '-'. Dashes at the start of the name
+    are removed, and the name is cut at 100 characters.
     """
     match = _SAID.match(text)
     return _PLAIN.sub("-", match[1] or match[2]).lstrip("-")[:100] if match else ""
@@ -368,8 +370,9 @@ class Streamed:
     def pick(self, rows: Tensor) -> Tensor:
         """Copy the rows of the tensor with these indices (n,) to the device, and return the copy.
 
-        In images, the channels of a pixel are stored together. The copy to a GPU does not wait for
-        the GPU, and two buffers take turns. The buffers grow if more rows are wanted than before.
+        Images get the layout channels last. The function returns before a copy to a GPU has
+        finished. Two buffers take turns, so that one can be filled while the other is copied. The
+        buffers grow if a call asks for more rows than they hold.
         """
         turn = self._turn = (self._turn + 1) % _BUFFERS
         # Both copies must have arrived before the buffers are replaced by larger ones

@@ -85,18 +85,19 @@ def measure(
     """Measure a network on ``split``, and return its metrics by name.
 
     Predictions are the mean over 'train.mc-passes' passes with dropout; 0 means one pass without
-    dropout. The task decides what a prediction is, and which metrics there are.
+    dropout. The task, such as classification, determines the predictions and the metrics.
 
     Args:
         network: placed on the compute device.
         split: the samples, at least one.
         settings: the seed, the number of passes, and the task.
         compute: the device and the precision.
-        key: more keys of the dropout seed, such as (round, site).
+        key: values that the random numbers of dropout depend on besides the seed, such as (round,
+            site).
         probe: sees the tokens (the encoder's outputs) of every batch, and its metrics are added;
             None for no probe.
-        counts_from: if a number, further metrics are added (``Task.counts``), except values over
-            fewer samples than this number; None for no further metrics.
+        counts_from: the fewest samples behind each of the task's further metrics, such as counts by
+            class; None for no further metrics.
         task: the task, with the scale of a numeric outcome; None for the task in ``settings``.
     """
     batches = torch.split(split.inputs, batch_size(split.inputs[:1].numel()))
@@ -118,13 +119,12 @@ def measured_parts(
     key: tuple[int | str, ...],
     task: Task | None = None,
 ) -> dict[str, Tensor]:
-    """Return each sample's part in the metrics that get noise: metric -> (n,) in [0, 1].
+    """Return each sample's contribution to the metrics that get noise in a private run.
 
-    The task decides which metrics these are, and how they are scaled to this range. An empty split
-    gives empty tensors. The arguments have the same meaning as in ``measure``.
-
-    Samples are measured one at a time. In a batch, the last bits of a sample's output depend on the
-    batch size, and malicious weights could make the predicted class depend on these bits.
+    The result maps a metric to contributions (n,) in [0, 1]. The task determines these metrics and
+    their scales. An empty split gives empty tensors. Samples are measured one at a time. In a
+    batch, the last bits of an output depend on the batch size, and malicious weights could make the
+    predicted class depend on these bits. For the arguments see ``measure``.
     """
     task = task or task_of(settings)
     empty = torch.zeros(0, 2, dtype=torch.float64)
@@ -181,16 +181,16 @@ def predict_batches(
     """Return the task's predictions (n, ...) for inputs in batches, float64 on the CPU.
 
     Predictions are the mean over 'train.mc-passes' passes with dropout; 0 means one pass without
-    dropout. The batches are consumed one at a time. The random draws of dropout continue from batch
-    to batch. So the predictions equal those of ``measure`` only if ``in_batches`` has made the
-    batches.
+    dropout. The batches are consumed one at a time. Other batch sizes give other random draws of
+    dropout, and so other predictions.
 
     Args:
         network: placed on the compute device.
         batches: inputs (batch, ...); at least one batch.
         settings: the seed and 'train.mc-passes'.
         compute: the device and the precision.
-        key: more keys of the dropout seed, such as (round, site).
+        key: values that the random numbers of dropout depend on besides the seed, such as (round,
+            site).
         probe: sees the tokens (batch, l, c) of each batch; None for no probe.
         task: the task with the outcome's scale; None for the task of ``settings``.
     """
@@ -224,9 +224,9 @@ def _in_parts(
 ) -> list[Tensor]:
     """Apply ``function`` to consecutive parts of ``inputs``; return the results as a list.
 
-    Each part is brought to the device as floats. It has at most 500 inputs, or fewer if they are
-    large. For images on a CPU it has at most 128 inputs, because the activations then stay in the
-    CPU's cache, which halves the time.
+    Each part is brought to the device as floats. It has at most 500 inputs, and fewer if an input
+    has many elements. Images on a CPU have at most 128 inputs per part, because the activations
+    then stay in the CPU's cache.
     """
     numbers = max(1, inputs[:1].numel())
     if compute.device.type == "cpu" and inputs.ndim > 2:
@@ -247,10 +247,10 @@ def tokens_of(network: SiteNetwork, split: Split, compute: Compute) -> Tensor:
 def over_batches(
     network: SiteNetwork, inputs: Tensor, compute: Compute, function: Callable[[Tensor], Tensor]
 ) -> Tensor:
-    """Apply ``function`` to all inputs, part by part; return the rows, float32 on the CPU.
+    """Apply ``function`` to all inputs, part by part, and return all its rows, float32 on the CPU.
 
-    The network is put into eval mode and stays in it. No gradients are computed. Without inputs,
-    ``function`` is called once with an empty batch.
+    The network is put into eval mode and remains in eval mode. No gradients are computed. Without
+    inputs, ``function`` is called once with an empty batch.
 
     Args:
         network: the network that ``function`` uses.
@@ -286,12 +286,14 @@ class EvidenceProbe:
     def values(self) -> dict[str, float]:
         """Return the evidential network's metrics over all recorded batches, by name.
 
-        ``vacuity`` is the mean vacuity of the samples, which is high if there is little evidence.
-        If ``binned``, the samples are also counted in two families of 10 bins of equal width. The
-        bins of "reliability" are over the confidence (the largest expected class probability), and
-        those of "certainty" over the vacuity. A bin, from 0 to 9, has three metrics:
-        ``<family>.<bin>.count`` (its samples), ``.right`` (its correct predictions) and ``.mean``
-        (its mean confidence or vacuity, 0 for an empty bin).
+        ``vacuity`` is the mean over the samples of a number from 0 to 1, which is high if the
+        network has little evidence. If the probe is ``binned``, the samples are also put into 10
+        bins of equal width, once by confidence ("reliability") and once by vacuity ("certainty").
+        Confidence is the largest expected class probability. A bin, from 0 to 9, has three metrics:
+
+        - ``<family>.<bin>.count`` is the number of samples.
+        - ``<family>.<bin>.right`` is the number of correct predictions.
+        - ``<family>.<bin>.mean`` is the mean confidence or vacuity, and 0 for an empty bin.
         """
         alphas = torch.cat(self.alphas)
         uncertain = vacuity(alphas)

@@ -25,18 +25,18 @@ def initial_classifier(
     """Build the run's network with initial weights drawn from the run's seed.
 
     If the run has a pretrained backbone, its weights are loaded. If the run sets class weights, the
-    loss uses them (see ``class_weights``). Outside private runs, an evidential network gets its
-    prior from the site's training labels.
+    loss uses them. In an evidential network, which estimates its own uncertainty, rare classes get
+    a larger prior by the counts of the site's training labels. A private run sets no prior.
 
     Args:
         common: the run's common settings.
         silo: the site's data.
-        task: the task, with the scale of a numeric outcome; None for that of the settings.
+        task: the task, with the scale of a numeric outcome; None for the task in ``common``.
 
     Raises:
-        SettingError: the backbone's weights are missing or belong to another architecture; the
-            listed class weights are not one for each class; or an evidential network has no
-            training labels.
+        SettingError: the backbone's weights are missing or belong to another architecture, or there
+            is not one class weight for each class. The error also means that an evidential network
+            has fewer than two classes or no training labels.
     """
     network = build_classifier(common, silo.shape, task)
     if common.backbone_weights or common.network == "vit":
@@ -52,9 +52,8 @@ def initial_classifier(
 def weighted_criterion(common: CommonSettings, silo: Silo) -> Callable[[Tensor, Tensor], Tensor]:
     """Return the class-weighted cross-entropy, as a function of (logits, labels).
 
-    The weights come from 'train.class-weights'. The silo (a site's data) gives the class counts for
-    "balanced", and the number of classes. The value "none" means the unweighted loss, which needs
-    no call of this function.
+    The weights come from 'train.class-weights', which must not be "none". For "balanced" they are
+    computed from the class counts of the silo, a site's data.
 
     Raises:
         SettingError: 'train.class-weights' is "none", or does not list one weight for each class.
@@ -65,10 +64,10 @@ def weighted_criterion(common: CommonSettings, silo: Silo) -> Callable[[Tensor, 
 def class_weights(common: CommonSettings, silo: Silo) -> Tensor:
     """Return the weight of each class in the loss, (classes,) float32.
 
-    The "balanced" weight of class k is n / (K n_k). Here n is the number of the site's training
-    samples, n_k the number in class k, and K the number of classes with samples. The mean weight
-    over the samples is then 1. A class without samples has weight 0. Any other value of
-    'train.class-weights' is a list of numbers, which are returned.
+    'train.class-weights' is a list of numbers, which are returned, or "balanced". The "balanced"
+    weight of class k is n / (K n_k). Here n is the number of the site's training samples, n_k the
+    number in class k, and K the number of classes with samples. The mean weight over the samples is
+    then 1. A class without samples has weight 0.
 
     Raises:
         SettingError: 'train.class-weights' is "none", or does not list one weight for each class.
@@ -100,10 +99,11 @@ def refuse_small(batches: Sequence[Tensor], minimum: int, weights: Tensor | None
     """Check that each optimiser step uses at least ``minimum`` different samples.
 
     A sample counts only if its weight is more than a hundredth of the largest weight in its batch.
-    The gradient of a sample with a smaller weight does not help to hide the other samples.
+    A gradient with a smaller weight hides hardly anything of the other samples' gradients.
 
     Args:
-        batches: the sample indices of each step, (batch,) each; an empty list passes.
+        batches: the sample indices of each step, one tensor (batch,) per step, in which an index
+            may repeat; an empty list passes.
         minimum: the minimum number of samples.
         weights: the weight of each sample in the loss, (n,); None if all count the same.
 
@@ -137,11 +137,11 @@ def _given_weights(common: CommonSettings) -> list[float]:
 def check_class_weights(common: CommonSettings) -> None:
     """Check that 'train.class-weights' is well formed, and that the loss is a cross-entropy.
 
-    The value must be "none", "balanced", or numbers of at least 0 with a positive sum. "none"
-    passes with any loss.
+    "none" always passes. Any other value must be "balanced", or numbers of at least 0 with a
+    positive sum.
 
     Raises:
-        SettingError: the value is malformed, or the loss is evidential.
+        SettingError: the value is malformed, or it is not "none" although the loss is evidential.
     """
     if common.class_weights == "none":
         return
@@ -162,8 +162,8 @@ def check_class_weights(common: CommonSettings) -> None:
 def _weighted_loss(weights: Tensor, logits: Tensor, labels: Tensor) -> Tensor:
     """Return the mean over a batch of each sample's class weight times its cross-entropy.
 
-    The sum is divided by the number of samples, not by the sum of the weights. So a weight counts
-    even in a batch of one, and the losses of a batch's parts add up to the loss of the batch.
+    The mean divides by the number of samples, not by the sum of their weights. So a weight has an
+    effect even in a batch of one sample.
 
     Args:
         weights: the weight of each class, (classes,).
@@ -177,8 +177,8 @@ def _weighted_loss(weights: Tensor, logits: Tensor, labels: Tensor) -> Tensor:
 def set_prior(network: nn.Module, labels: Tensor) -> None:
     """Set an evidential network's prior from the class counts of training labels (n,).
 
-    The prior is larger for rare classes (``skewed_prior``). A network that is not evidential is not
-    changed.
+    The prior of a class falls linearly with its share of the labels, so rare classes get a larger
+    prior. A network that is not evidential is not changed.
 
     Raises:
         SettingError: the network is evidential, but there are fewer than two classes or no labels.

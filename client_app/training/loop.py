@@ -37,12 +37,10 @@ Objective = Callable[[Tensor, Tensor], Tensor]
 def batches(count: int, size: int, rng: torch.Generator, smallest: int = 1) -> list[Tensor]:
     """Shuffle the indices 0 to ``count`` - 1, and cut them into batches of ``size`` indices.
 
-    The last batch may be smaller. In two cases it is joined to the previous batch, unless it is the
-    only batch:
-
-    - It has one sample. Batch norm has no variance if a channel has only one value, as in a 1x1
-      feature map.
-    - It has fewer than ``smallest`` samples. Its gradient would depend on too few patients.
+    The last batch may be smaller. If it has one sample, or fewer than ``smallest``, it is joined to
+    the previous batch, which then has more than ``size`` samples. The gradient of so few samples
+    would depend on too few patients, and batch norm may fail with one sample. A batch that is the
+    only one stays as it is.
 
     Args:
         count: the number of samples in the epoch.
@@ -60,10 +58,10 @@ def batches(count: int, size: int, rng: torch.Generator, smallest: int = 1) -> l
 def schedule(
     count: int, settings: CommonSettings, rng: torch.Generator, smallest: int = 1
 ) -> Iterator[list[Tensor]]:
-    """Yield the passes of a local training over ``count`` samples, each a list of batches.
+    """Yield the passes of a local training, where a pass is a list of batches of sample indices.
 
-    There are 'train.local-epochs' passes. If 'train.local-steps' is above 0, there are that many
-    batches in total instead, at every site, so the last pass may be cut short.
+    If 'train.local-steps' is 0, there are 'train.local-epochs' passes over all samples. Otherwise
+    there are 'train.local-steps' batches in total, and the last pass may be cut short.
 
     Args:
         count: the number of samples.
@@ -91,10 +89,10 @@ def passes_of(count: int, settings: CommonSettings, smallest: int = 1) -> int:
 
 
 def micro_batches(count: int, size: int) -> list[slice]:
-    """Split a batch of ``count`` samples into slices of ``size``, in order.
+    """Split a batch of ``count`` samples into slices of ``size`` samples, in order.
 
-    If ``size`` is 0, or if the batch has at most ``size`` samples, the result is one slice. A last
-    slice of one sample is joined to the previous slice.
+    If ``size`` is 0, or if the batch has at most ``size`` samples, the result is one slice. The
+    last slice may be smaller, but a last slice of one sample is joined to the previous slice.
     """
     if not size or size >= count:
         return [slice(0, count)]
@@ -113,18 +111,17 @@ def add_gradients(
     penalty: Penalty | None = None,
     scaler: GradScaler | None = None,
 ) -> Tensor:
-    """Add a batch's gradients to those of the parameters, and return the batch's loss.
+    """Add a batch's gradients to the ``grad`` of the parameters, and return the batch's loss.
 
     The loss is the mean over the batch plus the penalty. If 'train.micro-batch' is above 0, the
-    batch is computed in parts of about that many samples, to save memory. Each part's loss is
-    weighted by its share of the samples, so the gradients are those of the whole batch. The
-    exception is batch norm, whose statistics are those of one part at a time.
+    batch is computed in parts of that many samples, to save memory. The gradients are still those
+    of the whole batch, except that batch norm uses the statistics of each part.
 
     Args:
         objective: maps inputs and labels to a mean loss.
         inputs: the batch, on the device.
         labels: the labels of the batch (batch, ...), on the device.
-        settings: 'train.micro-batch'.
+        settings: the run's settings, which give 'train.micro-batch'.
         compute: the device and the precision.
         penalty: returns a term that is added once per batch; None for no penalty.
         scaler: scales the gradients, but not the returned loss; None for no scaling.
@@ -155,7 +152,7 @@ def add_gradients(
 
 
 def steps_of(count: int, settings: CommonSettings, smallest: int = 1) -> int:
-    """Count the optimiser steps in one round over ``count`` samples, as ``schedule`` makes them.
+    """Count the optimiser steps that one round over ``count`` samples takes, one step per batch.
 
     Args:
         count: the number of samples.
@@ -221,15 +218,15 @@ class LocalTraining:
     def run(self) -> float:
         """Train the network in place, and return the mean loss per sample in the last pass.
 
-        The mean is 0 if no sample of the last pass counted. The numbers of steps and samples are
-        added to ``work``. If ``minimum_steps`` is 0, neither the loss nor the number of steps is
-        checked. The loss is also not checked if the noise of a private training comes from the
-        operating system, because an error could reveal a patient.
+        The mean is 0 if the last pass had no samples, or if fp16 skipped all its steps. The numbers
+        of steps and samples are added to ``work``. The loss and the number of steps are not checked
+        if ``minimum_steps`` is 0. A private training at a real hospital does not check its loss
+        either, because an error could reveal a patient.
 
         Raises:
             SiteError: the loss is not finite, or no step in fp16 had finite gradients.
-            RefusedError: a batch has fewer different samples, or fewer steps count, than the
-                hospital requires.
+            RefusedError: a batch has too few different samples for the hospital, or too few steps
+                have a learning rate near the largest one.
         """
         self.network.train()
         steps, count, passes = _Steps(self), len(self.split.labels), self.plan
@@ -302,9 +299,9 @@ class _Steps:
         """Take the optimiser steps of one pass over the samples, one for each batch.
 
         Each step augments the batch, sets the learning rate and computes the gradients. Then all
-        optimisers step, and ``after_step`` is called. ``losses`` and ``samples`` are set to 0
-        first, and then add up over the pass. In fp16, a batch with gradients that are not finite
-        does not count, and ``after_step`` is not called for it.
+        optimisers step, and ``after_step`` is called. ``losses`` and ``samples`` become the pass's
+        summed loss and its number of samples. In fp16, a batch with gradients that are not finite
+        is left out of all totals, and ``after_step`` is not called for it.
 
         Args:
             batches_of_pass: the sample indices of each batch.
@@ -343,13 +340,13 @@ def refuse_unusable(loss: float, rates: list[float], minimum: int, fp16: bool) -
 
     Args:
         loss: the mean loss over the last pass.
-        rates: the learning rate of each step that was taken.
-        minimum: the minimum number of steps that must count; 0 turns off all checks, also of the
-            loss.
-        fp16: whether the training skipped steps whose gradients were not finite.
+        rates: the learning rate of each step that was taken. Steps with gradients that were not
+            finite are not in the list.
+        minimum: the minimum number of steps that must count; 0 turns off all checks.
+        fp16: whether the training was in fp16, where such steps are skipped.
 
     Raises:
-        SiteError: the loss is not finite, or no step in fp16 had finite gradients.
+        SiteError: the loss is not finite, or in fp16 no step was taken.
         RefusedError: fewer than ``minimum`` steps count.
     """
     if not minimum:
@@ -376,21 +373,22 @@ def refuse_unusable(loss: float, rates: list[float], minimum: int, fp16: bool) -
 def continue_from_earlier_rounds(
     training: LocalTraining, settings: CommonSettings, rounds: int, aside: tuple[str, ...] = ()
 ) -> None:
-    """Let the learning rate and the evidential KL weight continue from earlier rounds.
+    """Let a training's learning rate and evidential KL weight continue from earlier rounds.
 
-    If the network has evidential losses, ``training.before_pass`` is set to a function that
-    increases the weight of their KL term. ``training.counted``, the pair of the steps in earlier
-    rounds and in all rounds, is set in two cases:
+    If the network is evidential, ``training.before_pass`` is set to a function that increases the
+    weight of the loss's KL term. ``training.counted`` is set to the numbers of steps in earlier
+    rounds and in all rounds, in two cases:
 
     - The run has 'train.rate-decay'.
-    - The run has a schedule or a warm-up of the learning rate, and ``training.plan`` is None.
+    - The run has a schedule or a warm-up of the learning rate, and ``training.plan`` is None, so
+      the settings choose the batches.
 
     Args:
         training: the training, changed in place. Its fields ``private``, ``plan`` and
-            ``minimum_batch`` must be set already.
-        settings: the run's settings, without the number of steps that is set only for ``training``.
+            ``minimum_batch`` are read.
+        settings: the run's settings. ``training.settings`` may have another number of steps.
         rounds: the number of finished rounds.
-        aside: a key that names the training of another model; empty for the site's own model.
+        aside: a key that names a further training in the same phase; empty for the main training.
     """
     if evidences(training.network):
         training.before_pass = anneal_evidence(training, settings, rounds)
@@ -403,21 +401,20 @@ def continue_from_earlier_rounds(
 def round_steps(
     training: LocalTraining, settings: CommonSettings, aside: tuple[str, ...] = ()
 ) -> int:
-    """Return the number of optimiser steps in a round, from which the learning rate follows.
+    """Return the number of optimiser steps in a round, which the learning rate is based on.
 
-    The first rule that fits decides. A warm-up of the learning rate counts as a schedule here.
+    The first rule that fits decides. A warm-up of the learning rate counts as a schedule.
 
     - A private training has as many steps as its DP-SGD takes in a round.
-    - If epochs span rounds, a round has 'train.pace' steps. This rule does not hold for a training
-      with a schedule and an ``aside``.
-    - Otherwise ``steps_of`` counts the batches of the training samples. With a schedule it uses
-      ``training.settings``, because the trainings of a round may have different lengths. Without a
-      schedule it uses ``settings``.
+    - If 'train.epoch-steps' is set, the number is 'train.pace'. This rule is not for a further
+      training (``aside``) with a schedule.
+    - Otherwise the number is that of the batches in a round. With a schedule, ``training.settings``
+      gives the length of the round. Without a schedule, ``settings`` does.
 
     Args:
         training: the training, with its samples and its own settings.
         settings: the run's settings.
-        aside: a key that names the training of another model; empty for the site's own model.
+        aside: a key that names a further training in the same phase; empty for the main training.
     """
     if training.private:
         return training.private.steps()
@@ -433,7 +430,7 @@ def count_steps(steps: int, settings: CommonSettings, rounds: int) -> tuple[int,
     """Return a site's number of optimiser steps in earlier rounds, and its number in the whole run.
 
     Each round counts as ``steps`` steps. The second number is 0 if the learning rate has neither a
-    schedule nor a warm-up, because nothing needs it then.
+    schedule nor a warm-up.
 
     Args:
         steps: the optimiser steps of one round.
@@ -452,9 +449,9 @@ def anneal_evidence(
     """Return a function that sets the evidential KL weight before each pass of this round.
 
     The weight scales the Kullback-Leibler term of an evidential loss. The function takes the index
-    of a pass in this round, from 0. It sets the weight to t / 10, at most 1. Here t is the number
-    of earlier passes in all rounds. If epochs span rounds, t is instead the number of this round's
-    epoch, from 0, plus the index of the pass.
+    of a pass in this round, from 0. The weight is t / 10, at most 1, where t is the number of
+    passes before this one, over all rounds. If an epoch spans several rounds ('train.epoch-steps'),
+    t is the index of the epoch plus that of the pass.
 
     Args:
         training: the training; the evidential losses of its network get the weight.

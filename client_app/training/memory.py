@@ -26,7 +26,10 @@ _GIB = 2**30
 def raise_memory_shortage(
     error: Exception, run_config: Mapping[str, Value], message: Message, together: int = 1
 ) -> None:
-    """Raise a one-line error if ``error`` means that memory is short; otherwise return.
+    """Raise a one-line error if ``error`` says that no memory is left, and otherwise return.
+
+    The new error's text has only amounts of memory, the GPU's number and the run's settings. So a
+    hospital may send it.
 
     Args:
         error: the exception that ended a site's answer.
@@ -36,8 +39,7 @@ def raise_memory_shortage(
         together: the number of sites that were trained as one batch.
 
     Raises:
-        MemoryShortageError: the site's GPU or machine has no memory left. The text has only amounts
-            of memory, the GPU's number and the run's settings, so a hospital may send it.
+        MemoryShortageError: the site's GPU or machine has no memory left.
     """
     settings = build_settings(CommonSettings, run_config)
     training = message.metadata.message_type == TRAIN
@@ -49,17 +51,16 @@ def raise_memory_shortage(
 def memory_shortage(
     error: Exception, settings: CommonSettings, training: bool, together: int = 1
 ) -> MemoryShortageError | None:
-    """Build the one-line error for a failed allocation of memory; None for any other error.
+    """Build the one-line error for a failed allocation of memory, and free what the work held.
 
-    The local variables of the failed work are freed as far as ``error`` refers to them. Otherwise
-    the next site of this process, or another process on the same GPU, would find the memory taken.
-    The caller raises the result.
+    The result is None for any other error, and nothing is freed then. The local variables in the
+    traceback of ``error`` are cleared. Otherwise the next site, or another process on the same GPU,
+    would find the memory taken. The caller raises the result.
 
     Args:
         error: an exception of PyTorch, or Python's MemoryError.
         settings: the run's settings.
-        training: whether the site was training. If not, it was opening its data or measuring, and
-            the batch size makes no difference.
+        training: whether the site was training. If not, the error does not advise smaller batches.
         together: the number of sites that were trained as one batch.
     """
     text = str(error)
@@ -85,9 +86,9 @@ def _describe_gpu(text: str) -> tuple[str, str, float]:
 
     Returns:
         Three values. The first is the GPU, such as "GPU 1", or "GPU 0" if the error names none. The
-        second is a space and a text in brackets, such as " (of 80.0 GiB this process holds 12.0,
-        other processes 60.0)". The third is the share of the GPU, 0 to 1, that other processes
-        hold. If CUDA gives no numbers, the text is "" and the share 0.
+        second is a text with a leading space, such as " (of 80.0 GiB this process holds 12.0, other
+        processes 60.0)". The third is the share of the GPU, 0 to 1, that other processes hold. If
+        CUDA gives no numbers, the text is "" and the share 0.
     """
     index, match = 0, _GPU.search(text)
     if match:
@@ -109,17 +110,17 @@ def _describe_gpu(text: str) -> tuple[str, str, float]:
 def _remedy(
     settings: CommonSettings, training: bool, together: int, on_gpu: bool, others: float
 ) -> str:
-    """Propose changes with which the work fits into memory, as imperatives.
+    """Propose, in an instruction to the user, how the work can fit into memory.
 
-    The advice is to start another run with one of several changes, which are listed in this order:
+    The advice is to start another run with one of these changes:
 
-    - a larger share of the GPU, if its memory is short and this process may not use all of it,
-    - one of three kinds of smaller work: fewer sites per batch, if several were trained as one
-      batch; smaller batches, if one site was training; otherwise a smaller network or smaller
-      images,
-    - the CPU as the device, if the GPU's memory is short.
+    - A larger share of the GPU, if the GPU is short of memory and this process may use only a part.
+    - Fewer sites per batch, if several sites were trained as one batch.
+    - Smaller batches, if a single site was training.
+    - A smaller network or smaller images, if no site was training.
+    - The CPU as the device, if the GPU is short of memory.
 
-    If other processes hold more than half of the GPU, ending them comes first.
+    If other processes hold more than half of the GPU, the first advice is to end them.
 
     Args:
         settings: the run's settings.
@@ -160,8 +161,9 @@ def _smaller_steps(settings: CommonSettings) -> list[str]:
 def _free_memory_of(error: BaseException) -> None:
     """Free the memory that failed work still holds, by clearing the error's traceback.
 
-    The local variables of all functions in the traceback are cleared. So are those of the errors
-    that led to ``error``. Cached memory is returned to the GPU, if there is one.
+    The local variables of all functions in the traceback are cleared. The tracebacks of earlier
+    errors that led to ``error`` are cleared too. Cached memory is returned to the GPU, if there is
+    one.
     """
     link: BaseException | None = error
     while link is not None:

@@ -30,7 +30,7 @@ _EXAMPLE = "{momentum: 0.9}"
 
 
 def _optimiser_classes() -> Mapping[str, Callable[..., Optimizer]]:
-    """Return PyTorch's optimiser classes by their names in lower case, such as "adamw".
+    """Return PyTorch's optimiser classes, each under its name in lower case, such as "adamw".
 
     All subclasses of ``Optimizer`` in ``torch.optim`` are included.
     """
@@ -47,9 +47,10 @@ _KINDS = _optimiser_classes()
 def open_optimiser(module: nn.Module, settings: CommonSettings) -> Optimizer:
     """Build the optimiser that the settings choose, for the trainable parameters of ``module``.
 
-    If ``module`` has a function ``slow_parameters()``, the parameters that it returns get the
-    learning rate 'vit.basic-learning-rate'. If it has a function ``apart_parameters()``, the
-    parameters that it returns are left out, because the method's own optimiser trains them.
+    If ``module`` has a method ``slow_parameters()``, the parameters that it returns get the
+    learning rate 'vit.basic-learning-rate'. If it has a method ``apart_parameters()``, the
+    parameters that it returns are left out, because the federated method trains them with a second
+    optimiser.
 
     Raises:
         SettingError: PyTorch has no optimiser of that name, or the optimiser refuses the arguments.
@@ -91,8 +92,8 @@ def _own_arguments(settings: CommonSettings) -> dict[str, Any]:
     checked here.
 
     Raises:
-        SettingError: the text is malformed, or names an argument that has its own setting, such as
-            the learning rate.
+        SettingError: the text is malformed, or it has an argument that another setting sets, such
+            as the learning rate.
     """
     chosen: dict[str, Any] = parse_structure(
         "train.optimiser-arguments", settings.optimiser_arguments, _EXAMPLE
@@ -118,12 +119,12 @@ def check_optimiser(settings: CommonSettings) -> None:
     """Check that the run's optimiser can be built, and can take a step on small tensors.
 
     The tensors have the shapes (2,) and (2, 3), so an optimiser that fails only on larger ones
-    passes.
+    passes. If 'train.optimiser-state' is "run", a site stores the optimiser's state over rounds.
+    Each tensor of the state must then have the shape of its weight or be a scalar.
 
     Raises:
-        SettingError: the optimiser cannot be built or cannot take a step. Also raised if
-            'train.optimiser-state' is "run", but the optimiser's state has other shapes than the
-            weights and so cannot be stored over rounds.
+        SettingError: the optimiser cannot be built, cannot take a step, or has a state of other
+            shapes that must be stored.
     """
     weights = nn.ParameterList([nn.Parameter(torch.zeros(shape)) for shape in ((2,), (2, 3))])
     optimiser = open_optimiser(weights, settings)
@@ -148,21 +149,21 @@ def check_optimiser(settings: CommonSettings) -> None:
 
 
 def refuse_forgetful(settings: CommonSettings, least: int, pull: float = 0.0) -> None:
-    """Check that each of the first ``least`` steps, at most 5, has an effect on the result.
+    """Check that the optimiser's settings let each of the first steps have an effect on the result.
 
-    With a damped or huge momentum, a strong decay or a strong penalty, one step's gradient can
-    nearly decide the result alone, and the reply would reveal it. So a single weight is trained
-    again for each step, with that step's gradient negated. The step counts if this moves the
-    trained weight by at least a hundredth of the largest move over all steps.
+    Otherwise a single step, and so a few patients, could nearly decide the reply. A strong
+    momentum, decay or penalty can cause that. The check trains a single weight without data, and
+    trains it again for each step with the gradient of that step negated. Each negation must change
+    the result by at least a hundredth of the largest change.
 
     Args:
         settings: the run's settings.
-        least: the minimum number of steps that must count; 0 or 1 always passes.
+        least: the number of steps to check; at most 5 are checked, and 0 or 1 always passes.
         pull: the factor of a penalty's gradient towards the initial weights; 0 for no penalty.
 
     Raises:
-        RefusedError: not all of these steps count. The error gives their number and the number that
-            count.
+        RefusedError: a step has too little effect. The error gives the number of steps and the
+            number that have enough effect.
         SettingError: the optimiser cannot be built.
     """
     steps = min(least, _TRIED)  # a simulated site's floor is 1, so nothing is refused there
@@ -192,9 +193,9 @@ def refuse_forgetful(settings: CommonSettings, least: int, pull: float = 0.0) ->
 def eager(kind: Callable[..., Optimizer]) -> Callable[..., Optimizer]:
     """Return a subclass of the optimiser class ``kind`` with the same results but a faster start.
 
-    PyTorch guards some methods of its optimisers against ``torch.compile``, and the guards import
-    ``torch._dynamo`` at the first call, which takes more than a second in every process. The
-    subclass has these methods without their guards. It is made once for each class.
+    PyTorch wraps some methods of its optimisers, such as ``step``, to guard them against
+    ``torch.compile``. At the first call these guards import a large module, which takes more than a
+    second in every process. The subclass has the methods without guards. It is made once per class.
     """
     base = cast(type[Optimizer], kind)
     methods: dict[str, Any] = {}
@@ -207,8 +208,9 @@ def eager(kind: Callable[..., Optimizer]) -> Callable[..., Optimizer]:
 def moments_of(optimiser: Optimizer, module: nn.Module) -> dict[str, Tensor]:
     """Return an optimiser's state for the parameters of ``module``, as named tensors.
 
-    The names are ``<parameter>/<moment>``, such as "head.weight/exp_avg". Numbers become tensors;
-    tensors are not copied. A parameter without state, such as a frozen one, has no entry.
+    The names are ``<parameter>/<moment>``, such as "head.weight/exp_avg". Plain numbers become
+    tensors. Tensors are not copied, so the optimiser's next step may change them. A parameter
+    without state, such as a frozen one, has no entry.
     """
     moments = {}
     for name, parameter in module.named_parameters():
@@ -221,9 +223,9 @@ def restore_moments(optimiser: Optimizer, module: nn.Module, stored: Mapping[str
     """Put an optimiser's stored state back into it, so that it continues where it stopped.
 
     ``stored`` has the arrays of ``moments_of``, which are moved to the device of their parameters.
-    Step counts stay on the CPU, unless the optimiser is fused or capturable. A parameter begins
-    without moments if none are stored for it, or if one has another shape than the parameter.
-    Arrays for unknown parameters are ignored.
+    Step counts stay on the CPU, unless the optimiser computes them on the GPU. A parameter begins
+    without state if nothing is stored for it, or if a stored array is neither a scalar nor of the
+    parameter's shape. Arrays for unknown parameters are ignored.
     """
     moments: dict[str, dict[str, Tensor]] = {}
     for key, value in stored.items():

@@ -37,9 +37,10 @@ class Pacing:
     def batches(self) -> list[Tensor]:
         """Return the sample indices of each step in this round, one tensor (``size``,) per step.
 
-        The steps continue from ``position`` in the epoch's order. After the last sample of the
-        order, the first sample follows again. Within an epoch this happens only at a site that has
-        fewer than two samples per step of the epoch.
+        The steps continue in the epoch's ``order`` of samples, after the ``position`` steps already
+        taken. After the last sample of the order, the first sample follows again. A step uses at
+        least two samples, so this happens at a site with fewer than two samples per step of the
+        epoch.
         """
         # (steps * size,) positions in the epoch's order, wrapped around its end
         places = torch.arange(self.steps * self.size) + self.position * self.size
@@ -48,7 +49,8 @@ class Pacing:
     def next_state(self) -> dict[str, Tensor]:
         """Return the arrays to store: the epoch, the order, and the position after this round.
 
-        The position is the number of steps taken in the epoch. Names begin with "pace/".
+        The names are "pace/epoch", "pace/order" and "pace/position". The position is the number of
+        steps taken in the epoch.
         """
         return {
             f"{PREFIX}{_EPOCH}": torch.tensor(self.epoch),
@@ -66,25 +68,26 @@ def train_continued(
 ) -> tuple[float, dict[str, Tensor]]:
     """Train from the point where the site's last round stopped; return the loss and the new state.
 
-    The optimiser continues with its stored moments, such as Adam's running means. If epochs span
-    rounds, the training also continues at the stored position in the epoch. A parameter that is
-    new, or whose shape has changed, begins with new moments.
+    The optimiser continues with its stored moments, such as Adam's running means. A parameter that
+    is new, or whose shape has changed, begins with new moments. If 'train.epoch-steps' is set, an
+    epoch spans several rounds. The training then also continues at the stored position in the
+    epoch.
 
     Args:
-        training: the training. This function sets its ``optimiser``. If epochs span rounds, it also
-            sets its ``plan``, the batches of this round.
+        training: the training, whose ``optimiser`` is set. If an epoch spans rounds, its ``plan``,
+            the batches of this round, is also set.
         stored: the site's state before this message; may be empty.
         round_: the round, from 1.
         site: the site's name.
         order: returns the order (n,) of the samples in a given epoch, or None for a random order;
-            used only if epochs span rounds.
+            used only if an epoch spans rounds.
 
     Returns:
         The mean loss over the last pass, and the arrays to store for the next round.
 
     Raises:
-        SiteError: the training diverged. Or the site's number of training samples is not the one
-            that it had in an earlier round of the same epoch.
+        SiteError: the training diverged, or the number of training samples has changed within an
+            epoch.
         RefusedError: the training has fewer steps, or fewer samples in a batch, than the hospital
             requires.
     """
@@ -126,9 +129,9 @@ def open_pacing(
 ) -> Pacing:
     """Return the site's position in its epoch, and the order of its samples, for this round.
 
-    An epoch spans several rounds here. Within an epoch the stored position and order are continued.
-    At the start of an epoch, or if no state of this epoch is stored, the position is 0 and the
-    order is new.
+    An epoch spans several rounds here. Within an epoch, the stored position and order are used. At
+    the start of an epoch, or if no state of this epoch is stored, the position is 0 and the order
+    is new.
 
     Args:
         stored: the site's state before this message; may be empty.
@@ -138,8 +141,8 @@ def open_pacing(
         new_order: returns the order (samples,) of the samples in a given epoch.
 
     Raises:
-        SiteError: the site's number of training samples is not the one that it had in an earlier
-            round of the same epoch.
+        SiteError: the number of the site's training samples has changed since an earlier round of
+            this epoch.
     """
     epoch, size = epoch_of(round_, settings), batch_of(samples, settings)
     known = stored.get(f"{PREFIX}{_EPOCH}")
@@ -152,7 +155,7 @@ def open_pacing(
 
 
 def refuse_other_data(before: int, now: int) -> None:
-    """Check that the site has as many training samples as when its state was stored.
+    """Check that the number of the site's training samples has not changed since an earlier round.
 
     Only the numbers are compared, not the samples.
 

@@ -36,11 +36,12 @@ class PrivateTraining:
         return private_steps(self.settings, self.reported)
 
     def plan(self, count: int) -> Iterator[list[Tensor]]:
-        """Yield passes over ``count`` samples, each a list of batches of sample indices.
+        """Yield the passes of a private training over ``count`` samples.
 
-        Each sample is in each batch with probability ``rate``, independently, so batches differ in
-        size and may be empty. A pass has 1 / ``rate`` batches, rounded up. The passes have
-        ``steps()`` batches in total, so the last pass may have fewer.
+        A pass is a list of batches, each a tensor of sample indices. Each sample is in each batch
+        with probability ``rate``, independently, so batches differ in size and may be empty. A pass
+        has 1 / ``rate`` batches, rounded up. All passes together have ``steps()`` batches, so the
+        last pass may have fewer.
         """
         # Poisson batches differ in size, so an epoch has 1 / q batches on average
         left, per_epoch = self.steps(), math.ceil(1 / self.rate)
@@ -61,11 +62,11 @@ class PrivateTraining:
         penalty: Callable[[], Tensor] | None = None,
         scaler: GradScaler | None = None,
     ) -> Tensor:
-        """Set the parameters' gradients to a noisy mean of clipped gradients; return the mean loss.
+        """Set the parameters' ``grad`` to a noisy mean of clipped gradients; return the mean loss.
 
         The gradient of each sample is clipped, the gradients are added up, and noise is added to
         the sums. The sums are divided by the expected batch size, because the real batch size is
-        private. The call uses up one of the charged releases.
+        private. Each call uses up one noisy answer whose epsilon was charged before.
 
         Args:
             network: the network whose gradients are set.
@@ -76,9 +77,8 @@ class PrivateTraining:
             settings: 'train.micro-batch' is the number of samples computed at a time; a real
                 hospital always computes them one by one.
             compute: the device and the precision.
-            penalty: returns a term that depends only on the parameters. The parameters are private
-                already, so the gradient of the term is added without clipping and noise. None for
-                no penalty.
+            penalty: returns a term that depends only on the parameters; None for no penalty. The
+                term reveals nothing about a patient, so its gradient gets no clipping and no noise.
             scaler: ignored, and always None, because 'fp16' is refused in private runs.
 
         Returns:
@@ -86,7 +86,7 @@ class PrivateTraining:
             scalar. A sample's loss that is not finite counts as 0.
 
         Raises:
-            RuntimeError: all charged releases are used up, which is a bug in the caller.
+            RuntimeError: more calls were made than were charged, which is a bug in the caller.
         """
         parameters, size = dict(network.named_parameters()), settings.micro_batch
         with compute.autocast():
@@ -114,9 +114,10 @@ def private_rate(settings: CommonSettings, reported: int) -> float:
 def private_steps(settings: CommonSettings, reported: int) -> int:
     """Return the number of optimiser steps in a private training.
 
-    It is 'train.local-steps' or, if that is 0, 'train.local-epochs' times the batches of an epoch.
-    An epoch has ``reported`` / batch size batches, rounded up, but at least one. Here ``reported``
-    is the public number of training samples, because the true number is private.
+    The number is 'train.local-steps'. If that is 0, it is 'train.local-epochs' times the number of
+    batches in an epoch, which is ``reported`` divided by the batch size and rounded up, but at
+    least 1. Here ``reported`` is the public number of training samples, because the true number is
+    private.
     """
     per_epoch = max(1, math.ceil(reported / settings.batch_size))
     return settings.local_steps or settings.local_epochs * per_epoch

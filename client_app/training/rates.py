@@ -43,15 +43,18 @@ def rate_setter(
 ) -> Callable[[], None] | None:
     """Return a function that sets the learning rates before each step; None for constant rates.
 
-    Each call is for the next step, and multiplies the initial rate of every parameter group by the
-    same factor. With a schedule (``total`` above 0) this is the schedule's factor, and a call after
-    the schedule's last step raises StopIteration. Otherwise, with 'train.rate-decay', the factor of
-    step n is 1 / sqrt(n), where n counts from 1 over all rounds.
+    Each call sets the rates of the next step. All initial rates are multiplied by the same factor:
+
+    - With a schedule (``total`` above 0) the factor comes from the schedule. After its last step, a
+      call raises StopIteration.
+    - With 'train.rate-decay' the factor is 1 / sqrt(n) for step n, which counts from 1 over all
+      rounds.
 
     Args:
         optimisers: the network's optimiser, and all other optimisers that step together with it.
         settings: the schedule or decay of the learning rate.
-        before: the number of steps that the site has taken in earlier rounds.
+        before: the number of steps that the site has taken in earlier rounds. The function starts
+            with the step after them.
         total: the number of steps in all rounds; 0 without a schedule.
     """
     rates = []
@@ -92,7 +95,7 @@ def _factors(settings: CommonSettings, steps: int) -> Sequence[float]:
 def _rates(settings: CommonSettings, steps: int) -> Iterator[float]:
     """Yield the learning rate of each step in all rounds, as PyTorch's scheduler computes it.
 
-    No network is trained: the scheduler sets the rate of an optimiser with one unused parameter.
+    There are ``steps`` rates per round.
 
     Args:
         settings: the schedule and the number of rounds.
@@ -113,8 +116,9 @@ def _scheduler(
     """Build the run's PyTorch scheduler for ``steps`` steps per round.
 
     The run must have a schedule or a warm-up. A linear warm-up comes first, and the step after it
-    has the full learning rate. 'train.warm-up' below 1 is a share of all rounds, and from 1 a
-    number of rounds. The ``step_size`` of the step schedule is a number of rounds too.
+    has the full learning rate. If 'train.warm-up' is below 1, it is a share of all rounds.
+    Otherwise it is a number of rounds. The ``step_size`` of the step schedule is also a number of
+    rounds.
     """
     rounds, warm_up = settings.rounds, settings.warm_up
     if warm_up < 1:  # a share of all rounds; a larger number counts rounds
@@ -147,7 +151,7 @@ def _arguments(schedule: str, text: str) -> dict[str, Any]:
 
     Args:
         schedule: the name of the schedule.
-        text: the setting.
+        text: the value of the setting, such as "{pct_start: 0.3}". The numbers are not checked.
 
     Raises:
         SettingError: the text is malformed, or names an argument that this schedule does not take.
@@ -168,12 +172,12 @@ def _arguments(schedule: str, text: str) -> dict[str, Any]:
 def check_schedule(settings: CommonSettings) -> None:
     """Check that the learning rate's schedule can be built, and fits the other settings.
 
-    If there is neither a schedule nor a warm-up, only 'train.schedule-arguments' are checked.
+    A schedule or a warm-up excludes 'train.rate-decay', and the warm-up must be shorter than the
+    run. If there is neither a schedule nor a warm-up, only 'train.schedule-arguments' are checked.
 
     Raises:
-        SettingError: the arguments are malformed or unknown to the schedule, or
-            ``_reasons_against`` finds a reason. The error gives the first reason and the setting to
-            change.
+        SettingError: the arguments are malformed or unknown to the schedule, or the schedule cannot
+            be used. The error gives the first reason and the setting to change.
     """
     arguments = _arguments(settings.schedule, settings.schedule_arguments)
     if is_scheduled(settings):
@@ -183,7 +187,7 @@ def check_schedule(settings: CommonSettings) -> None:
 
 
 def _reasons_against(settings: CommonSettings, arguments: dict[str, Any]) -> Iterator[str]:
-    """Yield each reason why a schedule is impossible; the user gets only the first reason.
+    """Yield each reason why a schedule cannot be used; the user gets only the first reason.
 
     The reasons are, in this order:
 
@@ -191,8 +195,8 @@ def _reasons_against(settings: CommonSettings, arguments: dict[str, Any]) -> Ite
     - Schedule 'one-cycle', which warms up by itself, also has 'train.warm-up'.
     - 'train.warm-up' is at least the number of rounds.
     - Schedule 'step' has no ``step_size``, or one that is not above 0.
-    - PyTorch refuses the arguments, or one of the first 1,000 rates, with one step per round, is
-      negative or not finite.
+    - PyTorch refuses the arguments, or they give a rate that is negative or not finite. Only the
+      first 1,000 rounds are checked, with one rate each.
 
     ``arguments`` are the parsed 'train.schedule-arguments'.
     """

@@ -32,11 +32,11 @@ class PrivateMeans:
         """Compute the noisy mean (d,), float32, over the rows (n, d) of all training samples.
 
         Each row is clipped, and Gaussian noise is added to the sum. The noisy sum is divided by the
-        reported number of samples, or by 1 if that number is 0. Every call uses up one release, for
-        which the ledger was charged before.
+        reported number of samples, or by 1 if that number is 0. Each call uses up one noisy answer
+        whose epsilon was charged before.
 
         Raises:
-            RuntimeError: all charged releases are used up, which is a bug in the caller.
+            RuntimeError: more calls were made than were charged, which is a bug in the caller.
         """
         sums = torch.zeros(rows.shape[1:], dtype=torch.int64)
         for number in range(len(rows)):
@@ -53,29 +53,28 @@ def class_means(
     min_samples: int,
     private: PrivateMeans | None = None,
 ) -> dict[int, Tensor]:
-    """Return the mean of ``function`` over the training samples of each class with enough samples.
+    """Return each class's mean of ``function`` over its training samples, for large enough classes.
 
-    In a task without classes, the task's groups of samples (strata) take their place. Exact sums
-    are divided by the true number of samples. Private sums get noise, and are divided by the
-    reported number.
-
-    The network is put into eval mode, because in training mode batch norm and dropout would make a
-    sample's values depend on its batch and on chance. Samples are computed in batches, which limits
-    the memory, or one at a time for private means at a real hospital.
+    In a task without classes, the task's groups of samples (strata) take their place. Private sums
+    get noise, and are divided by the reported number of samples instead of the true number. At a
+    real hospital they are computed one sample at a time. The network is put into eval mode, so that
+    a sample's values do not depend on its batch or on chance.
 
     Args:
         network: placed on the compute device.
         silo: the site's data.
         compute: the device and the precision.
         function: maps inputs (batch, ...) to rows (batch, d).
-        min_samples: the minimum number of samples of a class, by reported counts if private.
+        min_samples: the minimum number of samples of a class. For private means, the reported
+            numbers are compared with it.
         private: the mechanism for private means; None for exact means.
 
     Returns:
-        Class -> mean (d,), float32 on the CPU; empty if no class has enough samples.
+        Class or group -> mean (d,), float32 on the CPU; empty if no class has enough samples.
 
     Raises:
-        RuntimeError: all charged releases are used up, which is a bug in the caller.
+        RuntimeError: more private means were computed than were charged, which is a bug in the
+            caller.
     """
     task, split = task_named(silo.task), silo.train
     strata, classes = task.strata(split.labels), task.stratum_count(silo.shape.outputs)

@@ -14,12 +14,12 @@ from fedsilo.strategies.wire.records import unpack
 
 
 def ready_silo(silo: Silo, settings: CommonSettings, content: RecordDict) -> Silo:
-    """Return a site's data as networks take them: standardised and without missing values.
+    """Return a site's data, ready for a network: standardised and without missing values.
 
     The features of a table are standardised, and its missing values become 0. Images are returned
     unchanged. A numeric outcome stays in its unit, but the result records its mean and deviation.
-    'data.standardise' decides whether these statistics are the site's own, the schema's, or those
-    in the server's message ``content``.
+    'data.standardise' decides whether means and deviations are the site's own, the schema's, or
+    those in the server's message ``content``.
 
     Raises:
         SettingError: 'data.standardise' is 'declared', but the schema declares no statistics.
@@ -33,11 +33,12 @@ def ready_silo(silo: Silo, settings: CommonSettings, content: RecordDict) -> Sil
 def find_standardisation(
     silo: Silo, settings: CommonSettings, content: RecordDict
 ) -> FeatureStatistics:
-    """Return the mean and standard deviation of each column, (columns,), by 'data.standardise'.
+    """Return the mean and standard deviation of each column, (columns,), that standardise the data.
 
-    Columns are the features of a table and a numeric outcome (``Silo.columns``). With "site", the
-    statistics are computed from the site's training samples. With "declared" they come from the
-    schema, and with "pooled" from the server's message, which has them over all sites.
+    Columns are the features of a table and a numeric outcome. 'data.standardise' decides where the
+    statistics come from. With "site", they come from the site's training samples, and with
+    "declared" from the schema. With "pooled" they come from the server's message, and describe all
+    sites.
 
     Raises:
         SettingError: 'data.standardise' is 'declared', but the schema declares no statistics.
@@ -62,14 +63,15 @@ def find_standardisation(
 
 
 def standardise_silo(silo: Silo, standardisation: FeatureStatistics) -> Silo:
-    """Return a copy of the silo with all splits standardised, and missing values as 0.
+    """Return a copy of the silo in which all splits are standardised and missing values are 0.
 
     The copy records the statistics of its features and of a numeric outcome. Numeric outcomes stay
     in their unit, because the task standardises them in the loss. ``silo`` itself is not changed.
 
     Args:
         silo: the site's data.
-        standardisation: the statistics of ``silo.columns()``, (columns,) each.
+        standardisation: the mean and deviation of each column of ``silo.columns()``, (columns,)
+            each.
     """
     count, outcome = len(silo.features), None
     if len(silo.columns()) > count:

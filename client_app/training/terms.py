@@ -72,8 +72,9 @@ class StackableLoss:
     def losses(self, inputs: Tensor, labels: Tensor) -> Tensor:
         """Compute the loss of each sample, (batch,), instead of one loss for the batch.
 
-        This is for simulated sites that train as one batch, whose samples may be of several sites.
-        The method's function then gets losses per sample, (batch,), where it otherwise gets means.
+        In a simulation, several sites may train as one batch, and each sample's loss must be kept
+        apart. So each loss that the method's function asks for is a tensor (batch,) instead of a
+        mean.
         """
         each = Batch(inputs, labels, self._network.losses, cross_entropies, _keep_each)
         losses: Tensor = self._function(each, *self.parts)
