@@ -154,8 +154,8 @@ def check_sums(facts: SiteFacts) -> str | None:
     For each feature, a site may send the number of values, their sum, and the sum of their squares.
     The number must be whole, and at most that of the training rows. The sum must be from -1e18 to
     1e18, and the sum of squares at most 1e36, or 0 if there are no values. The squared sum must not
-    exceed number * sum of squares, apart from rounding errors. Sums without feature names are a fault. Missing sums are
-    not.
+    exceed number * sum of squares, apart from rounding errors. Sums without feature names are a
+    fault. Missing sums are not.
     """
     sums = facts.sums
     if sums is None:
