@@ -172,8 +172,8 @@ def _fingerprint_bytes(public: bytes) -> bytes:
 def key_code(public: bytes) -> str:
     """Return a code of a public key that people can read aloud: 128 bits of its SHA-256.
 
-    These are the first bits, as eight groups of four hexadecimal digits, joined by hyphens. The
-    code has no upper- and lower-case letters, which are hard to tell apart on the telephone.
+    These are the first bits, as eight groups of four hexadecimal digits, joined by hyphens. All
+    letters are lower-case, because people cannot hear the case on the telephone.
 
     Raises:
         SiteError: the bytes are not a public key in OpenSSH's form.
