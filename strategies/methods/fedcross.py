@@ -53,9 +53,8 @@ class FedCross(Method):
     def round(self, state: State, ask: Ask) -> State:
         """Let each asked site train a model drawn for it, then mix each model with another one.
 
-        There are as many models as sites. A permutation from the seed and the round gives each site
-        one model. If a site is not asked or gives no usable reply, its model is mixed without
-        training.
+        There are as many models as sites, and a draw from the seed and the round gives each site
+        one. A model whose site is not asked, or gives no usable reply, is mixed without training.
 
         Each model becomes alpha * model + (1 - alpha) * collaborator, where alpha is 'cross-alpha'.
         The setting 'collaborator' chooses this other model: the one with the least similar weights,

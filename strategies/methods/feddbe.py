@@ -41,9 +41,9 @@ class FedDBE(FedAvg):
 
         A mean feature is the encoder's output, averaged over training samples. While the server's
         mean feature is all zeros, as in round 1, each site returns its own. Their average becomes
-        the server's mean feature, which stays unchanged afterwards. The sites' networks are
-        averaged in every round. The rule is 'server.aggregation', usually the mean weighted by
-        samples. A site without a usable reply does not count.
+        the server's mean feature, which stays unchanged afterwards. The networks are averaged in
+        every round. 'server.aggregation' is the rule, usually the mean weighted by samples. A site
+        without a usable reply does not count.
         """
         send = dict.fromkeys(ask.sites, state.arrays)
         # Without the mean, which is no update of weights: its length must not count as one

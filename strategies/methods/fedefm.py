@@ -73,15 +73,14 @@ class FedEFM(Decentralised):
 
         In round 1 each silo trains only its own model. Each later round has two phases:
 
-        - ``overseas``: the model of each silo goes to the silo's in-neighbours in the topology,
-          which train it on their data and return it.
-        - ``distil``: each silo receives these trained copies of its model. The silo learns from
-          them and returns its new model.
+        - ``overseas``: each silo's model goes to the silo's in-neighbours in the topology, which
+          train it on their data and return it.
+        - ``distil``: each silo receives these trained copies, learns from them, and returns its new
+          model.
 
-        If a neighbour gives no usable reply in ``overseas``, its copies are missing in ``distil``.
-        A silo without a usable reply in ``distil`` keeps its earlier model. If 'fedefm.visit' is
-        "average", each silo instead mixes its model with its neighbours' models and trains the
-        mixture.
+        A copy that is not returned in ``overseas`` is missing in ``distil``. A silo without a
+        usable reply in ``distil`` keeps its earlier model. If 'fedefm.visit' is "average", each
+        silo instead mixes its model with its neighbours' models and trains the mixture.
         """
         if self.settings.visit == "average":
             return cast(FedEFMState, super().round(state, ask))

@@ -58,11 +58,10 @@ class FedPAC(FedProto):
         """Let sites train, then average the shared arrays and mix a classifier for each site.
 
         Each asked site receives the shared arrays and its mixed classifier, and returns them
-        trained. A site with enough training samples of a class also sends statistics of the class.
-        It receives the global prototypes, which are mean embeddings of classes. The server averages
-        the shared arrays and the prototypes over the replies. The class statistics decide how it
-        mixes the sites' classifiers. A site that did not reply keeps its classifier, which enters
-        no mix.
+        trained. A site with enough training samples of a class also sends statistics of the class,
+        and receives the global prototypes, the mean embeddings of classes. The server averages
+        shared arrays and prototypes over the replies. The class statistics decide how it mixes the
+        classifiers. A site that did not reply keeps its classifier, which enters no mix.
         """
         send: dict[str, Arrays] = {}
         expect: dict[str, dict[str, NDArray | ArraySpec]] = {}

@@ -131,11 +131,11 @@ class PICSR(Method):
     def _experts_round(self, state: PersonalState, ask: Ask) -> PersonalState:
         """Let each site train its own expert, and in the last of these rounds collect the experts.
 
-        An expert is a site's own network. Before the last of these rounds, sites return no arrays,
-        and ``personal`` in the new state records the sites that keep an expert. In the last one
-        each asked site returns its expert and its prototype, the mean of its training samples. A
-        reply is unusable if the expert's output for the prototype has an infinite or NaN value. A
-        site without a usable reply in the last round has no expert in the mixture.
+        An expert is a network that one site trains alone. Before the last of these rounds, sites
+        return no arrays, and ``personal`` in the new state records the sites that keep an expert.
+        In the last round each asked site returns its expert and its prototype, the mean of its
+        training samples. A reply is unusable if the expert's output for the prototype is not
+        finite. A site without a usable reply then has no expert in the mixture.
         """
         send = {site: self._expert_start(site, state, ask) for site in ask.sites}
         notes = StageNotes(EXPERTS)

@@ -112,14 +112,13 @@ class UEFL(Method):
         """Train and average the network and codebooks, and after an iteration add a codebook.
 
         A codebook is a list of vectors, the codewords. The network replaces each feature by the
-        nearest codeword. Each asked site trains the network and the codebooks that it may use.
-        Before round 1, K-means on the sites' features fills the first codebook if 'uefl.first-book'
-        is 'kmeans'.
+        nearest codeword. Each asked site trains the network and the codebooks that it may use. If
+        'uefl.first-book' is 'kmeans', clusters of the sites' features fill the first codebook
+        before round 1.
 
-        An iteration is a series of rounds. Every iteration but the last ends with a check, in which
-        sites measure their uncertainty. Uncertain sites get a new codebook. If 'uefl.refresh' is
-        'kmeans' and the run continues, the first codebook is made anew from the features of the
-        certain sites.
+        An iteration is a series of rounds. Every iteration but the last ends with a check of the
+        sites' uncertainty, and uncertain sites get a new codebook. If 'uefl.refresh' is 'kmeans'
+        and the run continues, features of the certain sites fill the first codebook again.
         """
         if not state.round and self.settings.first_book == "kmeans":
             found = self._request_codewords(state, ask, ask.sites)
@@ -279,10 +278,11 @@ class UEFL(Method):
         return centroid_fault(reply.arrays, found, codes, features)
 
     def why_finished(self, state: UEFLState) -> str | None:
-        """Return the reason to end the run before its last round; None if the run continues.
+        """Return the reason to end the run before its last round, or None if the run continues.
 
-        There is a reason only if 'uefl.stop-when-certain' is set, and the newest check of the
-        sites' uncertainty found no uncertain site. After the last round the result is always None.
+        There is a reason only if 'uefl.stop-when-certain' is set, and the newest check found no
+        uncertain site. A site is uncertain if its entropy is high compared with all sites. After
+        the last round the result is always None.
         """
         if not self.settings.stop_when_certain or not state.certain:
             return None

@@ -81,6 +81,8 @@ def new_key_pair() -> KeyPair:
 def public_half(private: bytes) -> bytes:
     """Return the public key that belongs to a private key.
 
+    Both are elliptic-curve keys in PEM form.
+
     Raises:
         SiteError: the bytes are not a private key.
     """
