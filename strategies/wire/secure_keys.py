@@ -81,7 +81,7 @@ def new_key_pair() -> KeyPair:
 def public_half(private: bytes) -> bytes:
     """Return the public key that belongs to a private key.
 
-    Both are elliptic-curve keys in PEM form.
+    Both are elliptic-curve keys in PEM.
 
     Raises:
         SiteError: the bytes are not a private key.
