@@ -169,8 +169,7 @@ class UEFL(Method):
     def model_for(self, site: str, state: UEFLState) -> Arrays:
         """Return the network and the codebooks that ``site`` may use, ordered by array name.
 
-        ``state.access`` lists the sites that may use each codebook. All sites may use the first
-        one.
+        ``state.access`` lists the sites of each codebook. All sites may use the first one.
         """
         arrays: dict[str, NDArray] = {}
         for name, array in sorted(state.arrays.items()):
