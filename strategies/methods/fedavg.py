@@ -31,29 +31,34 @@ class FedAvg(Method):
     )
 
     def initial_state(self) -> Any:
-        """Return a state with the network's initial weights, from the seed or from files.
+        """Return a state with the network's initial weights.
+
+        The weights are drawn from the seed, or read from files that settings name.
 
         Raises:
-            SettingError: a file of weights is missing or belongs to another network.
+            SettingError: a file of weights is missing or does not fit the network.
         """
         return self.state_class(self.starting_weights())
 
     def round(self, state: Any, ask: Ask) -> Any:
-        """Send the weights to each asked site to train, and average the weights that it returns.
+        """Send the weights to each asked site for training, and average the weights that return.
 
-        The average is that of 'server.aggregation', usually the mean weighted by samples. A site
-        without a usable reply does not count. Too few usable replies ('run.min-sites') make the
-        round fail.
+        'server.aggregation' is the rule of the average, usually the mean weighted by samples. A
+        site that fails or sends invalid arrays is left out.
+
+        Raises:
+            SiteError: fewer sites replied than 'run.min-sites' or the aggregation requires.
         """
         trained = ask(TRAIN, dict.fromkeys(ask.sites, state.arrays))
         return replace(state, arrays=self.average(trained, state.arrays))
 
     def towards(self, replies: Replies, model: Arrays, rate: float) -> dict[str, Any]:
-        """Return the arrays after a step from ``model`` towards the replies' mean, float32.
+        """Move ``model`` towards the mean of the replies by the fraction ``rate``.
 
-        The mean is that of 'server.aggregation'. The step is ``rate`` times the distance, so a rate
-        of 1 gives the mean itself, and a larger rate goes beyond it. Running statistics of batch
-        norm always become the mean. Without replies the result equals ``model``.
+        'server.aggregation' defines the mean. Each resulting array is model + rate * (mean -
+        model), as float32 under its name in ``model``. A rate of 1 gives the mean itself. Running
+        statistics of batch norm always become the mean. Without replies the result equals
+        ``model``.
         """
         after = self.average(replies, model)
         if rate == 1:
@@ -65,10 +70,10 @@ class FedAvg(Method):
         return after
 
     def disclosures(self) -> Disclosures:
-        """List the data sent by a site: all weights.
+        """Describe the data that a site sends, as sentences for ``privacy.json``.
 
-        With secure aggregation the weights are described as clipped and masked, and the keys for
-        masks and the shares of keys are listed too.
+        The first sentence lists all weights. With secure aggregation it adds that they are clipped
+        and masked. A second sentence then lists the keys and shares of keys that masking needs.
         """
         what = "all weights and batch-norm statistics of the network, each round"
         if self.common.secure_aggregation == "none":
@@ -91,8 +96,10 @@ class Cyclic(FedAvg):
         """Pass the model from silo to silo: each trains the model that the previous silo returned.
 
         All silos of the round (``ask.sites``) are visited once, in an order drawn from the seed and
-        the round. The last silo's model becomes the new model. Nothing is averaged. If a silo gives
-        no usable reply, the round fails, whatever 'run.min-sites' is.
+        the round. The last silo's model becomes the new model. Nothing is averaged.
+
+        Raises:
+            SiteError: a silo failed or sent invalid arrays, whatever 'run.min-sites' is.
         """
         seed = derive_seed(self.common.seed, "cycle", state.round + 1)
         for site in np.random.default_rng(seed).permutation(ask.sites).tolist():
@@ -123,11 +130,13 @@ class Mix(FedAvg):
     )
 
     def initial_state(self) -> State:
-        """Return the network's initial weights, drawn from the seed or read from files.
+        """Check that all sites are simulated, and return the network's initial weights.
+
+        Real hospitals cannot pool their data for this method. The weights come from the seed or
+        from files.
 
         Raises:
-            SettingError: a site is not simulated (real hospitals cannot pool their data), or a file
-                of weights is missing or belongs to another network.
+            SettingError: a site is not simulated, or a file of weights is missing or does not fit.
         """
         real = []
         for site, facts in self.participants.facts.items():
@@ -141,10 +150,11 @@ class Mix(FedAvg):
         return State(self.starting_weights())
 
     def round(self, state: State, ask: Ask) -> State:
-        """Let the first site by name train on all sites' data, and adopt its weights as the model.
+        """Let one site train on the pooled data of all simulated sites, and adopt its weights.
 
-        The server sends all asked sites the model and the names of all sites. Only the first site
-        returns arrays. If it gives no usable reply, the model does not change.
+        The trainer is the first of all sites by name. Every asked site receives the model, which it
+        may measure, and the names of all sites. Only the trainer returns arrays. If the trainer
+        fails, the model does not change.
         """
         trainer, sites = self.participants.sites()[0], self.participants.sites()
         replies = ask(

@@ -28,9 +28,9 @@ class FedAvgM(FedAvg):
     def round(self, state: State, ask: Ask) -> State:
         """Average like FedAvg, then let the server's optimiser take one step towards the mean.
 
-        The optimiser, which the method's settings choose, receives mean - model. Its step is added
-        to the model. Running statistics of batch norm become the mean. From round 1 on the state
-        also holds the optimiser's moments, as ``moments/<array>``.
+        The method's settings define the optimiser. It receives the difference mean - model and the
+        previous moments. Its step is added to the model. Running statistics of batch norm become
+        the mean. The new state also holds the new moments, as ``moments/<array>``.
         """
         model = self.model(state)
         trained = ask(TRAIN, dict.fromkeys(ask.sites, model))
@@ -60,10 +60,10 @@ class FedSWA(FedAvg):
     beside = (_MEAN,)
 
     def round(self, state: State, ask: Ask) -> State:
-        """Average like FedAvg, and in the last 'averaged-rounds' also average these rounds' models.
+        """Average like FedAvg, and in the run's last rounds also keep a mean of the global models.
 
-        The second average has equal weights, and the state keeps it beside the newest model. Sites
-        always receive the newest model, never this average.
+        The mean has equal weights and covers the last 'averaged-rounds' rounds. The state stores it
+        beside the newest model. Sites always receive the newest model.
         """
         last, mean = super().model(state), arrays_below(_MEAN, state.arrays)
         after: State = super().round(replace(state, arrays=last), ask)
@@ -78,9 +78,10 @@ class FedSWA(FedAvg):
         return replace(after, arrays=arrays)
 
     def model(self, state: State) -> Arrays:
-        """Return the mean of the last rounds' models after the run's last round.
+        """Return the newest model or, after the run's last round, a mean of global models.
 
-        Before that, or if the state has no such mean, the newest model is returned.
+        The mean covers the last 'averaged-rounds' rounds. If the state has no mean, the newest
+        model is returned.
         """
         mean = arrays_below(_MEAN, state.arrays)
         if mean and state.round >= self.common.rounds:

@@ -35,11 +35,11 @@ class FedCross(Method):
     capabilities = Capabilities(initial_weights=True)
 
     def initial_state(self) -> State:
-        """Return as many models as there are sites, all with the network's initial weights.
+        """Return a state with one model per site, all with the network's initial weights.
 
         Raises:
-            SettingError: a single site takes part, so no model has a collaborator, or a file of
-                weights is missing or belongs to another network.
+            SettingError: only one site takes part, so there is no second model to mix with, or a
+                file of weights is missing or does not fit the network.
         """
         sites = self.participants.sites()
         if len(sites) < 2:
@@ -53,14 +53,13 @@ class FedCross(Method):
     def round(self, state: State, ask: Ask) -> State:
         """Let each asked site train a model drawn for it, then mix each model with another one.
 
-        There are as many models as sites. A permutation from the seed and the round gives each site
-        one model. If a site is not asked or gives no usable reply, its model is not trained in this
-        round, but it is mixed like all other models.
+        There are as many models as sites, and a draw from the seed and the round gives each site
+        one. A model whose site is not asked, or gives no usable reply, is mixed without training.
 
         Each model becomes alpha * model + (1 - alpha) * collaborator, where alpha is 'cross-alpha'.
-        The setting 'collaborator' chooses the collaborator among the other models: the least
-        similar, the most similar, or each in turn (see ``collaborators``). The new state has the
-        mixed models and their mean, which later rounds measure.
+        The setting 'collaborator' chooses this other model: the one with the least similar weights,
+        the one with the most similar weights, or each one in turn from round to round. The new
+        state has the mixed models and their mean.
         """
         # Drawn over all sites, also those that are not asked, so that each model has one site
         models, sites = self._models(state), self.participants.sites()
@@ -95,8 +94,8 @@ class FedCross(Method):
     def disclosures(self) -> Disclosures:
         """Describe in one sentence that a site sends its weights and batch-norm statistics.
 
-        The sentence adds that one other site receives them in the next round. Before that, the
-        server mixes them with another site's, which have the share 1 - 'cross-alpha'.
+        The sentence adds that one other site receives them in the next round, mixed with weights of
+        another site. It states the share of these weights, 1 - 'cross-alpha'.
         """
         share = self.settings.cross_alpha
         return Disclosures(
@@ -106,9 +105,9 @@ class FedCross(Method):
         )
 
     def _mean_to_measure(self, state: State) -> dict[str, NDArray]:
-        """Return the mean of all models as ``model/<array>`` if the next round measures it.
+        """Return the mean of all models as ``model/<array>`` if sites measure it in the next round.
 
-        Otherwise the mapping is empty.
+        'server.evaluate-every' decides. Otherwise the mapping is empty.
         """
         if not self.common.measures_in(state.round + 1):
             return {}
@@ -128,7 +127,7 @@ class FedCross(Method):
 
 
 def _mean(models: list[dict[str, NDArray]], weights: list[float]) -> dict[str, NDArray]:
-    """Return the weighted mean of the models, float32. ``weights`` must sum to 1."""
+    """Return the mean of the models as float32, weighted by ``weights``, which must sum to 1."""
     mean = {}
     for name in models[0]:
         total = np.zeros(models[0][name].shape)
@@ -140,11 +139,13 @@ def _mean(models: list[dict[str, NDArray]], weights: list[float]) -> dict[str, N
 
 
 def _vectors(models: list[dict[str, NDArray]]) -> NDArray:
-    """Flatten the weights of each model into one row of a float64 matrix (models, numbers).
+    """Flatten each model's weights into one row, so that models can be compared.
 
-    The rows serve to compare models when their collaborators are chosen. A row joins the model's
-    arrays in the order of their names, without batch norm's running statistics. All models must
-    have the same arrays.
+    A row joins the model's arrays in the order of their names, without batch norm's running
+    statistics. All models must have the same arrays.
+
+    Returns:
+        A float64 matrix (models, weights per model).
     """
     # Sorted by name, so that the same places of two rows are the same weights
     rows = []

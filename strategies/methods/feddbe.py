@@ -29,8 +29,8 @@ class FedDBE(FedAvg):
     def initial_state(self) -> State:
         """Return the network's initial weights, and zeros for the mean feature.
 
-        The mean feature, (tokens, channels), is the mean of the encoder's outputs over all sites'
-        training samples. Zeros mean that it is not known yet.
+        The mean feature is the encoder's output, averaged over all sites' training samples. Its
+        shape is (tokens, channels), and zeros mean that it is not known yet.
         """
         network = self.blueprint
         mean = np.zeros((network.tokens, network.channels), np.float32)
@@ -39,10 +39,10 @@ class FedDBE(FedAvg):
     def round(self, state: State, ask: Ask) -> State:
         """Send the network and the mean feature to each asked site, and average the replies.
 
-        A site returns its trained network and a mean feature: the encoder's output, averaged over
-        its training samples. Both are averaged by 'server.aggregation', usually weighted by
-        samples. While the server's mean feature is all zeros, as in round 1, the average of the
-        replies becomes the new one. After that the server's mean feature stays unchanged. A site
+        A mean feature is the encoder's output, averaged over training samples. While the server's
+        mean feature is all zeros, as in round 1, each site returns its own. Their average becomes
+        the server's mean feature, which stays unchanged afterwards. The networks are averaged in
+        every round. 'server.aggregation' is the rule, usually the mean weighted by samples. A site
         without a usable reply does not count.
         """
         send = dict.fromkeys(ask.sites, state.arrays)
@@ -56,10 +56,10 @@ class FedDBE(FedAvg):
         return replace(state, arrays=after)
 
     def disclosures(self) -> Disclosures:
-        """List the data sent by a site: the weights and, in the first round only, its mean feature.
+        """Describe the data that a site sends: its weights and, in round 1 only, its mean feature.
 
-        The mean feature is the encoder's output, averaged over the site's training samples. The
-        sentences on the weights are FedAvg's.
+        The mean feature is the encoder's output, averaged over the site's training samples. With
+        secure aggregation the sentences also say that the data are masked.
         """
         mean = (
             "once, in the first round: the mean over all training samples of what the encoder "

@@ -54,12 +54,14 @@ class FedEFM(Decentralised):
     state_class = FedEFMState
 
     def initial_state(self) -> Any:
-        """Return the state before round 1: every silo's starting weights, named ``model/<array>``.
+        """Return the state before round 1: the starting weights, common to all silos.
+
+        The arrays are named ``model/<array>``.
 
         Raises:
-            SettingError: the topology cannot be built (``build_topology``), or a file of weights is
-                not usable. 'fedefm.emd-solver' "cvxpylayers" is also an error if the network's
-                feature map is too large for this solver.
+            SettingError: the graph of neighbouring silos cannot be built, a file of weights is not
+                usable, or the network's feature map is too large for 'fedefm.emd-solver'
+                "cvxpylayers".
         """
         if self.settings.emd_solver == "cvxpylayers":
             network = build_classifier(self.common, self.shape)
@@ -69,15 +71,16 @@ class FedEFM(Decentralised):
     def round(self, state: FedEFMState, ask: Ask) -> FedEFMState:
         """Let neighbours train each silo's model, and let the silo distil the results.
 
-        In round 1 each silo trains its own model on its own data, because the server has no silo's
-        model yet. Later rounds have two phases. In ``overseas`` the server sends each silo the
-        models of the silos whose in-neighbour it is, and the silo trains and returns them. In
-        ``distil`` the server sends each silo the trained copies of the silo's own model. The silo
-        learns from these copies and returns its new model.
+        In round 1 each silo trains only its own model. Each later round has two phases:
 
-        If a neighbour gives no usable reply in ``overseas``, its copies are missing in ``distil``.
-        A silo without a usable reply in ``distil`` keeps its earlier model. If 'fedefm.visit' is
-        "average", every round mixes models like ``Decentralised``.
+        - ``overseas``: each silo's model goes to the silo's in-neighbours in the topology, which
+          train it on their data and return it.
+        - ``distil``: each silo receives these trained copies, learns from them, and returns its new
+          model.
+
+        A copy that is not returned in ``overseas`` is missing in ``distil``. A silo without a
+        usable reply in ``distil`` keeps its earlier model. If 'fedefm.visit' is "average", each
+        silo instead mixes its model with its neighbours' models and trains the mixture.
         """
         if self.settings.visit == "average":
             return cast(FedEFMState, super().round(state, ask))
@@ -98,22 +101,21 @@ class FedEFM(Decentralised):
         return self._next_state(state, ask(DISTIL, send, expect=expected))
 
     def theta_for(self, site: str, state: State, ask: Ask) -> dict[str, NDArray]:
-        """Return Theta as ``model/<array>`` if ``site`` needs it in the next round.
+        """Return Theta, the mean of the silos' models, as ``model/<array>`` if ``site`` needs it.
 
-        Otherwise returns no arrays. Theta is the mean of the silos' models. With 'continue-from'
-        "mean" every silo needs it in every round. Otherwise a silo needs it if it has no stored
-        state, or if the round measures.
+        If 'continue-from' is "mean", every silo needs Theta in every round. With another value, a
+        silo needs Theta if it stores no state yet, or if sites measure in the next round. A silo
+        that does not need Theta gets no arrays.
         """
         if self.settings.continue_from == "mean":
             return with_prefix(MODEL, self.model(state))
         return super().theta_for(site, state, ask)
 
     def _visitors_of(self, host: str, state: State) -> dict[str, NDArray]:
-        """Return the models that visit ``host`` in the next round, to be trained on its data.
+        """Return the models that visit ``host`` in the next round, to train on the host's data.
 
-        A silo's newest model visits each in-neighbour that the silo has in that round. So these are
-        the models of all silos that have ``host`` as an in-neighbour. A silo that has no model yet
-        is left out.
+        A silo's model visits the silo's in-neighbours, the silos with an arc to it in the topology.
+        A silo that has no model yet is left out.
 
         Returns:
             The models' arrays, named ``visitor/<owner>/<array>``.
@@ -129,10 +131,10 @@ class FedEFM(Decentralised):
     def _next_state(self, state: FedEFMState, replies: Replies) -> FedEFMState:
         """Return the state with the silos' new models, their mean, and this round's closeness.
 
-        Closeness, from -1 to 1, compares the feature maps of a silo's model with those of the copy
-        that another silo, the host, trained. The reply of the model's owner states it. It is stored
-        in ``closeness`` under the round and "owner<-host". A host that the reply does not name is
-        left out.
+        Each silo's model, the owner's, was also trained by other silos, the hosts. Closeness, from
+        -1 to 1, compares the feature maps of the owner's model with those of a host's copy. The
+        owner's reply states it for each host. The state stores it in ``closeness`` by round and
+        "owner<-host". A host that the reply does not name is left out.
         """
         edges = {}
         for owner, reply in replies.items():
@@ -160,10 +162,11 @@ class FedEFM(Decentralised):
         return {}
 
     def visit_seconds(self) -> Mapping[str, float] | None:
-        """Return each site's mean seconds per visiting model, never None.
+        """Return each site's mean seconds to train one visiting model.
 
-        A visiting model is another silo's model that the site trains. A site that trained none gets
-        the mean over the sites that trained some. If no site did, all values are 0.
+        A visiting model is another silo's model. The seconds are those measured in this process. A
+        site that trained no visiting model gets the mean over the sites that did. If no site did,
+        all values are 0.
         """
         known = {site: total / count for site, (total, count) in self._visits.items()}
         mean = sum(known.values()) / max(1, len(known))
@@ -172,11 +175,12 @@ class FedEFM(Decentralised):
     def documents(
         self, state: FedEFMState, values: Mapping[str, Mapping[str, float]]
     ) -> dict[str, Any]:
-        """Return topology.json and closeness.json: file name -> content for JSON.
+        """Return the content of ``topology.json`` and ``closeness.json`` by file name.
 
-        closeness.json has "owner<-host" -> round -> mean closeness, from -1 to 1, of the model that
-        the host trained for the owner. If the state has no rounds with closeness, the file is left
-        out. If these rounds have no values, the file has an empty mapping.
+        ``topology.json`` has the graph of silos and the times of its rounds. ``closeness.json`` has
+        "owner<-host" -> round -> closeness, a value from -1 to 1. Closeness compares the owner's
+        model with the copy that the host trained. Without rounds in ``state.closeness`` the file is
+        left out. If these rounds have no values, its mapping is empty.
         """
         documents = super().documents(state, values)
         if state.closeness:
@@ -188,11 +192,11 @@ class FedEFM(Decentralised):
         return documents
 
     def disclosures(self) -> Disclosures:
-        """List the data sent by a silo: its model, its visitors' models and mean closenesses.
+        """Describe the data that a silo sends, as sentences for ``privacy.json``.
 
-        A visitor is another silo's model that this silo trains. A closeness compares the silo's
-        model with a copy of it that another silo trained. If 'fedefm.visit' is "average", the silo
-        sends only its own model.
+        A silo sends its own model and, from round 2 on, the neighbours' models that it trained. It
+        also sends how close its model is to each copy that a neighbour trained. If 'fedefm.visit'
+        is "average", it sends only its own model.
         """
         own = super().disclosures()
         if self.settings.visit == "average":

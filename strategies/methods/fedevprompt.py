@@ -59,11 +59,16 @@ class FedEvPrompt(Method):
     )
 
     def disclosures(self) -> Disclosures:
-        """List the data sent by a site: attention maps, prompts and the network's head.
+        """Describe the data that a site sends, as sentences for ``privacy.json``.
 
-        Maps are sent if 'distillation-weight' is not 0. With 'shared-prompts' "b" the prompts of
-        the network's first layers (b-prompts) are sent, and with "all" all prompts and the head. If
-        nothing is sent, one sentence says so.
+        Attention maps of training images are sent unless 'distillation-weight' is 0. The value of
+        'shared-prompts' decides on learned parts of the network:
+
+        - "b": the prompts of its first layers.
+        - "all": all prompts and the head.
+        - "none": no part.
+
+        If nothing is sent, one sentence says so.
         """
         own, sentences = self.settings, []
         if own.distillation_weight:
@@ -82,7 +87,8 @@ class FedEvPrompt(Method):
     def initial_state(self) -> State:
         """Return a state without attention maps, and with initial values of the averaged arrays.
 
-        If 'shared-prompts' is "none", nothing is averaged, and the state has no arrays.
+        'shared-prompts' selects the arrays of the network that the server averages. If it is
+        "none", the state has no arrays.
         """
         weights = self.starting_weights()
         names = shared_names(self.settings, list(weights))
@@ -91,11 +97,11 @@ class FedEvPrompt(Method):
     def round(self, state: State, ask: Ask) -> State:
         """Let sites train on other sites' attention maps, average prompts, and store the new maps.
 
-        A site receives the averaged arrays, if 'shared-prompts' names any, and the maps that the
-        other sites sent in the round before. It returns the averaged arrays, trained, and its own
-        maps. The new state has these arrays, combined by 'server.aggregation' (usually the mean,
-        weighted by samples), and the maps of this round only. So it has no maps of a site that did
-        not reply. A reply with an invalid map is unusable.
+        A site receives the averaged arrays, which 'shared-prompts' selects, and the other sites'
+        maps of the previous round. It returns both its trained arrays and its own maps.
+        'server.aggregation' averages the arrays, usually weighted by samples. The new state has the
+        maps of this round only. A reply is unusable if a map has negative values or does not sum to
+        1.
         """
         shared = _averaged_arrays(state)
         send: dict[str, Arrays] = {}
@@ -120,9 +126,9 @@ class FedEvPrompt(Method):
     def _map_specs(self, site: str) -> dict[str, ArraySpec]:
         """Return the specs of the attention maps that ``site`` sends, by name ``maps/<class>``.
 
-        A class with n training samples has an array (min(n, 'buffer-maps'), cells), with one cell
-        for each patch of an image. A class without samples has no array. The mapping is empty if
-        'distillation-weight' is 0, because maps are not used then.
+        A class with n training samples has a float32 array (maps, cells). It has min(n,
+        'buffer-maps') maps, and one cell for each patch of an image. A class without samples has no
+        array. If 'distillation-weight' is 0, maps are not used, and the mapping is empty.
         """
         if not self.settings.distillation_weight:
             return {}
@@ -135,12 +141,16 @@ class FedEvPrompt(Method):
         return specs
 
     def documents(self, state: State, values: Mapping[str, Mapping[str, float]]) -> dict[str, Any]:
-        """Return buffer.json, the attention maps of the last round: file name -> content for JSON.
+        """Return the content of ``buffer.json`` by file name: the attention maps of the last round.
 
-        The content has three keys. "grid" is (rows, columns) of the patches, and "classes" the
-        names of the classes. "sites" maps each site, and then each class number as a string, to a
-        list of maps. A map is a list of values, rounded to 7 decimal places. If the state has no
-        maps, the file is left out. ``values`` is not used.
+        The content has three keys:
+
+        - "grid": the number of rows and of columns of image patches.
+        - "classes": the names of the classes.
+        - "sites": site -> class number as a string -> list of maps.
+
+        A map is a list of values, rounded to 7 decimal places. If the state has no maps, the result
+        is empty. ``values`` is not used.
         """
         sites: dict[str, dict[str, Any]] = {}
         for site, maps in by_site(arrays_below(BUFFER, state.arrays)).items():
@@ -166,7 +176,7 @@ def _maps_of_others(site: str, state: State) -> Arrays:
 
 
 def _fault_of_maps(reply: Reply) -> str | None:
-    """Describe the first fault in the attention maps of a reply; None if all maps are valid.
+    """Describe the first fault in the attention maps of a reply, or return None if all are valid.
 
     A map is one row of an array ``maps/<class>``. Its values must be finite and not negative, and
     must sum to 1 within 0.001. The description begins with the name of the array. Other arrays are

@@ -38,13 +38,14 @@ class FedPAC(FedProto):
     beside = (PROTOTYPE,)
 
     def initial_state(self) -> State:
-        """Return the initial weights, in which each site has an identical copy of the classifier.
+        """Return the initial weights, with one copy of the classifier for each site.
 
-        A copy is named ``head/<site>/<array>``. All other arrays keep their names.
+        The copies are equal, and are named ``head/<site>/<array>``. All other arrays keep their
+        names.
 
         Raises:
-            SettingError: none or all of the network's arrays would be shared, or a file of weights
-                is missing or belongs to another network.
+            SettingError: the network has no classifier or nothing else, or a file of weights is
+                missing or does not fit the network.
         """
         arrays = self.starting_weights()
         head = {name: arrays.pop(name) for name in self._head}
@@ -54,13 +55,13 @@ class FedPAC(FedProto):
         return State(arrays)
 
     def round(self, state: State, ask: Ask) -> State:
-        """Let sites train, average shared arrays and prototypes, and mix a classifier per site.
+        """Let sites train, then average the shared arrays and mix a classifier for each site.
 
-        Each asked site receives the shared arrays, its own mixed classifier, and the global
-        prototypes if it sends prototypes itself. It returns the trained arrays and its class
-        statistics (``specs``). Shared arrays are averaged, weighted by samples. Prototypes are
-        averaged by ``merge_prototypes``, and classifiers are mixed by ``_mix_heads``. A site that
-        did not reply keeps its classifier, which is then in no other site's mix.
+        Each asked site receives the shared arrays and its mixed classifier, and returns them
+        trained. A site with enough training samples of a class also sends statistics of the class,
+        and receives the global prototypes, the mean embeddings of classes. The server averages
+        shared arrays and prototypes over the replies. The class statistics decide how it mixes the
+        classifiers. A site that did not reply keeps its classifier, which enters no mix.
         """
         send: dict[str, Arrays] = {}
         expect: dict[str, dict[str, NDArray | ArraySpec]] = {}
@@ -82,12 +83,14 @@ class FedPAC(FedProto):
         return {**self._common_part(state), **arrays_below(f"{HEAD}{site}/", state.arrays)}
 
     def specs(self, site: str) -> dict[str, ArraySpec]:
-        """Return the type and shape of each class statistic that ``site`` sends.
+        """Return the type and shape of each class statistic that ``site`` sends, by its name.
 
-        For each class that the site sends there are two arrays, where d is the length of an
-        embedding. ``prototype/<class>`` (d,) is the class's mean embedding by the trained network.
-        ``received/<class>`` (d + 1,) has the mean embedding and, last, the mean squared length of
-        an embedding, both by the received network.
+        Each class with enough training samples has two arrays, where d is the length of an
+        embedding:
+
+        - ``prototype/<class>`` (d,): the mean embedding by the network that the site has trained.
+        - ``received/<class>`` (d + 1,): the mean embedding by the network as received, then the
+          mean squared length of these embeddings.
         """
         specs = super().specs(site)
         for label in self.sent_classes(site):
@@ -95,12 +98,11 @@ class FedPAC(FedProto):
         return specs
 
     def disclosures(self) -> Disclosures:
-        """List the data sent by a site: weights, class means, and the moments of its embeddings.
+        """Describe the data that a site sends: weights, class means, and statistics of embeddings.
 
-        A class mean is the mean embedding of a class by the trained network. The moments come from
-        the same samples, but by the received network: the mean embedding and the mean squared
-        length of an embedding. If no site sends a class mean, one sentence replaces those on class
-        means and moments.
+        A class mean is the mean embedding of a class by the trained network. The statistics are the
+        mean embedding and the mean squared length of an embedding by the received network. If no
+        class of any site has enough samples, one sentence says that no class means are sent.
         """
         weights = Disclosures(
             "all weights and batch-norm statistics of the network, each round; "
@@ -118,7 +120,8 @@ class FedPAC(FedProto):
     def _common_part(self, state: State) -> dict[str, NDArray]:
         """Return the state's arrays that all sites share.
 
-        All arrays are shared except the sites' own classifiers and the prototypes.
+        All arrays are shared except the sites' classifiers, ``head/...``, and the prototypes,
+        ``prototype/...``.
         """
         shared = {}
         for name, array in state.arrays.items():
@@ -127,12 +130,11 @@ class FedPAC(FedProto):
         return shared
 
     def _mix_heads(self, replies: Replies) -> dict[str, NDArray]:
-        """Mix a classifier for each site that replied, from the classifiers of these sites (eq. 8).
+        """Mix a classifier for each site that replied, from the classifiers of these sites.
 
-        The weights of a site's mix come from a quadratic program over the class statistics in the
-        replies (``mixing_weights``), so each site has its own weights. A site that sends no class
-        statistics keeps the classifier that it trained, and this classifier is in no other site's
-        mix.
+        Each site has its own weights in its mix, which a quadratic program finds
+        (``mixing_weights``). They favour sites with similar class statistics. A site that sends no
+        statistics keeps the classifier that it trained, which enters no mix.
 
         Args:
             replies: the replies to the training, with classifiers and class statistics.
@@ -162,11 +164,15 @@ class FedPAC(FedProto):
         return arrays
 
     def _statistics(self, site: str, reply: Reply) -> tuple[NDArray, float]:
-        """Return a site's p(y) E[f | y] over all classes, (classes * d,), and its variance V / n.
+        """Return a site's class features and their variance, which give the mixing weights.
 
-        Both are terms of eq. 8. p(y) is the share of class y in the site's n training samples.
-        E[f | y] is the mean embedding of the class by the received network, which the site sent.
-        ``variance_of`` computes the variance. A class that the site does not send counts as 0.
+        The feature of a class is its share of the site's training samples, times its mean embedding
+        by the received network. The variance is that of the embeddings, divided by the number of
+        samples (``variance_of``). A class whose statistics the site does not send counts as zeros.
+
+        Returns:
+            The features of all classes, joined into (classes * embedding length,), and the
+            variance.
         """
         classes, samples = self.shape.outputs, self.participants.facts[site].sizes["train"]
         means, squares = np.zeros((classes, self.size)), np.zeros(classes)

@@ -23,11 +23,12 @@ class FedPer(FedAvg):
     def initial_state(self) -> State:
         """Return a state with the initial weights of the shared arrays.
 
-        The personal arrays are left out, because they stay at the sites.
+        The personal arrays, which the method's settings select, are left out. They stay at the
+        sites.
 
         Raises:
-            SettingError: none or all of the network's arrays would be shared, or a file of weights
-                is missing or belongs to another network.
+            SettingError: all or none of the network's arrays are personal, or a file of weights is
+                missing or does not fit the network.
         """
         arrays = self.starting_weights()
         shared = dict(arrays)
@@ -37,12 +38,12 @@ class FedPer(FedAvg):
         return State(shared)
 
     def round(self, state: State, ask: Ask) -> State:
-        """Send the shared arrays to each asked site, and average those that the sites return.
+        """Send the shared arrays to each asked site, and average the shared arrays that return.
 
-        A site trains them together with its own arrays, and returns only the shared ones.
-        'server.aggregation' averages them, usually weighted by samples. The first message to a site
-        may also hold initial weights for the arrays that stay at the site. A site without a usable
-        reply does not count in the average.
+        A site trains the shared arrays together with personal arrays, which never leave it. The
+        first message to a site also holds initial weights if 'train.initial-weights' names a file.
+        'server.aggregation' is the rule of the average, usually the mean weighted by samples. A
+        site without a usable reply does not count.
         """
         before = dict.fromkeys(ask.sites, state.arrays)
         trained = ask(TRAIN, self._with_starts(state, ask), reference=before)
@@ -76,7 +77,7 @@ def refuse_one_part(method: str, shared: int, personal: int) -> None:
     """Check that the method shares some of the network's arrays and keeps others at the sites.
 
     Args:
-        method: the method's name, for the error.
+        method: the method's name, which the error states.
         shared: the number of arrays that the sites share.
         personal: the number of arrays that stay at the sites.
 

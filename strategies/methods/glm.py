@@ -107,12 +107,12 @@ class GLM(Method):
         return self.fitted_model.names
 
     def initial_state(self) -> GLMState:
-        """Return the state before round 1: the columns' own units, and no coefficients.
+        """Return the state before round 1: columns in their own units, and no coefficients.
 
-        Units are a centre and a deviation for the outcome and for each column, here 0 and 1.
+        The state has a centre and a deviation for the outcome and each column, here 0 and 1.
 
         Raises:
-            FitError: the outcome is the label, but the label does not suit the family.
+            FitError: 'glm.outcome' is empty, and the data set's label does not suit 'glm.family'.
         """
         settings, classes = self.settings, self.shape.outputs
         is_time = self.common.task == SURVIVAL and settings.family == "cox"
@@ -125,25 +125,24 @@ class GLM(Method):
         return GLMState(**asdict(first_progress(self.fitted_model)))
 
     def round(self, state: GLMState, ask: Ask) -> GLMState:
-        """Ask all sites for sums, and return the state after the step that the sums allow.
+        """Ask all sites for sums over their patients, and take the step that the sums allow.
 
         The state decides which step comes next:
 
-        - While ``beta`` (the coefficients) is empty, the sites are asked for the columns' moments.
-          They give better units (a centre and a deviation per column) or, once the units fit, the
+        - While ``beta``, the coefficients, is empty: ask for the columns' moments. They give a
+          better centre and deviation for each column or, once the columns are standardised, the
           first coefficients.
-        - Then the sites are asked for the gradient and the Hessian at ``beta``, which give a step
-          of Newton's method.
-        - Once the coefficients have converged, which sets ``sums``, the run ends. At trust 'server'
-          with 'glm.heterogeneity', one more round comes first, in which each site is asked for its
-          own fit.
+        - Until the coefficients have converged: ask for the gradient and the Hessian at ``beta``,
+          for a step of Newton's method. At convergence the state keeps the last ``sums``.
+        - After convergence, only with 'glm.heterogeneity' at trust 'server': ask each site for a
+          fit to its own patients.
 
-        If a site had to clip its numbers, because they were too large to send, no site's sums are
-        used. The next round then asks again with a larger ``scale``.
+        If a site's numbers were too large to send, no sums are used. The next round then asks again
+        with a larger divisor, ``scale``.
 
         Raises:
-            FitError: the columns or outcomes determine no coefficients, a site could not answer,
-                the sums are too large to send, or the steps have not converged in the last round.
+            FitError: the patients' data determine no coefficients, a site could not answer, the
+                sums are too large to send, or the steps have not converged in the last round.
         """
         after = self._advance(state, ask)
         if not after.sums and state.round + 1 >= self.common.rounds:
@@ -154,10 +153,10 @@ class GLM(Method):
         return after
 
     def _advance(self, state: GLMState, ask: Ask) -> GLMState:
-        """Ask the sites for the next sums or fits, and return the state after their answers.
+        """Ask the sites the next question, and return the state after their answers.
 
-        ``round`` describes the order. Here it is not an error if the last round ends before the
-        coefficients have converged.
+        Once ``sums`` is set, the question is for each site's own fit, and before that for sums.
+        Unlike ``round``, this raises no error if the last round ends without convergence.
         """
         if state.sums:
             return replace(state, sites=self._ask_own_fits(state, ask), ended=True)
@@ -166,16 +165,16 @@ class GLM(Method):
         return replace(after, ended=bool(after.sums) and not asks_own_fits)
 
     def _ask_vector(self, state: GLMState, ask: Ask) -> Floats | None:
-        """Ask all sites for sums over their patients, and add them up over the sites, float64.
+        """Ask all sites for sums over their patients, and add them up over the sites.
 
-        Before there are coefficients (``beta``), these are the sums for each column's moments. Then
-        they are the gradient and the Hessian of the log-likelihood at ``beta``. The coefficients
-        are sent as two float32 arrays, whose sum has float64's accuracy, and the sites return their
-        sums in three float32 parts (``models.privacy.fixed_point``).
+        While there are no coefficients (``beta``), these are the sums for each column's moments.
+        Afterwards they are the gradient and the Hessian of the log-likelihood at ``beta``. The
+        coefficients travel as two float32 arrays that add up to float64's accuracy. The sites
+        return their sums in three float32 parts.
 
         Returns:
-            The total (m,), or None if a site had to clip its numbers, because the total is then
-            wrong.
+            The total as a float64 vector. None if a site had to clip its numbers, because the total
+            is then wrong.
 
         Raises:
             FitError: a site could not answer.
@@ -217,9 +216,9 @@ class GLM(Method):
     def _ask_own_fits(self, state: GLMState, ask: Ask) -> dict[str, list[list[float]]]:
         """Ask each site for a fit to its own patients: site -> [coefficients, variances].
 
-        The server sends each asked site the units (a centre and a deviation per column). Both lists
-        are in these units. They are empty if the site has no usable fit, or if one of its
-        variances is not above 0. A site without a usable reply is left out.
+        The server sends each asked site a centre and a deviation per column, and the fit is for
+        columns standardised with them. Both lists are empty if the site reports no usable fit, or
+        if a variance is not above 0. A site without a usable reply is left out.
         """
         spec = ArraySpec((len(self.names),))
         expect = {ESTIMATES: spec, VARIANCES: spec, USABLE: ArraySpec((1,))}
@@ -240,10 +239,10 @@ class GLM(Method):
         return fits
 
     def why_finished(self, state: GLMState) -> str | None:
-        """Return the sentence that the coefficients have converged; None if the run continues.
+        """Return a sentence that the coefficients have converged, or None if the run continues.
 
-        ``state.ended`` decides. It becomes True in the round in which the coefficients converge. If
-        the run then asks for the sites' own fits, it becomes True one round later.
+        ``state.ended`` decides. It becomes True when the coefficients converge. If sites are still
+        asked for their own fits after that, it becomes True one round later.
         """
         if state.ended:
             return f"the coefficients have converged after {state.round} rounds"
@@ -255,12 +254,11 @@ class GLM(Method):
     def documents(
         self, state: GLMState, values: Mapping[str, Mapping[str, float]]
     ) -> dict[str, Any]:
-        """Return the content of ``fit.json`` by its file name: the fitted model and the run.
+        """Return the content of ``fit.json`` by its file name: the model and facts about the run.
 
-        The file has the coefficients in the columns' own units with standard errors, the measures
-        of fit, and the sites' own fits. Further keys are the outcome, data set, trust, treatment of
-        missing values, hospitals and number of rounds. Cox's model also has the keys of
-        ``_survival_facts``.
+        The keys of ``results_document`` describe the model, such as "coefficients" in the columns'
+        original units. The other keys are "outcome", "dataset", "trust", "missing", "hospitals" and
+        "rounds". For Cox's model, "time", "ties" and "strata" are added.
 
         Args:
             state: the state after convergence.
@@ -288,10 +286,10 @@ class GLM(Method):
         }
 
     def _units(self, state: GLMState) -> Units:
-        """Return the units of the state, which convert coefficients to the columns' own units.
+        """Return the state's centres and deviations, which convert coefficients to original units.
 
-        Units are a centre and a deviation for the outcome and for each column. In the state's two
-        lists the outcome comes first, and then the columns follow.
+        In the lists ``centers`` and ``deviations`` of the state, the outcome comes before the
+        columns.
         """
         centers, deviations = np.array(state.centers), np.array(state.deviations)
         return Units(
@@ -306,8 +304,8 @@ class GLM(Method):
         """Return the entries of ``fit.json`` that only a Cox model has.
 
         "time" is the name of the column with the survival times ('glm.time', or "time" if the
-        setting is empty). "ties" is the setting 'glm.ties', and "strata" is always "hospitals". The
-        mapping is empty if the family is not "cox".
+        setting is empty). "ties" is the setting 'glm.ties'. "strata" is always "hospitals", because
+        each hospital has its own baseline hazard. The mapping is empty if the family is not "cox".
         """
         if self.settings.family != "cox":
             return {}
@@ -318,13 +316,12 @@ class GLM(Method):
         }
 
     def disclosures(self) -> Disclosures:
-        """List the data that a site sends in a regression, as one or two sentences.
+        """Describe the data that a site sends in a regression, in one or two sentences.
 
-        The first sentence is about the sums over the site's patients in each round. With secure
-        aggregation it adds that the sums are masked, and that the server learns only their total.
-        If the server proves the totals to the sites, it adds that each site learns them too. At
-        trust 'server' with 'glm.heterogeneity', the second sentence is about the fit to the site's
-        own patients.
+        The first sentence lists the sums over the site's patients, sent in each round. With secure
+        aggregation it adds that the server learns only their total. At trust 'sums' it adds that
+        each site learns the total too. At trust 'server' with 'glm.heterogeneity', a second
+        sentence lists the fit to the site's own patients.
         """
         sums = (
             "each round: the sums over all its patients of the log-likelihood's gradient and "

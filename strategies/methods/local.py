@@ -26,7 +26,8 @@ class Local(Method):
     def round(self, state: State, ask: Ask) -> State:
         """Let each site train its own model, and return the state unchanged.
 
-        The first message to a site may hold initial weights. Sites return metrics but no arrays.
+        Sites return metrics but no arrays. If 'train.initial-weights' names a file, the first
+        message to a site holds its weights.
         """
         send = {site: self.start(site, ask) for site in ask.sites}
         ask(TRAIN, send, expect={})
@@ -50,9 +51,9 @@ class Ensemble(Method):
     def round(self, state: State, ask: Ask) -> State:
         """Let each site train its own model, and in the run's last round collect the models.
 
-        A collected model is stored as ``expert/<site>/<array>``. A site that gave no usable
-        reply in the last round has no stored model. In the rounds before, sites return only
-        metrics, and the state has no arrays.
+        A collected model is stored as ``expert/<site>/<array>``. A site that gave no usable reply
+        in the last round has no stored model. In earlier rounds sites return only metrics, and the
+        state does not change.
         """
         send = {site: self.start(site, ask) for site in ask.sites}
         if state.round + 1 != self.common.rounds:
@@ -88,10 +89,10 @@ class Cross(Ensemble):
     capabilities = Capabilities(paced_epochs=True, initial_weights=True)
 
     def disclosures(self) -> Disclosures:
-        """List the data sent by a site: its model, once, and all models' metrics on its data.
+        """Describe the data that a site sends, in two sentences for ``privacy.json``.
 
-        The metrics are those of ``crossed_metrics``, such as accuracy, on the site's validation and
-        test samples.
+        A site sends its own trained model once, after the last round. At the end it also sends
+        metrics of every site's model, such as accuracy, on its validation and test samples.
         """
         metrics = ", ".join(crossed_metrics(self.common.task))
         return Disclosures(
@@ -101,13 +102,13 @@ class Cross(Ensemble):
         )
 
     def documents(self, state: State, values: Mapping[str, Mapping[str, float]]) -> dict[str, Any]:
-        """Return cross.json: for each metric, a matrix of test values of all models at all sites.
+        """Return the content of ``cross.json`` by file name: each model's test values at each site.
 
-        A metric has the keys "trained" and "tested", both with the sites' names, and "values". In
-        "values" a row belongs to the site that trained the model, and a column to the site that
-        tested it. A value is None if the metric is undefined for the tester's labels, or if one of
-        the two sites did not reply. A metric without any value is left out. If no metric is left,
-        the mapping is empty.
+        Each metric has an entry with three keys. "trained" and "tested" list the sites. "values" is
+        a matrix with a row for each site that trained a model, and a column for each site that
+        tested it. A value is None if the tester reported none, for example because its labels do
+        not define the metric. A metric without any value is left out. If no metric is left, the
+        mapping is empty.
 
         Args:
             state: ignored.

@@ -31,10 +31,10 @@ class PersonalState(State):
     personal: Sequence[str] = ()
 
     def with_keepers(self, replies: Mapping[str, Reply]) -> PersonalState:
-        """Return a copy of the state that also lists sites with a newly trained personal model.
+        """Return a copy of the state that also lists the sites with a new personal model.
 
-        These are the sites whose replies say that they keep state. ``personal`` stays sorted and
-        without duplicates, and sites that did not reply remain in it.
+        Sites are added to ``personal`` if their replies have ``keeps_state`` set. Sites that did
+        not reply remain in this list, which is sorted and has no duplicates.
         """
         personal = set(self.personal)
         for site, reply in replies.items():
@@ -52,12 +52,12 @@ class FedAvgFT(FedAvg):
     state_class = PersonalState
 
     def round(self, state: PersonalState, ask: Ask) -> State:
-        """Average like FedAvg, but in the last 'finetune-rounds' let each site fine-tune a copy.
+        """Average like FedAvg, but in the run's last rounds let each site fine-tune its own model.
 
-        In these last rounds a site receives and trains the global weights. Once it has a personal
-        model, it receives no arrays and trains that model instead. It returns no arrays, so the
-        global weights stay the same. The new state records the sites whose replies say that they
-        now keep a personal model.
+        In the last 'finetune-rounds' rounds, a site without a personal model receives the global
+        weights and fine-tunes them. A site with a personal model receives no arrays and trains that
+        model. No site returns arrays in these rounds, so the global weights do not change. The new
+        state records the sites that report a stored personal model.
         """
         if self._finetunes(state):
             send = {site: self.model_for(site, state) for site in ask.sites}
@@ -67,10 +67,10 @@ class FedAvgFT(FedAvg):
         return after
 
     def model_for(self, site: str, state: PersonalState) -> Arrays:
-        """Return the global weights, which ``site`` fine-tunes or measures.
+        """Return the global weights for ``site``, or no arrays if it has a personal model.
 
-        If the site has a personal model already (``state.personal``), no arrays are returned,
-        because the site fine-tunes or measures that model instead.
+        ``state.personal`` lists the sites with a personal model. Such a site fine-tunes or measures
+        that model, so it needs no weights.
         """
         if site in state.personal:
             return {}
@@ -79,8 +79,8 @@ class FedAvgFT(FedAvg):
     def disclosures(self) -> Disclosures:
         """Describe in one sentence that a site sends all weights, and in how many rounds.
 
-        A site sends all weights in each round before the last 'finetune-rounds'. The sentence also
-        says that the fine-tuned model stays at the site.
+        A site sends all weights in each round before the last 'finetune-rounds' rounds. The
+        sentence also says that the fine-tuned model stays at the site.
         """
         averaged = self.common.rounds - self.settings.finetune_rounds
         return Disclosures(
@@ -105,8 +105,8 @@ class FedBABU(FedAvgFT):
         The weights are drawn from the seed or read from files.
 
         Raises:
-            SettingError: the last layer is the network's only trained layer, or a file of weights
-                is missing or belongs to another network.
+            SettingError: the network has no trainable layer but the last, or a file of weights is
+                missing or does not fit the network.
         """
         head = last_layers(self.blueprint, 1)
         trained = set()
@@ -121,11 +121,12 @@ class FedBABU(FedAvgFT):
         return super().initial_state()
 
     def round(self, state: PersonalState, ask: Ask) -> State:
-        """Average all layers but the last, or let each site fine-tune its own copy.
+        """Average all layers but the last or, in the run's last rounds, let each site fine-tune.
 
-        Sites fine-tune all layers in the last 'finetune-rounds'. In the rounds before, they receive
-        the fixed last layer, but do not return it. The other layers are then averaged by
-        'server.aggregation', usually weighted by samples.
+        Before the last 'finetune-rounds' rounds, sites receive all layers and return all but the
+        last, which stays fixed. 'server.aggregation' averages the returned layers, usually weighted
+        by samples. In the last 'finetune-rounds' rounds each site fine-tunes all layers of its own
+        copy, and returns no arrays.
         """
         if self._finetunes(state):
             return super().round(state, ask)

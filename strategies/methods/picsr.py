@@ -66,10 +66,11 @@ class PICSR(Method):
     state_class = PersonalState
 
     def disclosures(self) -> Disclosures:
-        """List the data sent by a site: expert, prototype, router and routing statistics.
+        """Describe the data that a site sends, as sentences for ``privacy.json``.
 
-        An expert is the site's own network, and a prototype is its mean training sample. The router
-        weighs the experts. With finetuned experts the weights of the warm-up rounds are listed too.
+        A site sends its own network, called its expert, and the mean of its training samples. It
+        also sends the router, which weighs the experts, and statistics of the router's weights. If
+        'experts' is "finetuned", a sentence adds the weights of the warm-up rounds.
         """
         sentences = [
             "once: all weights of the site's expert, which go to all other sites",
@@ -86,29 +87,32 @@ class PICSR(Method):
         return Disclosures(*sentences)
 
     def initial_state(self) -> PersonalState:
-        """Return the state before round 1, with starting weights only if experts are finetuned.
+        """Return the state before round 1, with starting weights if experts are fine-tuned.
 
-        An expert is a network that one site trains alone. The setting 'experts' decides how it
-        starts. "finetuned" experts start from common weights, which warm-up rounds train as in
-        FedAvg. "local" experts need no common weights, so the state is empty.
+        An expert is a network that one site trains alone. If 'experts' is "finetuned", all experts
+        start from common weights, which the first rounds train as in FedAvg. If it is "local",
+        experts need no common weights, and the state is empty.
 
         Raises:
-            SettingError: a file of weights is missing or belongs to another network.
+            SettingError: a file of weights is missing or does not fit the network.
         """
         if self.settings.experts == "local":
             return PersonalState()
         return PersonalState(self.starting_weights())
 
     def round(self, state: PersonalState, ask: Ask) -> PersonalState:
-        """Run the next round in its stage: warm-up, experts or router.
+        """Run the next round, which belongs to one of three stages.
 
-        The number of finished rounds decides the stage. In a warm-up round the sites train the
-        network like FedAvg. In an experts round each site trains its own network, the expert
-        (``_experts_round``). In a router round each asked site receives all experts, all prototypes
-        (the sites' mean samples), and the router, which weighs the experts. It trains and returns
-        only the router. The warm-up and router rounds average the returned arrays by
-        'server.aggregation', usually weighted by samples. If 'router-average' is "equal", all sites
-        have the same weight for the router.
+        The number of finished rounds decides the stage:
+
+        - Warm-up: sites train a common network as in FedAvg.
+        - Experts: each site trains its own network, the expert. The last such round collects the
+          experts and the sites' prototypes, which are mean samples.
+        - Router: each asked site receives all experts, all prototypes and the router, which weighs
+          the experts. It trains and returns only the router.
+
+        'server.aggregation' averages the networks of the warm-up and the routers. If
+        'router-average' is "equal", all sites' routers have the same weight.
         """
         stage = self.settings.stage(state.round)
         if stage == EXPERTS:
@@ -127,11 +131,11 @@ class PICSR(Method):
     def _experts_round(self, state: PersonalState, ask: Ask) -> PersonalState:
         """Let each site train its own expert, and in the last of these rounds collect the experts.
 
-        An expert is a site's own network. In the rounds before the last, sites return no arrays,
-        and the new state only records the sites that keep an expert. In the last round each asked
-        site returns its expert and its prototype, the mean of its training samples. Such a reply is
-        unusable if the expert has no finite output for that prototype. A site without a usable
-        reply in the last round has no expert in the mixture.
+        An expert is a network that one site trains alone. Before the last of these rounds, sites
+        return no arrays, and ``personal`` in the new state records the sites that keep an expert.
+        In the last round each asked site returns its expert and its prototype, the mean of its
+        training samples. A reply is unusable if the expert's output for the prototype is not
+        finite. A site without a usable reply then has no expert in the mixture.
         """
         send = {site: self._expert_start(site, state, ask) for site in ask.sites}
         notes = StageNotes(EXPERTS)
@@ -146,11 +150,11 @@ class PICSR(Method):
     def evaluate(self, state: PersonalState, ask: Ask) -> None:
         """Let each site measure the final model, and return only metrics.
 
-        The final model is the mixture of the collected experts (one network per site), weighted by
-        the router. All sites receive all arrays of this mixture. If the run stopped before the
-        experts were collected, there is no mixture. Then a site that has trained an expert receives
-        no arrays and measures its expert. Any other site receives the state's arrays: the global
-        weights, or no arrays if experts are local.
+        All sites receive the whole final model: the experts, which are networks of single sites,
+        and the router that weighs them. A run that stopped earlier has no router:
+
+        - A site that has trained an expert receives no arrays, and measures its expert.
+        - Any other site receives the global weights or, if experts are local, no arrays.
         """
         stage = self.settings.stage(state.round)
         send = dict.fromkeys(ask.sites, state.arrays)
@@ -160,11 +164,14 @@ class PICSR(Method):
         ask(EVALUATE, send, expect={}, notes=StageNotes(stage))
 
     def _expert_start(self, site: str, state: PersonalState, ask: Ask) -> Arrays:
-        """Return the arrays to send as the start of a site's expert.
+        """Return the arrays that ``site`` needs to start its expert.
 
-        If the site already trains an expert, there are no arrays to send. Otherwise finetuned
-        experts start from the global weights, and local experts from 'train.initial-weights'. If
-        that setting is empty, no arrays are sent, because the site draws the weights from the seed.
+        An expert is a network that one site trains alone. A site that already keeps an expert needs
+        no arrays. For any other site, 'experts' decides:
+
+        - "finetuned": the global weights.
+        - "local": the weights of the file 'train.initial-weights'. Without a file there are no
+          arrays, because the site draws its weights from the seed.
         """
         if self.settings.experts == "local":
             return self.start(site, ask)
@@ -175,9 +182,9 @@ class PICSR(Method):
     def _fault_of_expert(self, reply: Reply) -> str | None:
         """Describe the fault of a reply whose expert is not usable, or return None if it is usable.
 
-        An expert is a site's own network. It is built and applied to the prototype (the site's mean
-        sample) in the same reply. The expert is unusable if any logit is infinite or NaN, as very
-        large weights can cause. The size of the logits is not checked.
+        An expert is the network that a site trained alone. It is applied to the prototype that the
+        reply also holds, which is the site's mean sample. The expert is not usable if any logit is
+        infinite or NaN.
         """
         # An expert with huge weights is finite itself but makes every mixture non-finite
         network = build_classifier(self.common, self.shape)
@@ -192,12 +199,12 @@ class PICSR(Method):
     def documents(
         self, state: PersonalState, values: Mapping[str, Mapping[str, float]]
     ) -> dict[str, Any]:
-        """Return the content of routing.json by its file name: how sites weight the experts.
+        """Return the content of ``routing.json`` by file name: the experts' weights and distances.
 
-        The routing weights are read from the final test metrics in ``values`` (site -> metric ->
-        value). The file also has the distances between the sites' prototypes, and between the
-        router's embeddings of them. The mapping is empty if the run stopped before the experts were
-        collected.
+        "sites" has the weight of each expert at each site, from the final test metrics in
+        ``values`` (site -> metric -> value). "prototype distances" compares the sites' prototypes
+        and the router's embeddings of these prototypes. The mapping is empty if the run stopped
+        before the experts were collected.
         """
         if not arrays_below(ROUTER, state.arrays):
             return {}  # the run stopped before the router was made
@@ -208,11 +215,11 @@ class PICSR(Method):
         return {"routing.json": routing_document(values, list(prototypes), distances)}
 
     def _collect_experts(self, replies: Mapping[str, Reply]) -> dict[str, NDArray]:
-        """Return the arrays that the router rounds begin with, from the last experts round.
+        """Return the arrays for the first router round, from the replies of the last experts round.
 
-        Each reply's expert becomes ``expert/<site>/<array>``, and its prototype
-        ``prototype/<site>``. A new router is added as ``router/<array>``. The router has one output
-        per reply, and its weights are drawn from the seed.
+        - ``expert/<site>/<array>``: the network that the site trained alone.
+        - ``prototype/<site>``: the site's mean training sample.
+        - ``router/<array>``: a new router, with one output per reply and weights from the seed.
         """
         # The router is built only now, because its outputs are the sites that delivered an expert
         router = build_router(self.settings, self.shape.input_shape, len(replies), self.common.seed)
@@ -224,10 +231,10 @@ class PICSR(Method):
         return {name: np.ascontiguousarray(array) for name, array in arrays.items()}
 
     def _trained_arrays(self, state: PersonalState) -> Arrays:
-        """Return the arrays that the sites train in the next round.
+        """Return the arrays of the state that the sites train and return in the next round.
 
-        In a warm-up round all arrays of the state are trained, and in a router round only the
-        router's arrays.
+        In a warm-up round, which trains a common network, these are all arrays. In a router round
+        these are the arrays ``router/...``.
         """
         if self.settings.stage(state.round) == WARMUP:
             return state.arrays

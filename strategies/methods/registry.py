@@ -5,10 +5,12 @@ from fedsilo.strategies.loop.method import Method
 
 
 def strategy_class(name: str) -> type[Method]:
-    """Return the server's class of the method ``name``, built-in or a plugin's.
+    """Return the class that implements the server's side of the method ``name``.
+
+    The method is built-in or a plugin's.
 
     Raises:
-        SettingError: no method has that name, or its class is not usable.
+        SettingError: no method has that name, or its class is missing or abstract.
     """
     method: type[Method] = server_class(name)
     return method

@@ -77,12 +77,14 @@ class UEFL(Method):
     state_class = UEFLState
 
     def initial_state(self) -> UEFLState:
-        """Return the initial weights and the first codebook, a Gaussian one for all sites.
+        """Return the initial weights and the first codebook, which all sites use.
+
+        A codebook is a list of vectors. The first one is Gaussian.
 
         Raises:
-            SettingError: the run measures uncertainty ('uefl.max-iterations' is above 1), and a
-                site has no validation samples. With 'uefl.refresh', such a run also refuses a site
-                with fewer training features than the first codebook has codewords.
+            SettingError: 'uefl.max-iterations' is above 1, and a site has no validation samples, on
+                which uncertainty is measured. If 'uefl.refresh' is 'kmeans', each site also needs
+                at least 'uefl.codes' training features.
         """
         for site, facts in self.participants.facts.items():
             features = facts.sizes["train"] * self._features
@@ -96,10 +98,10 @@ class UEFL(Method):
     def notices(self) -> list[str]:
         """Return a list with one warning if some sites' clusters are probably too small to send.
 
-        A site finds up to 'uefl.codes' clusters of its training features by K-means. It sends the
-        centre of a cluster only if the cluster has at least 'uefl.centroid-min-count' features. A
-        site is too small if its features are fewer than the product of these settings. The list is
-        empty if no site is too small, or if no setting asks for K-means.
+        K-means finds up to 'uefl.codes' clusters of a site's training features. The site sends the
+        centre of each cluster with at least 'uefl.centroid-min-count' features. A site is too small
+        if it has fewer features than the product of these settings. The list is empty if no site is
+        too small, or if no setting of the codebooks is 'kmeans'.
         """
         features: dict[str, int] = {}
         for site, facts in self.participants.facts.items():
@@ -107,16 +109,16 @@ class UEFL(Method):
         return self.settings.few_centroids(features)
 
     def round(self, state: UEFLState, ask: Ask) -> UEFLState:
-        """Train and average network and codebooks, and add a codebook at the end of an iteration.
+        """Train and average the network and codebooks, and after an iteration add a codebook.
 
-        A codebook is a list of vectors (codewords). The network replaces each feature by the
-        nearest one. Each asked site gets the network and the codebooks that it may use
-        (``model_for``), and returns them trained. Before the training of round 1, K-means on the
-        sites' features fills the first codebook if 'uefl.first-book' is 'kmeans'.
+        A codebook is a list of vectors, the codewords. The network replaces each feature by the
+        nearest codeword. Each asked site trains the network and the codebooks that it may use. If
+        'uefl.first-book' is 'kmeans', clusters of the sites' features fill the first codebook
+        before round 1.
 
-        Every iteration but the last ends with a check: the asked sites measure their uncertainty,
-        and uncertain sites get a new codebook. If 'uefl.refresh' is 'kmeans' and the run continues,
-        the certain sites' features also re-initialise the first codebook.
+        An iteration is a series of rounds. Every iteration but the last ends with a check of the
+        sites' uncertainty, and uncertain sites get a new codebook. If 'uefl.refresh' is 'kmeans'
+        and the run continues, features of the certain sites fill the first codebook again.
         """
         if not state.round and self.settings.first_book == "kmeans":
             found = self._request_codewords(state, ask, ask.sites)
@@ -141,11 +143,11 @@ class UEFL(Method):
     def _request_codewords(self, state: UEFLState, ask: Ask, sites: Sequence[str]) -> Replies:
         """Ask ``sites`` for new codewords, and return the replies of the sites that found some.
 
-        The codewords are centroids that a site finds by K-means on its features (section 3.2). An
-        uncertain site is asked for codewords of a new codebook, and any other site for codewords of
-        the first one. If a new codebook is Gaussian, the reply has no centroids and only states the
-        number of codewords. A reply that states 0 codewords, because all clusters were too small,
-        is left out.
+        Codewords are vectors, here the centroids that K-means finds in a site's features. Sites in
+        ``state.uncertain`` are asked for codewords of a new codebook, and other sites for codewords
+        of the first one. If new codebooks are Gaussian, their sites send no centroids but only the
+        number of codewords. A reply with 0 codewords is left out, because all clusters were too
+        small.
         """
         expect: dict[str, Specs] = {}
         notes: dict[str, CentroidNotes] = {}
@@ -165,9 +167,9 @@ class UEFL(Method):
         )
 
     def model_for(self, site: str, state: UEFLState) -> Arrays:
-        """Return the network and the codebooks that ``site`` has access to, sorted by name.
+        """Return the network and the codebooks that ``site`` may use, ordered by array name.
 
-        Every site has access to the first codebook.
+        ``state.access`` lists the sites of each codebook. All sites may use the first one.
         """
         arrays: dict[str, NDArray] = {}
         for name, array in sorted(state.arrays.items()):
@@ -180,11 +182,11 @@ class UEFL(Method):
         return {site: self.model_for(site, state) for site in sites}
 
     def _average_books(self, state: UEFLState, trained: Replies) -> Arrays:
-        """Return the network averaged over all sites, and each codebook averaged over its users.
+        """Average the network over all replies, and each codebook over its users' replies.
 
-        'server.aggregation' decides how, and usually weighs sites by samples. The users of a
-        codebook are the sites that have access to it. A site that did not reply does not count. A
-        codebook is unchanged if none of its users replied.
+        The users of a codebook are the sites in ``state.access``. 'server.aggregation' is the rule
+        of the average, usually the mean weighted by samples. Without any reply to average, an array
+        is unchanged.
         """
         network: dict[str, NDArray] = {}
         books: dict[str, NDArray] = {}
@@ -210,11 +212,12 @@ class UEFL(Method):
         )
 
     def _extend_books(self, state: UEFLState, found: Replies) -> UEFLState:
-        """Add a codebook for the uncertain sites that found codewords, and record these sites.
+        """Add a codebook for the uncertain sites that found codewords.
 
-        Only these sites have access to the new codebook. ``extended`` records them under the round.
-        If no uncertain site found codewords, the round is recorded with an empty list, and no
-        codebook is added. If no site is uncertain, the state is unchanged.
+        A codebook is a list of vectors, the codewords. Only these sites may use the new codebook.
+        ``extended`` in the state lists them under the number of the current round. If no uncertain
+        site found codewords, the list is empty and no codebook is added. If ``state.uncertain`` is
+        empty, the state is unchanged.
         """
         if not state.uncertain:
             return state
@@ -228,13 +231,12 @@ class UEFL(Method):
         return replace(state, arrays=arrays, access=access)
 
     def _refresh_first_book(self, state: UEFLState, found: Replies) -> UEFLState:
-        """Replace the first codebook, which all sites use, by one from the certain sites' features.
+        """Replace the first codebook, which all sites use, by codewords from certain sites.
 
-        A site is certain if the newest check did not find it uncertain (``state.uncertain``).
-        Before the first check all sites are certain. The new codewords are the K-means centroids in
-        the certain sites' replies, merged (``_build_book``). The round after ``state.round`` is
-        added to ``state.refreshed``. If ``found`` has no reply from a certain site, the state is
-        returned unchanged.
+        A site is certain if ``state.uncertain`` does not list it. The new codewords are the K-means
+        centroids in the certain sites' replies, merged if there are too many. ``refreshed`` in the
+        new state also lists the current round. If ``found`` has no reply from a certain site, the
+        state is unchanged.
 
         Args:
             state: the state of the method.
@@ -247,12 +249,12 @@ class UEFL(Method):
         return replace(state, arrays=arrays, refreshed=[*state.refreshed, state.round + 1])
 
     def _build_book(self, book: int, state: UEFLState, found: Replies) -> Arrays:
-        """Return a mapping with one array, ``codebook.<book>``: the codewords of a new book.
+        """Return the codewords of a new codebook as ``codebook.<book>``, (n, codeword length).
 
-        The codewords, (n, dimension), are the replies' centroids. If there are more than
-        'uefl.codes' centroids, weighted K-means merges them to that number. If the replies have no
-        centroids, because new codebooks are Gaussian, 'uefl.codes' codewords are drawn from the
-        seed and the codebook's number.
+        The codewords are the centroids in the replies. If these are more than 'uefl.codes', K-means
+        merges them to that number, with each centroid weighted by its number of features. If the
+        replies have no centroids, 'uefl.codes' Gaussian codewords are drawn from the seed and the
+        codebook's number.
         """
         dimension = state.arrays[f"{CODEBOOK}0"].shape[1]
         parts = []
@@ -275,10 +277,11 @@ class UEFL(Method):
         return centroid_fault(reply.arrays, found, codes, features)
 
     def why_finished(self, state: UEFLState) -> str | None:
-        """Return the reason to end the run before its last round; None if the run continues.
+        """Return the reason to end the run before its last round, or None if the run continues.
 
-        There is a reason only if 'uefl.stop-when-certain' is set, and the newest check of the
-        sites' uncertainty found no uncertain site. After the last round the result is always None.
+        There is a reason only if 'uefl.stop-when-certain' is set, and the newest check found no
+        uncertain site. A site is uncertain if its entropy is high compared with all sites. After
+        the last round the result is always None.
         """
         if not self.settings.stop_when_certain or not state.certain:
             return None
@@ -293,11 +296,15 @@ class UEFL(Method):
 
     @classmethod
     def marks(cls, state: UEFLState) -> dict[int, str]:
-        """Return the codebook events of a run, for the log and the curves: round -> description.
+        """Return the codebook events of a run, for logs and plots: round -> description.
 
-        An event is a new codebook for some sites, a new codebook that got no codewords because all
-        clusters were too small, or a re-initialised first codebook. If a round has two events, a
-        semicolon joins them. Rounds without an event are left out.
+        There are three kinds:
+
+        - Some sites got a new codebook.
+        - No codewords were found for a new codebook, because all clusters were too small.
+        - The first codebook was re-initialised.
+
+        If a round has two events, a semicolon joins them. Rounds without an event are left out.
         """
         return round_marks(state.extended, state.refreshed)
 

@@ -44,13 +44,13 @@ class Links:
 def resolve_links(
     sites: tuple[str, ...], silo_set: SiloSet | None, settings: LinkSettings
 ) -> Links:
-    """Return latency and capacity between all pairs of ``sites``, and the sites' access capacity.
+    """Return latency and capacity between all pairs of ``sites``, and their access capacity.
 
     Latencies (seconds) and capacities (Gbit/s) are (sites, sites). Two sites with a direct link
     always use it. Two sites without one use the path of the lowest total latency, with the capacity
-    of the slowest link on it. Sites without any path between them get latency 0 and infinite
-    capacity. If a link does not state a value, it comes from ``settings``. If no links are known,
-    every pair has a link with these values.
+    of its slowest link. Two sites without any path get latency 0 and infinite capacity.
+    ``settings`` gives the values that a link does not state, and the capacity of every site's
+    access line. If no links are known, every pair has a link with these values.
     """
     graph = link_graph(sites, silo_set)
     if not graph.number_of_edges():
@@ -83,18 +83,21 @@ def cycle_time(
     compute_seconds: Mapping[str, float],
     visit_seconds: Mapping[str, float] | None = None,
 ) -> float:
-    """Return the seconds of one round or, for matcha, the expected seconds over random rounds.
+    """Return the seconds that a round takes over a topology.
+
+    Without visiting models, sites compute and then send their models to their neighbours. In a star
+    they send them to the hub, which sends the mean back. With visiting models, each model first
+    travels to its site's in-neighbours. These train their visitors one after another and send them
+    back, and then all sites compute. For "matcha", which draws links in each round, the result is
+    the expected seconds.
 
     Args:
         topology: the neighbours of each site.
         links: the links between the topology's sites.
         model_bytes: the bytes of a model on the wire.
         compute_seconds: site -> seconds that the site computes in a round.
-        visit_seconds: site -> seconds that the site trains one visiting model. If it is None or
-            empty, no models visit: sites compute and then send to their neighbours or, in a star,
-            to the hub, which sends the mean back. If it has values, FedEFM's rounds are timed: each
-            model travels to its site's in-neighbours, which train their visitors one after another
-            and send them back. When all models are back, sites compute.
+        visit_seconds: site -> seconds that the site trains one visiting model. None or empty if no
+            models visit other sites.
     """
     compute = np.array([compute_seconds[site] for site in topology.sites])
     visits = None
@@ -134,9 +137,10 @@ class _Seconds:
     def round(self, arcs: Arcs) -> float:
         """Return the seconds of a synchronous round, which ends when the slowest site is done.
 
-        If no models visit other sites, every site computes and then sends its model (``mixing``).
-        If models visit, the round takes the longest visit plus the longest computing time. A visit
-        is the way to the host, the training of all the host's visitors, and the way back.
+        ``arcs`` is True where the first site sends to the second. If ``visits`` is None, every site
+        computes and then sends its model. Otherwise models visit other sites, the hosts, and the
+        round takes the longest visit plus the longest computing time. A visit is the way to the
+        host, the training of all the host's visitors, and the way back.
         """
         if self.visits is None:
             return self.mixing(arcs)
@@ -149,7 +153,7 @@ class _Seconds:
     def mixing(self, arcs: Arcs) -> float:
         """Return the seconds until every site has computed and then sent its model over its arcs.
 
-        A site without arcs only computes.
+        Sites work in parallel. A site without outgoing arcs only computes.
         """
         delays = self.compute[:, None] + self.transfer(arcs)
         return float(np.where(_without_self_arcs(arcs), delays, self.compute[:, None]).max())
@@ -157,9 +161,9 @@ class _Seconds:
     def star(self, arcs: Arcs) -> float:
         """Return the seconds to compute, send the models to the hub, and send their mean back.
 
-        The hub is the site with the most incoming arcs, the first of several such sites. Only the
-        sites with an arc to the hub send it their model and get the mean back. Sites without such
-        an arc only compute.
+        The hub is the site with the most incoming arcs. If several sites have the most, it is the
+        first of them. Only sites with an arc to the hub send it their model and receive the mean.
+        Other sites only compute.
         """
         arcs = _without_self_arcs(arcs)
         # Every arc of a star leads to or from the hub, so most arcs enter there
@@ -169,11 +173,11 @@ class _Seconds:
         return self.mixing(uplinks) + float(self.transfer(uplinks.T)[hub].max())
 
     def transfer(self, arcs: Arcs) -> Matrix:
-        """Return the seconds to send one model over each arc, (from, to): latency + bits / speed.
+        """Return the seconds to send one model over each arc, (senders, receivers).
 
-        The value is 0 if there is no arc between two sites. All transfers that leave a site share
-        its access line equally, and so do all transfers that enter it. The speed is the lowest of
-        the sender's share, the receiver's share and the capacity of the path.
+        The seconds are latency + bits / speed, or 0 where there is no arc. All transfers that leave
+        a site share its access line equally, and so do all transfers that enter it. The speed is
+        the lowest of the sender's share, the receiver's share and the capacity of the path.
         """
         arcs, line = _without_self_arcs(arcs), self.links.access_gbps
         # All transfers of a site at one time share its own line
@@ -198,8 +202,9 @@ def topology_document(
 ) -> dict[str, Any]:
     """Build the content of topology.json: the graph, its mixing weights, and the times of rounds.
 
-    ``cycle-times`` has the seconds of a round, by kind, for this topology and for complete, ring,
-    star and matcha topologies over the same links, as far as they can be built. It is empty if
+    ``edges`` has the graph and ``mixing`` the weights. ``cycle-times`` has the seconds of a round
+    by kind of topology. The kinds are the run's own, complete, ring, star and matcha, all over the
+    same links. A kind that cannot be built is left out. ``cycle-times`` is empty if
     ``compute_seconds`` is None or empty.
 
     Args:
@@ -208,8 +213,8 @@ def topology_document(
         settings: the latency and capacity of a link that states none.
         model_bytes: the bytes of a model on the wire.
         compute_seconds: site -> seconds that the site computes in a round.
-        visit_seconds: site -> seconds that the site trains one visiting model; None or empty if no
-            models visit.
+        visit_seconds: site -> seconds that the site trains another site's model. None or empty if
+            sites do not train models of other sites.
     """
     links = resolve_links(topology.sites, silo_set, settings)
     cycle_times: dict[str, float] = {}
@@ -271,10 +276,11 @@ def _matcha(topology: Topology) -> dict[str, Any]:
 
 
 def _build_alternatives(topology: Topology, silo_set: SiloSet | None) -> dict[str, Topology]:
-    """Return this topology and others to compare it with, by kind: complete, ring, star and matcha.
+    """Return ``topology`` by its kind, and beside it other kinds of topology to compare it with.
 
-    All of them connect the same sites over the same known links. A kind that cannot be built, for
-    example because matcha's budget is too small, is left out. ``topology`` itself is not rebuilt.
+    The other kinds are complete, ring, star and matcha. All connect the same sites over the same
+    known links. A kind that cannot be built, for example because matcha's budget is too small, is
+    left out.
     """
     alternatives = {}
     sites, seed, budget = topology.sites, topology.seed, topology.budget

@@ -46,17 +46,17 @@ class Topology:
         """Return the mixing matrix of a round, (sites, sites).
 
         Row i has the weights that site i gives the models of all sites. ``round_`` matters only for
-        "matcha".
+        "matcha", which draws new links in each round.
         """
         if self.matcha:
             return self.matcha.matrix(self.matcha.active(round_))
         return self.weights
 
     def mixing(self, site: str, round_: int) -> dict[str, float]:
-        """Return the weights that ``site`` gives its own and its in-neighbours' models, by site.
+        """Return the weights of ``site`` for its own and its in-neighbours' models, by site name.
 
-        The weights sum to 1. The site itself is always included, even with weight 0. ``round_``
-        matters only for "matcha", whose matrix differs between rounds.
+        The weights sum to 1. The site itself is always included, even if its weight is 0.
+        ``round_`` matters only for "matcha", whose matrix differs between rounds.
         """
         row = self.matrix(round_)[self.sites.index(site)].tolist()
         weights: dict[str, float] = {}
@@ -79,20 +79,26 @@ def build_topology(
     """Build the topology of a run: which sites exchange models, and how each site mixes them.
 
     Args:
-        kind: "complete" (all pairs of sites), "ring" (a directed ring along a short tour), "star"
-            (a server in the middle), "hub" (a site in the middle), "graph" (the known links) or
-            "matcha" (in each round random matchings of the known links, or of all pairs if no link
-            is known).
+        kind: the rule for the links between sites:
+            - "complete": all pairs of sites.
+            - "ring": a directed ring along a short tour.
+            - "star": all sites with the server, for which one site stands.
+            - "hub": all sites with one site in the middle.
+            - "graph": the known links.
+            - "matcha": in each round random matchings of the known links, or of all pairs if no
+              link is known.
         sites: the names of the run's sites, in any order.
         silo_set: the known links and their latencies, or None. The latencies decide the order of a
             ring and the site in the middle of a hub.
-        seed: seeds matcha's draws.
+        seed: the seed of matcha's random draws.
         budget: the mean share of matchings that a round of matcha uses.
 
     Raises:
-        SettingError: the kind is unknown, there are fewer than 2 sites, the silo set does not have
-            exactly these sites or its links do not connect them, "graph" has no links, or matcha's
-            budget is too small or its solver finds no optimum.
+        SettingError: in one of these cases:
+            - The kind is unknown, or there are fewer than 2 sites.
+            - The silo set does not have exactly these sites, or its links do not connect them.
+            - "graph" has no links.
+            - The budget of "matcha" is too small, or its solver finds no optimum.
     """
     names = tuple(sorted(sites))
     _refuse(kind, names, silo_set)
@@ -113,7 +119,7 @@ def build_topology(
 
 
 def link_graph(names: tuple[str, ...], silo_set: SiloSet | None) -> nx.Graph:
-    """Return the silo set's links as an undirected graph over the positions of ``names``.
+    """Return the silo set's links as an undirected graph of the positions in ``names``.
 
     Each edge has ``latency`` in milliseconds and ``gbps``. A value that the silo set does not state
     is None. If ``silo_set`` is None, the graph has nodes but no edges.
@@ -180,10 +186,11 @@ def _complete(base: nx.Graph) -> _Built:
 
 
 def _build_ring(base: nx.Graph) -> _Built:
-    """Connect the sites to a directed ring along a short tour, and return arcs and weights.
+    """Connect the sites to a directed ring along a short tour, and return its arcs and weights.
 
-    Arcs are pairs (from, to) of positions, and weights are (sites, sites). A site's own model and
-    the model of its only in-neighbour have weight 1/2 each.
+    ``_find_tour`` finds the tour from the latencies. Arcs are pairs (from, to) of positions, and
+    weights are (sites, sites). Each site weighs its own model and that of the site before it by
+    1/2.
     """
     order = _find_tour(base)
     arcs = list(zip(order, [*order[1:], order[0]], strict=True))
@@ -194,10 +201,10 @@ def _build_ring(base: nx.Graph) -> _Built:
 
 
 def _build_star(base: nx.Graph) -> _Built:
-    """Connect all sites to a centre, which stands for the server, and return arcs and weights.
+    """Connect all sites to one site that stands for the server, and return arcs and weights.
 
-    The arcs are those of ``_build_hub``. All weights are 1 / n for n sites, because the server
-    computes the mean of all models.
+    The site and the arcs are those of ``_build_hub``. All weights are 1 / n for n sites, because
+    the server computes the mean of all models.
     """
     arcs, _ = _build_hub(base)
     return arcs, np.full((len(base), len(base)), 1 / len(base))
@@ -206,9 +213,11 @@ def _build_star(base: nx.Graph) -> _Built:
 def _build_hub(base: nx.Graph) -> _Built:
     """Connect all sites to a hub: the site with the smallest maximum latency to any other site.
 
-    Returns arcs in both directions and their Metropolis-Hastings weights. If several sites have the
-    same maximum latency, the first of them by name is the hub. The first site is also the hub if
-    the latencies are not known.
+    Latencies are those of the quickest paths. If several sites have the smallest maximum, the first
+    of them by name is the hub. If the latencies are not known, it is the first of all sites.
+
+    Returns:
+        The arcs in both directions, and their weights from ``_weigh_edges``.
     """
     latencies = _path_latencies(base)
     hub = 0
@@ -224,8 +233,8 @@ def _build_hub(base: nx.Graph) -> _Built:
 def _weigh_edges(graph: nx.Graph) -> _Built:
     """Return each edge as two arcs, and the Metropolis-Hastings mixing matrix (sites, sites).
 
-    An edge between sites of degrees a and b weighs 1 / (1 + max(a, b)). The diagonal makes each row
-    sum to 1.
+    An edge between sites of degrees a and b weighs 1 / (1 + max(a, b)). The weight of a site's own
+    model makes its row sum to 1.
     """
     size = len(graph)
     weights = np.zeros((size, size))
@@ -246,9 +255,10 @@ _BUILDERS: dict[str, Callable[[nx.Graph], _Built]] = {
 
 
 def _path_latencies(base: nx.Graph) -> Matrix | None:
-    """Return the total latency of the quickest path between any two sites, in ms, (sites, sites).
+    """Return the total latency of the quickest path between any two sites, in milliseconds.
 
-    Returns None if no link is known, or if any link has no latency. Two sites without a path get 0.
+    The matrix is (sites, sites). Two sites without a path get 0. If no link is known, or if the
+    latency of any link is unknown, the result is None.
     """
     known = [latency is not None for _, _, latency in base.edges(data="latency")]
     if not known or not all(known):
@@ -263,9 +273,10 @@ def _path_latencies(base: nx.Graph) -> Matrix | None:
 def _find_tour(base: nx.Graph) -> list[int]:
     """Return the positions of the sites in the order of a short closed tour that begins at 0.
 
-    The tour is the shorter of Christofides' tour and the greedy tour. Its direction is the one in
-    which the second site has a lower position than the last. If latencies are not known, the sites
-    are in the order of their names.
+    The tour is Christofides' tour or the one that always goes to the nearest unvisited site,
+    whichever is shorter. Its direction is the one in which the second site has a lower position
+    than the last. If the latency of any link is not known, the sites are in the order of their
+    names.
     """
     latencies = _path_latencies(base)
     if latencies is None:

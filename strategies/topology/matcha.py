@@ -55,11 +55,11 @@ class Matcha:
         return tuple(value < p for value, p in zip(uniform, self.probabilities, strict=True))
 
     def matrix(self, active: Sequence[bool]) -> Matrix:
-        """Return the mixing matrix of the ``active`` matchings, (sites, sites), doubly stochastic.
+        """Return the mixing matrix (sites, sites) for the matchings that ``active`` selects.
 
-        The matrix is I - step * (sum of the Laplacians of these matchings). The step is alpha, but
-        at most 1 / (the largest number of links that a site uses). With a larger step that site's
-        own model would get a negative weight.
+        The matrix is I - step * (sum of the Laplacians of these matchings), and is doubly
+        stochastic. The step is ``alpha``, but at most 1 / d, where d is the largest number of
+        selected links at a site. A larger step would give that site's own model a negative weight.
         """
         total = np.zeros((self.size, self.size))
         for is_used, part in zip(active, laplacians(self.size, self.matchings), strict=True):
@@ -71,11 +71,11 @@ class Matcha:
         return matrix.clip(min=0.0)  # rounding makes 1 - (1 / n) * n negative for some n
 
     def cases(self) -> Iterator[tuple[float, tuple[bool, ...]]]:
-        """Yield the possible choices of matchings in a round: pairs (probability, used matchings).
+        """Yield the possible choices of matchings in a round, as pairs (probability, choice).
 
-        A choice with probability 0 is left out. If there are more than 12 matchings, the draws of
-        rounds 1 to 1000 are yielded instead, each with probability 1/1000. A choice may then occur
-        more than once.
+        A choice has True for each matching that the round uses. A choice with probability 0 is left
+        out. If there are more than 12 matchings, the draws of rounds 1 to 1000 are yielded instead,
+        each with probability 1/1000. A choice may then occur more than once.
         """
         if len(self.matchings) > _ENUMERATED:
             for round_ in range(1, _DRAWN + 1):
@@ -101,21 +101,21 @@ class Matcha:
 
 
 def solve_matcha(graph: nx.Graph, budget: float, seed: int) -> Matcha:
-    """Compute MATCHA's matchings, probabilities and step size for a graph.
+    """Compute MATCHA's matchings, their probabilities and the step size for a graph.
 
-    The graph's edges are split into matchings, sets of edges that share no site (``decompose``).
-    Each matching gets the probability that a round uses it (``activation_probabilities``). The step
-    size, by which models are mixed, makes the sites agree fastest (``step_size``). Semidefinite
-    programs find the probabilities and the step size.
+    A matching is a set of edges that share no site. ``decompose`` splits the graph's edges into
+    matchings. ``activation_probabilities`` gives each matching the probability that a round uses
+    it. ``step_size`` finds the step size, with which a round's mixing makes the sites agree
+    fastest.
 
     Args:
-        graph: the links between sites, connected, with the nodes 0, 1, ....
+        graph: the links between sites, connected, with the nodes 0 to n - 1.
         budget: the mean share of matchings that a round uses, above 0 and at most 1.
-        seed: stored in the result, where it seeds the draws of each round.
+        seed: the seed of each round's draws, which the result stores.
 
     Raises:
-        SettingError: the budget is so small that some sites would never meet, or the solver found
-            no optimum.
+        SettingError: the budget is so small that some sites would never exchange models, or the
+            solver found no optimum.
     """
     size = graph.number_of_nodes()
     matchings = decompose(graph)
@@ -127,7 +127,7 @@ def solve_matcha(graph: nx.Graph, budget: float, seed: int) -> Matcha:
 def laplacians(size: int, matchings: Sequence[Sequence[Edge]]) -> list[Matrix]:
     """Return the graph Laplacian of each matching, (size, size): degrees minus adjacency.
 
-    In a matching no two edges share a site, which is not checked, so each degree is 0 or 1.
+    No two edges of a matching may share a site, which is not checked. Each degree is then 0 or 1.
 
     Args:
         size: the number of sites.
@@ -146,11 +146,11 @@ def laplacians(size: int, matchings: Sequence[Sequence[Edge]]) -> list[Matrix]:
 def decompose(graph: nx.Graph) -> tuple[tuple[Edge, ...], ...]:
     """Split ``graph`` into matchings by two heuristics, and return the result with fewer matchings.
 
-    One heuristic is a greedy edge colouring, and the other removes matchings of maximum weight. If
-    both find equally many, those of the edge colouring are returned. A matching is a sorted tuple
-    of edges (a, b) with a < b. Nodes must be numbers, because the order of strings in a set differs
-    between processes.
+    One heuristic colours the edges greedily, and the other removes matchings of maximum weight. If
+    both find equally many, the result of the colouring is returned. A matching is a sorted tuple of
+    edges (a, b) with a < b. Nodes must be numbers, so that all processes get the same result.
     """
+    # Not for nodes that are strings, whose order in a set differs between processes
     matchings = min([_split_by_colour(graph), _split_by_matching(graph)], key=len)
     return tuple(tuple(sorted(edges)) for edges in matchings)
 
@@ -158,8 +158,8 @@ def decompose(graph: nx.Graph) -> tuple[tuple[Edge, ...], ...]:
 def _split_by_colour(graph: nx.Graph) -> list[list[Edge]]:
     """Split the edges into matchings by a greedy edge colouring.
 
-    Edges of one colour share no site, so they form a matching. The edges (a, b) have a < b. The
-    number of matchings need not be the smallest.
+    Edges of one colour share no site, so they form a matching. The edges (a, b) have a < b. There
+    may be more matchings than the smallest possible number.
     """
     colours = nx.greedy_color(nx.line_graph(graph), strategy="largest_first", interchange=True)
     matchings: dict[int, list[Edge]] = {}
@@ -171,15 +171,16 @@ def _split_by_colour(graph: nx.Graph) -> list[list[Edge]]:
 def _split_by_matching(graph: nx.Graph) -> list[list[Edge]]:
     """Split a graph's edges into matchings by removing maximum-weight matchings one after another.
 
-    A graph with the largest degree d needs d or d + 1 matchings (Vizing). The weights therefore
-    make each matching cover as many sites of the largest degree as possible. A graph without edges
-    gives an empty list.
+    Edges at the sites of the largest remaining degree weigh most. Each matching therefore covers as
+    many of these sites as possible, which keeps the number of matchings small. A graph without
+    edges gives an empty list.
     """
     left = nx.Graph(graph.edges)
     matchings = []
     while left.number_of_edges():
         degrees = dict(left.degree)
         most = max(degrees.values())
+        # A graph whose largest degree is d needs d or d + 1 matchings (Vizing)
         # Heavier than all other edges together, so that sites of the largest degree come first
         heavy = left.number_of_nodes() + 1
         for a, b in left.edges:
@@ -201,12 +202,12 @@ def activation_probabilities(
 
     Args:
         size: the number of sites.
-        matchings: the edges of each matching, which join the positions of sites.
+        matchings: the edges of each matching, as pairs of sites' positions.
         budget: the mean share of matchings that a round uses, above 0 and at most 1.
 
     Raises:
-        SettingError: the budget is so small that some sites would never meet, or the solver found
-            no optimum.
+        SettingError: the budget is so small that some sites would never exchange models, or the
+            solver found no optimum.
     """
     import cvxpy  # imported here, because it takes 1.2 s and other topologies do not need it
 
@@ -232,7 +233,7 @@ def activation_probabilities(
 def _round_probabilities(values: NDArray[np.float64], total: float) -> tuple[float, ...]:
     """Round probabilities to 6 decimal places in [0, 1], so that their sum is at most ``total``.
 
-    Any surplus is subtracted from the largest probability.
+    If the rounded sum is above ``total``, the excess is subtracted from the largest probability.
     """
     rounded = np.clip(np.round(values, _DIGITS), 0.0, 1.0)
     # Rounded up to whole units of the last digit, so that the sum stays within the budget
@@ -248,7 +249,7 @@ def algebraic_connectivity(
     """Return lambda_2, the second smallest eigenvalue of the expected Laplacian.
 
     The expected Laplacian is the sum of the matchings' Laplacians, each times its probability.
-    lambda_2 is above 0 if and only if all sites are connected over time.
+    lambda_2 is above 0 if and only if the matchings that can be drawn connect all sites.
     """
     expected = _weighted_sum(probabilities, laplacians(size, matchings))
     return float(np.linalg.eigvalsh(expected)[1])
@@ -259,9 +260,10 @@ def step_size(
 ) -> float:
     """Compute alpha, the step size that makes sites agree fastest, to 6 decimal places.
 
-    alpha minimises rho subject to alpha^2 <= beta and I - 2 alpha E[L] + beta E[L^2] - J <= rho I.
-    Here L is the Laplacian of a round, and J has 1 / n everywhere. The program maximises 1 - rho,
-    in units of E[L]'s scale, because a small budget makes E[L] tiny.
+    A round mixes models by I - alpha L, where L is the Laplacian of the links in use. A
+    semidefinite program finds alpha and two other variables, beta and rho. It minimises rho subject
+    to alpha^2 <= beta and I - 2 alpha E[L] + beta E[L^2] - J <= rho I, where J has 1 / n
+    everywhere.
 
     Args:
         size: the number of sites, n.
@@ -275,6 +277,7 @@ def step_size(
 
     alpha, beta, gain = cvxpy.Variable(), cvxpy.Variable(), cvxpy.Variable()
     mean, square = _laplacian_moments(size, matchings, probabilities)
+    # ``gain`` is 1 - rho in units of E[L]'s scale, because a small budget makes E[L] tiny
     basis, scale = _disagreement_basis(size), float(np.trace(mean)) / size
     mean, square = _express_in(basis, mean / scale), _express_in(basis, square / scale)
     limits = [
@@ -295,7 +298,7 @@ def _laplacian_moments(
     E[L^2] = E[L]^2 + 2 sum p_j (1 - p_j) L_j.
 
     Args:
-        size: the number of nodes.
+        size: the number of sites.
         matchings: the edges of each matching.
         probabilities: p_j of each matching, in the same order.
     """
@@ -309,8 +312,8 @@ def _laplacian_moments(
 def _disagreement_basis(size: int) -> Matrix:
     """Return an orthonormal basis of the space orthogonal to the all-ones vector, (size, size - 1).
 
-    Every Laplacian maps the all-ones vector, which is the consensus, to 0. So a program over all
-    vectors would have no interior point, which solvers need.
+    Every Laplacian maps the all-ones vector to 0. Semidefinite programs are therefore solved in
+    this space, where they have the interior point that solvers need.
     """
     return np.linalg.qr(np.ones((size, 1)), mode="complete").Q[:, 1:]
 
@@ -332,19 +335,19 @@ def _weighted_sum(weights: Any, parts: Sequence[Matrix]) -> Any:
 
 
 def _solve(problem: Any) -> None:
-    """Solve a semidefinite program with SCS, which stores the optimum in the program's variables.
+    """Solve a semidefinite program, a ``cvxpy.Problem``, and store the optimum in its variables.
 
-    The accuracies 1e-9 and 1e-7 are tried in this order until one gives an optimum. Interior-point
-    solvers fail or warn if several eigenvalues are equal at the optimum, which is common here.
-    ``problem`` is a ``cvxpy.Problem``.
+    The solver SCS first runs with the accuracy 1e-9. If it finds no optimum, it runs with 1e-7.
 
     Raises:
-        SettingError: the solver found no optimum at any of its accuracies.
+        SettingError: the solver found no optimum with either accuracy.
     """
     from cvxpy.error import SolverError
 
     for accuracy in _ACCURACIES:
         try:
+            # Interior-point solvers fail or warn if several eigenvalues are equal at the optimum,
+            # which is common here
             problem.solve(solver="SCS", eps_abs=accuracy, eps_rel=accuracy, max_iters=200_000)
             ended = problem.status
         except SolverError:  # a budget close to 0 makes 1 / budget infinite

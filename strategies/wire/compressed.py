@@ -31,7 +31,8 @@ Bits = npt.NDArray[np.uint16]
 def to_bf16(values: Floats) -> Bits:
     """Round float32 values to the nearest bfloat16 (ties to even), and return the bits as uint16.
 
-    The values must be finite, which is not checked. Values beyond bfloat16's range become infinite.
+    The values must be finite, which is not checked. Values above bfloat16's maximum, about 3.39e38,
+    become infinite.
     """
     # Adding just below half a unit, and one more if the kept part is odd, carries exactly when
     # "nearest, ties to even" rounds up. A NaN could become infinite here
@@ -59,10 +60,10 @@ class Compression:
     down: str = "fp32"
 
     def disclosure(self) -> str:
-        """Return a sentence for privacy.json: updates are rounded, but this gives no privacy.
+        """Return a sentence for ``privacy.json`` that rounded updates give no privacy.
 
-        The sentence is empty if 'server.wire-precision' is "fp32", because sites then send their
-        updates without rounding.
+        Updates, the changes of weights, are rounded to 'server.wire-precision'. If that is "fp32",
+        nothing is rounded, and the sentence is empty.
         """
         if self.precision == "fp32":
             return ""
@@ -75,9 +76,9 @@ class Compression:
     def pack_weights(self, arrays: Arrays, packed: Packed) -> None:
         """Put the weights into the cache ``packed`` as bfloat16 if 'server.wire-down' is "bf16".
 
-        ``to_record`` then sends the cached form. These arrays are skipped: arrays in the cache
-        already, empty arrays, arrays that are not float32, and batch norm statistics. If the
-        setting is "fp32", the cache does not change.
+        ``to_record``, which serialises arrays, then takes them from the cache. Some arrays are
+        skipped: arrays in the cache already, empty arrays, arrays that are not float32, and batch
+        norm statistics. If the setting is "fp32", the cache does not change.
         """
         if self.down != "bf16":
             return
@@ -102,9 +103,9 @@ class Compression:
     def pack_updates(self, leaving: Arrays, sent: Arrays) -> dict[str, NDArray]:
         """Return a site's arrays in their wire format: updates as bytes, other arrays unchanged.
 
-        An update is a float32 weight minus the received array of the same name and shape. It is
-        converted to 'server.wire-precision', and its bytes become a uint8 vector. Batch norm's
-        statistics are never updates.
+        An update is a float32 weight minus the received array of the same name and shape. Its
+        values are rounded to 'server.wire-precision', and their bytes become a uint8 vector. Batch
+        norm's statistics are never updates, and neither are arrays without a received one.
 
         Args:
             leaving: the arrays that the site returns, by name.
@@ -134,19 +135,19 @@ class Compression:
         return travelling
 
     def decode_reply(self, site: str, content: RecordDict, expected: Specs, sent: Arrays) -> Reply:
-        """Check and decode a reply, and restore its arrays from their updates and ``sent``.
+        """Check and decode a reply, and add its updates to the arrays in ``sent``.
 
-        The checks are those of ``reply.decode``: names, types, shapes, and finite values.
+        An update is the difference between a returned and a sent array. The names, types and shapes
+        of arrays are checked, and all values must be finite.
 
         Args:
             site: the site that sent the reply.
             content: the content of the site's message.
-            expected: the type and shape of each array after restoring.
+            expected: the type and shape of each array after updates are added.
             sent: the arrays that the server sent to the site.
 
         Raises:
-            SiteError: the reply is malformed, or a restored array is not finite. The error is one
-                line.
+            SiteError: the reply is malformed, or a resulting array is not finite.
         """
         kind = _VALUES[self.precision]
         travelling = dict(expected)
@@ -184,10 +185,11 @@ def compression_of(common: CommonSettings) -> Compression | None:
 
 
 def _is_update(name: str, spec: ArraySpec, sent: Mapping[str, NDArray]) -> bool:
-    """Tell whether an array of a reply travels as its difference from an array that was sent.
+    """Tell whether an array of a reply travels as an update.
 
-    Returns True if an array of that name and shape was sent, both arrays are float32 and not empty,
-    and the array is not a batch norm statistic.
+    An update is the difference from the array in ``sent``, which the site received. That array must
+    have the same name and shape, and both must be float32 and not empty. Batch norm statistics
+    never travel as updates.
     """
     before = sent.get(name)
     if before is None or is_statistic(name) or spec.dtype != "float32":

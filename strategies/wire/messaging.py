@@ -33,14 +33,15 @@ def send_and_receive(
 
     The iterator ends when all nodes have replied, or at the timeout. Nothing is yielded for a node
     that has not replied by then. If Flower rejects a message, or if a node is disconnected for
-    ``away_timeout``, an error message is yielded as the node's reply.
+    ``away_timeout``, the yielded reply is a Message with an error.
 
     Args:
-        grid: Flower's grid, or the in-process one.
+        grid: Flower's grid, or a grid of the same interface in this process.
         messages: at most one message per node.
         timeout: seconds to wait for all replies.
         away_timeout: seconds that a node may be disconnected before it counts as lost.
-        away: called with the disconnected nodes that have not replied, whenever these nodes change.
+        away: called with the disconnected nodes that have not replied, whenever the set of these
+            nodes changes.
     """
     # Flower gives no id for a message that it rejects, and sends its own error replies (node
     # unavailable, message expired) from node 1. So only the message's id tells whose reply it is.
@@ -83,14 +84,15 @@ def send_and_receive(
 
 
 def retry_soon() -> bool:
-    """Make Flower retry after 50 ms for an object that its sender is still uploading.
+    """Make Flower ask again after 50 ms for a part of a message that is still being uploaded.
 
-    A message becomes visible before all its objects have arrived. Flower then waits a second, which
-    is most of a short round, and doubles the wait up to ten seconds. No setting changes the first
-    wait, so the default arguments of Flower's functions are replaced in this process.
+    A message becomes visible before all its parts, Flower's objects, have arrived. Flower then
+    waits a second, and doubles each further wait up to ten seconds. This function shortens the
+    first wait in this process.
 
     Returns:
-        True if the waits were replaced; False for an unknown version of Flower, whose waits stay.
+        True if the first wait was shortened. False for an unknown version of Flower, whose waits
+        stay.
     """
     try:
         module = importlib.import_module(_OBJECTS)
@@ -101,6 +103,7 @@ def retry_soon() -> bool:
     # Both functions or neither, so that a partly known version of Flower keeps its own waits
     if not all("initial_backoff" in wait for wait in waits):
         return False
+    # No setting changes the first wait, so Flower's default arguments are replaced
     for wait in waits:
         wait["initial_backoff"] = _RETRY
     return True

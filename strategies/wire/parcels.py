@@ -31,10 +31,10 @@ class _Pickler(pickle.Pickler):
         self._end = 0
 
     def persistent_id(self, obj: Any) -> tuple[int, int] | None:
-        """Collect a bytes object of 64 KiB or more, and return its start and end in shared memory.
+        """Keep a bytes object of 64 KiB or more out of the pickle, and return its place.
 
-        The object is appended to ``large``. Returns None for any other object, which is then
-        pickled as usual. pickle calls this for each object.
+        The object is appended to ``large``. Its place is (start, end) in the joined bytes of this
+        list. Any other object is pickled as usual, and the result is None.
         """
         if type(obj) is not bytes or len(obj) < _LARGE:
             return None
@@ -70,12 +70,12 @@ class Packing:
     def pack(self, message: Message) -> Parcel:
         """Pickle a message for another process, with its large parts in shared memory.
 
-        Bytes objects of 64 KiB or more are large. If the large parts are the same objects as in the
-        last packed message, their shared memory is used again.
+        Bytes objects of 64 KiB or more are large. If they are the same objects as in the last
+        packed message, the shared memory of that message is used again.
 
         Returns:
-            The pickled message, and the tensor in shared memory, or None if there are no large
-            parts.
+            The pickled message and the tensor in shared memory. The tensor is None if no part is
+            large.
 
         Raises:
             ProcessError: shared memory has no room.
@@ -95,10 +95,10 @@ class Packing:
 
 
 def _share(parts: list[bytes]) -> Tensor:
-    """Copy large objects, one after another, into one uint8 tensor in shared memory.
+    """Copy large objects, joined in their order, into one uint8 tensor in shared memory.
 
-    Another process can then read them without a second copy through a pipe. The parts must have at
-    least one byte together.
+    Another process can then read them without a copy through a pipe. At least one object must not
+    be empty.
 
     Raises:
         ProcessError: shared memory has no room.

@@ -56,10 +56,10 @@ def to_record(arrays: Mapping[str, NDArray], packed: Packed | None = None) -> Ar
 
     Args:
         arrays: the arrays to send, by name.
-        packed: a cache that lets several sites share serialised arrays and records, or None for no
-            cache. Arrays are found in it by their ``id``, and records by the names and ids of their
-            arrays. New ones are added. The cache also keeps the arrays, so that Python cannot give
-            an id to another object.
+        packed: a cache that lets several sites share serialised arrays and records. New entries are
+            added. Its keys are the ``id`` values of arrays, with their names for a record. The
+            cache also keeps the arrays, so that Python cannot give an id to another object. None
+            for no cache.
     """
     if packed is None:
         packed = {}
@@ -93,7 +93,7 @@ def packed_bytes(array: NDArray) -> int:
 
 
 def from_record(record: ArrayRecord) -> dict[str, NDArray]:
-    """Unpack all arrays of a record into copies, by name, in the record's order.
+    """Unpack all arrays of a record: name -> copy of the array, in the record's order.
 
     Raises:
         ArrayError: an entry is not an array of numbers.
@@ -102,13 +102,14 @@ def from_record(record: ArrayRecord) -> dict[str, NDArray]:
 
 
 def read_header(packed: Array) -> Header:
-    """Read type, shape and offset from a serialised array, and check that its size fits them.
+    """Read the header of a serialised array, and check that the array's size fits it.
 
-    The values are not read.
+    The header states the type and the shape of the array, and where its numbers begin. The numbers
+    are not read.
 
     Raises:
-        ArrayError: the array is not serialised by numpy, its header is damaged, its type is not a
-            number, or it has more or fewer bytes than type and shape need.
+        ArrayError: the array is not serialised by numpy, its header is damaged, its type is not
+            numeric, or it has more or fewer bytes than its type and shape need.
     """
     if packed.stype != _SERIALISED:
         raise ArrayError(f"it is of kind '{one_line(packed.stype, 40)}', not '{_SERIALISED}'")
@@ -131,12 +132,13 @@ def read_header(packed: Array) -> Header:
 
 
 def unpack(packed: Array) -> NDArray:
-    """Unpack a serialised array into a new array, with the memory order that its header states.
+    """Unpack a serialised array into a new array, in the memory order that its header states.
 
-    NaN and infinity are not refused here.
+    NaN and infinity are not refused.
 
     Raises:
-        ArrayError: the bytes are not an array of numbers, or are too many or too few.
+        ArrayError: the bytes hold no array of numbers, or their number does not fit the array's
+            shape.
     """
     header = read_header(packed)
     try:
@@ -180,14 +182,14 @@ Bundles = dict[tuple[tuple[str, int], ...], tuple[list[Array], Array]]
 def bundle(content: RecordDict, cache: Bundles | None = None) -> RecordDict:
     """Return a message's content with each record's arrays joined into one bundle.
 
-    A record stays unchanged if it has fewer than two arrays, or an array that does not hold
-    numbers.
+    A bundle is one array with the bytes of a safetensors file. A record stays unchanged if it has
+    fewer than two arrays, or an array that does not hold numbers.
 
     Args:
-        content: the content of a message; it is not changed.
-        cache: bundles already made, by the names of their arrays and the ids of the arrays' data;
-            None for no cache. New bundles are added, so that data for several sites is serialised
-            only once. The cache also keeps the arrays, so that Python cannot reuse the ids.
+        content: the content of a message, which is not changed.
+        cache: bundles already made, so that data for several sites is serialised only once. New
+            bundles are added. Its keys have the names of arrays and the ids of their data. It also
+            keeps the arrays, so that Python cannot reuse the ids. None for no cache.
     """
     if cache is None:
         cache = {}
@@ -214,11 +216,10 @@ def _bundle(record: ArrayRecord, cache: Bundles) -> Array:
 def unbundle(content: RecordDict) -> RecordDict:
     """Return a message's content with each bundle replaced by the arrays in it.
 
-    A record is a bundle if it has a single array, with the name of bundles. Other records stay
-    unchanged.
+    A record is a bundle if its only array is named "safetensors". Other records stay unchanged.
 
     Raises:
-        SiteError: a bundle is cut short or altered, or there are more than 16 records of arrays.
+        SiteError: a bundle is damaged, or there are more than 16 records of arrays.
     """
     refuse_many_records(content.array_records)
     unbundled = RecordDict(dict(content.items()))
@@ -230,7 +231,7 @@ def unbundle(content: RecordDict) -> RecordDict:
 
 
 def refuse_many_records(records: Mapping[str, ArrayRecord]) -> None:
-    """Check that a message has at most 16 array records. Messages of fedsilo have far fewer.
+    """Check that a message has at most 16 array records, far more than genuine messages have.
 
     Raises:
         SiteError: the message has more than 16 array records.
@@ -242,15 +243,16 @@ def refuse_many_records(records: Mapping[str, ArrayRecord]) -> None:
 
 
 def open_bundle(name: str, array: Array, most: int | None = None) -> dict[str, NDArray]:
-    """Return the arrays of a bundle by name, sorted.
+    """Return the arrays of a bundle by name, in the order of their names.
 
-    The stated sizes are checked before the bytes are parsed, because the parser trusts them.
+    A bundle is one array with the bytes of many. The sizes that the bundle states are checked
+    before its bytes are parsed.
 
     Args:
         name: the name of the record, for errors.
         array: the bundle.
-        most: the largest number of bytes of all its arrays together; None for no limit. A bundle
-            may have 4 MiB more, for its header.
+        most: the largest total size of the arrays in bytes, or None for no limit. The bundle's
+            header may have 4 MiB more.
 
     Raises:
         SiteError: the bundle is cut short, altered or too large, or an array in it has an unusable
@@ -289,8 +291,8 @@ def _arrays_in(data: bytes) -> dict[str, NDArray]:
 def record_bytes(content: RecordDict) -> int:
     """Return the number of bytes of a message's content on the wire, without Flower's envelope.
 
-    Config records count the characters of their keys and of their values as text, which is an
-    estimate.
+    The size of a config record is only estimated. It is the number of characters of its keys and of
+    its values as text.
     """
     weights = 0
     for record in content.values():

@@ -77,9 +77,9 @@ Check = Callable[[Reply], str | None]
 def decode(site: str, content: RecordDict, expected: Specs) -> Reply:
     """Decode a site's message into a reply, and check its metrics and its arrays.
 
-    ``examples``, the site's weight in means, is 1 until the caller sets it. ``bytes_up``, the size
-    of the message, counts bundled arrays as if they were sent one by one, because only a deployment
-    bundles arrays.
+    In the reply, ``examples``, the site's weight in means, is 1 until the caller sets it.
+    ``bytes_up`` is the size of the message as if each array had travelled separately. This makes
+    runs with and without bundles of arrays comparable.
 
     Args:
         site: the site that sent the reply.
@@ -87,9 +87,10 @@ def decode(site: str, content: RecordDict, expected: Specs) -> Reply:
         expected: name -> type and shape. The reply must have exactly these arrays.
 
     Raises:
-        SiteError: the message has no metrics or too many records, a metric has an invalid name, or
-            a metric or a value of an array is not finite. It is also an error if an array is
-            missing, unexpected or of another type or shape. The error is one line.
+        SiteError: in one of these cases:
+            - The message has no metrics or too many records, or a bundle of arrays is damaged.
+            - A metric has an invalid name or is not finite.
+            - An array is missing, unexpected, not finite, or of another type or shape.
     """
     refuse_many_records(content.array_records)
     record = content.array_records.get(ARRAYS, ArrayRecord())
@@ -136,12 +137,12 @@ def _metrics(content: RecordDict) -> dict[str, float]:
 def _unpack_arrays(record: ArrayRecord, expected: Specs) -> dict[str, NDArray]:
     """Unpack the arrays of a reply, after checking that it has exactly the expected arrays.
 
-    The record may have separate arrays or one bundle. The arrays are returned by name, in the order
-    of ``expected``.
+    The record has either separate arrays or one bundle, which holds the bytes of all arrays. The
+    arrays are returned by name, in the order of ``expected``.
 
     Raises:
-        SiteError: an array is missing, unexpected, or does not fit its spec, or a bundle is
-            damaged.
+        SiteError: an array is missing, unexpected, not finite, or does not fit its spec, or a
+            bundle is damaged.
     """
     arrays: Mapping[str, Array | NDArray] = record
     if list(record) == [BUNDLE]:
@@ -157,14 +158,15 @@ def _unpack_arrays(record: ArrayRecord, expected: Specs) -> dict[str, NDArray]:
 
 
 def _unpack_array(name: str, spec: ArraySpec, given: Array | NDArray) -> NDArray:
-    """Return an array of a reply, after checking its type, shape and that its values are finite.
+    """Return an array of a reply, after checking its type, its shape and its values.
 
-    An array from a bundle is already unpacked. A serialised array is unpacked only if its header
-    fits ``spec``, because bytes of another shape may need far more memory.
+    All values must be finite. An array from a bundle is already unpacked. A serialised array is
+    unpacked only if its header fits ``spec``, because bytes of another shape may need far more
+    memory.
 
     Args:
         name: the array's name, for errors.
-        spec: the expected type and shape. None as a length allows any length.
+        spec: the expected type and shape. A dimension of None may have any length.
         given: the array, or its serialised form.
 
     Raises:
@@ -194,9 +196,10 @@ def _unpack_array(name: str, spec: ArraySpec, given: Array | NDArray) -> NDArray
 
 
 def most_bytes(expected: Specs) -> int:
-    """Return the largest possible size of a reply's arrays together, in bytes (4 per number).
+    """Return the largest size in bytes that a reply's arrays may have together.
 
-    A dimension that may have any length (None in the spec) counts as 65,536.
+    A number counts as 4 bytes. A dimension that may have any length, None in the spec, counts as
+    65,536.
     """
     total = 0
     for spec in expected.values():
@@ -224,12 +227,12 @@ class Spill:
     def keep(self, arrays: Mapping[str, NDArray]) -> Mapping[str, NDArray]:
         """Store the arrays of one reply in memory or, beyond the round's budget, in a file.
 
-        ``in_memory``, the rest of the budget in bytes, is reduced by arrays kept in memory. The
-        file is in ``folder``, or in the system's temporary folder if ``folder`` does not exist. All
-        replies of the round that do not fit into memory share the file.
+        The attribute ``in_memory`` is the rest of the budget in bytes. A reply that fits stays in
+        memory and reduces it. Every other reply goes whole to the round's file. The file is in
+        ``folder`` or, if that does not exist, in the system's temporary folder.
 
         Returns:
-            The same ``arrays``, or a mapping that reads them from the file, one at each access.
+            The same ``arrays``, or a mapping that reads an array from the file at each access.
 
         Raises:
             RunDirectoryError: the file cannot be written, for example because the disk is full.

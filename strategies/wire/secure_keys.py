@@ -81,6 +81,8 @@ def new_key_pair() -> KeyPair:
 def public_half(private: bytes) -> bytes:
     """Return the public key that belongs to a private key.
 
+    Both are elliptic-curve keys in PEM.
+
     Raises:
         SiteError: the bytes are not a private key.
     """
@@ -91,38 +93,42 @@ def public_half(private: bytes) -> bytes:
 
 
 def mask_key(private: bytes, public: bytes, context: bytes) -> bytes:
-    """Derive the 32 bytes that seed the mask between two sites.
+    """Derive the 32 bytes that seed the mask of two sites, which cancels in their sum.
 
     Each site uses its own private key and the other site's public key, and both sites get the same
-    bytes. ``context`` binds the bytes to the round and to the arrays that both sites received.
+    bytes. ``context``, from ``bound_to``, binds them to the round and the arrays received.
 
     Raises:
-        SiteError: ``private`` or ``public`` is not a key.
+        SiteError: ``private`` or ``public`` is not an elliptic-curve key.
     """
     return _derive(private, public, words("mask", context))
 
 
 def seal_key(private: bytes, public: bytes, context: bytes) -> bytes:
-    """Derive the key that two sites use to seal and open each other's shares: 32 bytes in base64.
+    """Derive the key with which two sites encrypt shares of their secrets for each other.
 
     Each site uses its own private key and the other site's public key, and both get the same key.
     ``context`` binds the key to the round.
 
+    Returns:
+        The 32 bytes of the key as base64 text.
+
     Raises:
-        SiteError: ``private`` or ``public`` is not a key.
+        SiteError: ``private`` or ``public`` is not an elliptic-curve key.
     """
     return base64.urlsafe_b64encode(_derive(private, public, words("seal", context)))
 
 
 def _derive(private: bytes, public: bytes, use: bytes) -> bytes:
-    """Derive a 32-byte key for the purpose ``use`` from two sites' ECDH secret, by HMAC-SHA256.
+    """Derive a 32-byte key for one purpose from the ECDH secret of two sites.
 
-    Different purposes give unrelated keys.
+    The key is the HMAC-SHA256 of ``use`` under this secret, so different purposes give unrelated
+    keys.
 
     Args:
         private: this site's private key.
         public: the other site's public key.
-        use: the purpose and context, as ``words`` encodes them.
+        use: the purpose and its context, encoded as bytes.
 
     Raises:
         SiteError: ``private`` or ``public`` is not a key.
@@ -140,7 +146,7 @@ def mask_check(own_mask: bytes) -> bytes:
 
 
 def refuse_invalid_key(public: bytes) -> None:
-    """Check that the bytes are a public key on the curve that all sites use.
+    """Check that the bytes are a public key on the curve of Flower's key pairs.
 
     Raises:
         SiteError: the bytes are not a public key on that curve.
@@ -149,10 +155,12 @@ def refuse_invalid_key(public: bytes) -> None:
 
 
 def seal_shares(shares: Shares, key: bytes, positions: tuple[int, int]) -> bytes:
-    """Encrypt shares and the positions of both sites, so that only ``key`` can decrypt them.
+    """Encrypt the shares of a site's secrets for another site.
+
+    The positions are encrypted too, for the receiver to check.
 
     Args:
-        shares: the shares.
+        shares: the shares of the sending site's secrets.
         key: the key from ``seal_key``.
         positions: the positions of the sending and the receiving site among the sorted sites.
     """
@@ -160,15 +168,15 @@ def seal_shares(shares: Shares, key: bytes, positions: tuple[int, int]) -> bytes
 
 
 def open_shares(token: bytes, key: bytes, positions: tuple[int, int]) -> Shares:
-    """Decrypt the shares that ``seal_shares`` sealed.
+    """Decrypt the shares of a site's secrets that ``seal_shares`` encrypted.
 
     Args:
-        token: the sealed shares.
+        token: the encrypted shares.
         key: the key from ``seal_key``.
         positions: the expected positions of the sending and the receiving site.
 
     Raises:
-        SiteError: the shares are damaged, or were sealed with another key or for another pair of
+        SiteError: the shares are damaged, or were encrypted with another key or for another pair of
             sites.
     """
     try:
@@ -193,12 +201,12 @@ def cut_secret(secret: bytes, threshold: int, sites: int) -> list[bytes]:
 def join_shares(shares: Sequence[bytes]) -> bytes:
     """Combine Shamir shares into the secret.
 
-    Shares of different secrets, or too few shares, may also give wrong bytes instead of an error,
-    so the caller must verify the result.
+    Too few shares, or shares of different secrets, can give wrong bytes without an error. The
+    caller must verify the result.
 
     Raises:
-        SiteError: there are no shares, they have different or impossible lengths, two shares begin
-            with the same place (a point of Shamir's polynomial), or the shares cannot be combined.
+        SiteError: there are no shares, their lengths differ or are not those of shares, two shares
+            have the same number in their first 4 bytes, or the shares cannot be combined.
     """
     # A share begins with its place, 4 bytes, and the secret comes in blocks of 16
     lengths = {len(share) for share in shares}
@@ -215,7 +223,7 @@ def join_shares(shares: Sequence[bytes]) -> bytes:
 
 
 def read_texts(record: Mapping[str, Any], key: str) -> list[str]:
-    """Read a list of strings from a record of secure aggregation. The list may be empty.
+    """Read a list of strings, which may be empty, from a message's record for secure aggregation.
 
     Raises:
         SiteError: the value under ``key`` is missing, or is not a list of strings.
@@ -227,7 +235,7 @@ def read_texts(record: Mapping[str, Any], key: str) -> list[str]:
 
 
 def read_tokens(record: Mapping[str, Any], key: str, longest: int) -> list[bytes]:
-    """Read a list of bytes values from a record of secure aggregation. The list may be empty.
+    """Read a list of bytes objects, which may be empty, from a record for secure aggregation.
 
     Raises:
         SiteError: the value under ``key`` is missing or is not a list, or an entry is not bytes, is
@@ -245,7 +253,7 @@ def read_tokens(record: Mapping[str, Any], key: str, longest: int) -> list[bytes
 
 
 def read_token(record: Mapping[str, Any], key: str, longest: int) -> bytes:
-    """Read one bytes value from a record of secure aggregation.
+    """Read one bytes object from a message's record for secure aggregation.
 
     Raises:
         SiteError: the value under ``key`` is missing, is not bytes, is empty, or is longer than
@@ -255,7 +263,7 @@ def read_token(record: Mapping[str, Any], key: str, longest: int) -> bytes:
 
 
 def read_whole(record: Mapping[str, Any], key: str) -> int:
-    """Read a whole number, which may be negative, from a record of secure aggregation.
+    """Read a whole number, which may be negative, from a message's record for secure aggregation.
 
     A bool or a float does not count as a whole number.
 

@@ -39,11 +39,11 @@ _KEY_CODE = re.compile(r"[0-9a-f]{4}(-[0-9a-f]{4}){7}")
 def words(purpose: str, *parts: object) -> bytes:
     """Encode a purpose and values as unambiguous JSON, for signing or hashing.
 
-    Bytes become hexadecimal strings. For one purpose, a part must therefore always be bytes or
-    always be a string.
+    Bytes become hexadecimal strings. For one purpose, callers must therefore pass each value always
+    as bytes or always as a string.
 
     Args:
-        purpose: distinguishes texts for different uses. A fixed prefix comes before it.
+        purpose: the name of the use, so that no text is valid for another use.
         parts: strings, numbers, lists and bytes.
     """
     # JSON quotes every part, so no two different lists give the same text
@@ -58,7 +58,7 @@ def digest(purpose: str, *parts: object) -> bytes:
 def key_words(
     run: str, round_: int, site: str, keys: tuple[bytes, bytes], terms: bytes, splits: str
 ) -> bytes:
-    """Build the text that a site signs to confirm its two public keys of a round.
+    """Build the bytes that a site signs to confirm its two public keys of a round.
 
     Other sites check the signature, so a server cannot replace the keys unnoticed.
 
@@ -67,20 +67,20 @@ def key_words(
         round_: the round.
         site: the name of the site.
         keys: the site's public keys for masks and for sealing shares.
-        terms: the digest of the settings that all sites must share.
-        splits: the splits that the site measures, joined by commas.
+        terms: the digest of the settings that must be equal at all sites.
+        splits: the data splits on which the site measures, joined by commas, such as "test,val".
     """
     return words("keys", run, round_, site, *keys, terms, splits)
 
 
 def list_words(context: bytes, sites: Sequence[str], seals: Sequence[str] = ()) -> bytes:
-    """Build the text that a site signs to confirm which sites are in a sum.
+    """Build the text that a site signs to confirm the list of sites in a secure sum.
 
     Args:
         context: the context of the round, from ``context_of``.
         sites: the sites whose masked arrays arrived, sorted.
-        seals: the seal of each of these sites' parts, in the same order, if the method proves its
-            sums (``part_seal``); otherwise empty.
+        seals: for each of these sites, in order, the seal of its masked arrays, a hash from
+            ``part_seal``. Empty if the method does not prove its sums.
     """
     if seals:
         return words("answered", context, list(sites), list(seals))
@@ -88,9 +88,10 @@ def list_words(context: bytes, sites: Sequence[str], seals: Sequence[str] = ()) 
 
 
 def common_splits(listed: Iterable[str]) -> list[str]:
-    """Return the splits that all sites measure, sorted.
+    """Return the data splits on which all sites measure, sorted.
 
-    The list is empty if there are no sites, or if a site measures no split. Names are not checked.
+    The list is empty if there are no sites, or if a site measures on no split. Names are not
+    checked.
 
     Args:
         listed: for each site, its splits joined by commas, such as "test,val".
@@ -112,15 +113,15 @@ def context_of(
     Args:
         run: the name of the run.
         round_: the round.
-        keys: each site's two public keys, by name.
-        threshold: the number of shares that restore a secret.
+        keys: site -> its two public keys, for masks and for sealing shares.
+        threshold: the number of shares that restore a site's secret.
     """
     listed = [[site, *keys[site]] for site in sorted(keys)]
     return digest("round", run, round_, threshold, listed)
 
 
 def arrays_digest(arrays: Mapping[str, NDArray]) -> bytes:
-    """Return the SHA-256 of arrays, including their names, types and shapes, 32 bytes.
+    """Return the SHA-256 of arrays with their names, types and shapes, as 32 bytes.
 
     The order of the mapping and the arrays' memory order do not matter.
     """
@@ -135,12 +136,13 @@ def arrays_digest(arrays: Mapping[str, NDArray]) -> bytes:
 def bound_to(context: bytes, received: Mapping[str, NDArray], masked: Iterable[str]) -> bytes:
     """Return a 32-byte hash of the values that two sites must share for their masks to cancel.
 
-    The sites derive their masks with this hash, so the masks cancel only if both sites received the
-    same arrays and mask the same names. The order of arrays and names does not matter.
+    The sites derive their masks with this hash. The masks cancel only if both sites received the
+    same arrays and mask arrays and metrics of the same names. The order of arrays and names does
+    not matter.
 
     Args:
         context: the context of the round, from ``context_of``.
-        received: all arrays that a site received, named ``<record>/<array>``.
+        received: all arrays that the site received, named ``<record>/<array>``.
         masked: the names of the arrays and metrics that the site masks.
     """
     return digest("bound", context, arrays_digest(received), sorted(masked))
@@ -170,8 +172,8 @@ def _fingerprint_bytes(public: bytes) -> bytes:
 def key_code(public: bytes) -> str:
     """Return a code of a public key that people can read aloud: 128 bits of its SHA-256.
 
-    The code has eight groups of four hexadecimal digits, joined by hyphens. A fingerprint has
-    upper- and lower-case letters, which are hard to tell apart on the telephone.
+    These are the first bits, as eight groups of four hexadecimal digits, joined by hyphens. All
+    letters are lower-case, because people cannot hear the case on the telephone.
 
     Raises:
         SiteError: the bytes are not a public key in OpenSSH's form.
@@ -191,10 +193,10 @@ def sign_text(private: EllipticCurvePrivateKey, text: bytes) -> bytes:
 
 
 def is_signed(public: bytes, text: bytes, signature: bytes) -> bool:
-    """Tell whether ``signature`` is a valid signature of ``text``, made with the key of ``public``.
+    """Tell whether ``signature`` is a valid signature of ``text`` by the owner of ``public``.
 
-    Signatures are ECDSA with SHA-256. The result is also False if ``public`` is not an
-    elliptic-curve key in OpenSSH's form, so nothing is raised.
+    Signatures are ECDSA with SHA-256. If ``public`` is not an elliptic-curve key in OpenSSH's form,
+    the result is False.
 
     Args:
         public: the signer's public key in OpenSSH's form.

@@ -25,14 +25,15 @@ _NAMES, _LENGTHS = "proof-names", "proof-lengths"
 
 
 def part_seal(masked: Mapping[str, NDArray], own_mask_check: bytes) -> str:
-    """Return the seal of a site's part in a secret sum: a hash, as 64 hexadecimal digits.
+    """Return the seal of a site's masked arrays in a secure sum: a hash as 64 hexadecimal digits.
 
-    All sites sign all seals before the sum is unmasked. So nobody can change a part afterwards
-    unnoticed.
+    All sites sign all seals before the sum is unmasked. A later change of masked arrays is
+    therefore noticed.
 
     Args:
-        masked: the site's masked arrays by name, uint32; their shapes do not matter.
-        own_mask_check: the commitment to the site's own mask (``mask_check``).
+        masked: the site's masked arrays by name, uint32, of any shape.
+        own_mask_check: the hash, from ``mask_check``, of the seed of the mask that only this site
+            adds.
     """
     flat = {name: array.reshape(-1) for name, array in masked.items()}
     return digest("part", arrays_digest(flat), own_mask_check).hex()
@@ -62,12 +63,14 @@ class SumProof:
         return seals
 
     def to_values(self) -> dict[str, list[str]]:
-        """Convert the proof to lists of texts by key, for a message's record or a checkpoint.
+        """Convert the proof to lists of strings by key, for a message's record or a checkpoint.
 
-        'proof-sites' lists the sites and 'proof-names' the names of the arrays, both sorted.
-        'proof-lengths' has the length of each array. 'proof-parts' has one text for each site: its
-        arrays, joined as hexadecimal digits (little-endian uint32). 'proof-own-masks' has each
-        site's own mask as hexadecimal digits. There must be at least one site.
+        - 'proof-sites': the sites, sorted. There must be at least one.
+        - 'proof-names': the names of the arrays, sorted.
+        - 'proof-lengths': the length of each array.
+        - 'proof-parts': for each site its masked arrays, joined by name, as hexadecimal digits of
+          little-endian uint32.
+        - 'proof-own-masks': for each site the seed of its own mask, as hexadecimal digits.
         """
         sites = sorted(self.parts)
         names = sorted(self.parts[sites[0]])
@@ -88,7 +91,7 @@ class SumProof:
         """Read a proof from the lists that ``to_values`` made, without checking what it proves.
 
         Raises:
-            SiteError: the values hold no proof, or a malformed one.
+            SiteError: a list of the proof is missing, or the lists are malformed.
         """
         sites, names = read_texts(values, _SITES), read_texts(values, _NAMES)
         texts, own_masks = read_texts(values, _PARTS), read_texts(values, _OWN_MASKS)
