@@ -25,7 +25,7 @@ def follow(look: Look, console: Console, every: float = _EVERY) -> None:
         every: seconds between two readings.
 
     Raises:
-        FedsiloError: the run, the deployment or the folder cannot be read any more.
+        FedsiloError: the run, the deployment, the folder or the hospital's ledger cannot be read.
         OSError: a file of a hospital's node cannot be read.
         KeyboardInterrupt: the user pressed Ctrl-C.
     """

@@ -120,6 +120,7 @@ class HospitalReader:
 
         Raises:
             OSError: a file cannot be read.
+            CheckpointError: the ledger is damaged.
         """
         if self._log.is_file():
             self._read_lines()
