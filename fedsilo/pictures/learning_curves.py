@@ -295,9 +295,7 @@ def draw_documents(directory: RunDirectory) -> list[Path]:
 
 
 def _draw_document(directory: RunDirectory, name: str) -> list[Path]:
-    """Draw the pictures of one JSON file of a run, and return the paths of the written files.
-
-    ``name`` is the name of a file that has a picture, such as "routing.json".
+    """Draw the pictures of one JSON file of a run, such as routing.json, and return their paths.
 
     Raises:
         RunDirectoryError: the file cannot be read, or has an unknown structure.

@@ -72,9 +72,8 @@ def draw_survival(rows: Iterable[Mapping[str, str]]) -> dict[str, Figure]:
 def _draw_curve(axes: Axes, points: list[CurvePoint], style: LineStyle) -> None:
     """Draw a survival curve with its 95 % band, from a share of 1 at time 0.
 
-    Straight lines join the points, because the steps between them are unknown. The number of
-    patients who are still followed is written below the first point and every k-th point after it.
-    The smallest k that leaves at most six numbers is used.
+    Straight lines join the points, because the steps between them are unknown. Below at most six
+    points, at equal steps from the first, the number of patients who are still followed is written.
     """
     times, shares = [0.0], [1.0]
     low, high = [1.0], [1.0]

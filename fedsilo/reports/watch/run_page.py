@@ -129,10 +129,9 @@ def _shown_files(runs: RunFolder, name: str) -> tuple[list[dict[str, str]], list
     """Separate a run's PNG pictures from its other files, so that its page can show them.
 
     Returns:
-        A pair. The first element has a dictionary for each picture. ``file`` is its name, and
-        ``shows`` its description, or its name again. ``paper`` is the name of a PDF of the same
-        picture, or empty. The second element has the names of all other files, except for these
-        PDFs.
+        A pair. The first element has a dictionary for each picture. ``file`` is its name. ``shows``
+        is its description, or the name if there is none. ``paper`` is the name of a PDF of the same
+        picture, or empty. The second element has the names of all other files, without these PDFs.
     """
     others = runs.files(name)
     pictures = []
