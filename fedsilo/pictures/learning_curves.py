@@ -241,13 +241,13 @@ def _draw_lines(
     """Draw a figure with a panel of lines over rounds for each entry of ``panels``.
 
     Up to four panels stand in one row. More panels stand in rows of three. Lines with the same name
-    have the same style in all panels.
+    have the same style in all panels. Of more than 20 lines, a panel names only the worst.
 
     Args:
         title: the title of the picture.
         panels: label of a panel -> name of a line -> round -> value.
-        better_high: the labels of the panels where a high value is good. They decide which lines
-            are the worst, because a panel of more than 20 lines shows only the worst.
+        better_high: the labels of the panels where low values are the worst. In other panels, high
+            values are the worst.
         marks: round -> a remark. Each gets a vertical line in every panel, and its text stands
             below all panels. None for no marks.
     """

@@ -146,8 +146,8 @@ def _size_rows(run: Shown) -> list[list[str]]:
 
     A row has the site's name, its distribution (a name for the kind of its data), its numbers of
     samples in train, val and test, and the number of samples that it dropped. The last number is
-    "n/a" unless the trust level is ``server``. A hidden small number is, for example, "< 10". The
-    site with the most training samples comes first.
+    "n/a" unless the run's setting ``trust`` is ``server``. A hidden small number is, for example,
+    "< 10". The site with the most training samples comes first.
     """
     rows = []
     # Sites of equal size stay in the order of the run

@@ -163,7 +163,7 @@ def _prepare(model: TrainedModel, vectors: Tensor) -> Tensor:
     """Prepare raw inputs for the network in the way in which sites prepare their samples.
 
     fedsilo computes its own predictions from the result. An exported program prepares raw inputs
-    itself, so a comparison of its predictions with fedsilo's also tests this preparation.
+    itself, so a comparison of the predictions also tests this preparation.
 
     Rows of a table are standardised. If the data set standardises pixels by a fixed mean and
     deviation, images are divided by 255 and then standardised. All other images are returned

@@ -15,9 +15,9 @@ from fedsilo.runs.finished_run import Shown
 def result(run: Shown, site: str | None) -> str:
     """State the AUC on test samples, averaged over the findings, in one sentence.
 
-    A finding is a label that a sample may have. If ``site`` is None or empty, the AUC is the mean
-    over all sites. If the run shows no AUC, for example because of too few patients, the sentence
-    says so.
+    A finding is a label that a sample may have. The AUC is that of ``site``, or the mean over all
+    sites if ``site`` is None or empty. If the run shows no AUC, for example because of too few
+    patients, the sentence says so.
     """
     values, where = values_of(run, site)
     if "auc" not in values:
@@ -85,7 +85,8 @@ def meaning(run: Shown) -> str:
 def _area(outcome: FindingOutcome, total: int) -> Estimate | None:
     """Return the AUC of a finding, and its 95 % interval if enough is known.
 
-    If the AUC, or the number of samples with the finding, is hidden as None, the result is None.
+    If the AUC or the number of samples with the finding is None, because it is hidden, the result
+    is None.
 
     Args:
         outcome: the AUC of the finding, and the number of samples that have it.

@@ -16,9 +16,9 @@ def values_of(run: Shown, site: str | None) -> tuple[Mapping[str, float], str]:
         site: the site's name; None or empty for the means.
 
     Returns:
-        A pair. The first element maps each metric to its value. It is empty if the run has no such
-        site, or if the site has no metrics. The second element names the source of the values: the
-        site's name, or a phrase such as "the mean over 3 hospitals".
+        A pair. The first element maps each metric to its value. This mapping is empty if the run
+        has no such site, or if the site has no metrics. The second element names the source of the
+        values: the site's name, or a phrase such as "the mean over 3 hospitals".
     """
     if site:
         return run.summary["sites"].get(site, {}), site
@@ -28,12 +28,12 @@ def values_of(run: Shown, site: str | None) -> tuple[Mapping[str, float], str]:
 def limit_of(run: Shown, unknown: str) -> str:
     """State the main reason for caution about a run's result, in one sentence.
 
-    The first of these rules that applies decides the sentence:
+    The sentence gives the first of these reasons that applies:
 
-    1. If the data are made up, the result says nothing about patients.
-    2. If the run's trust level is not ``server``, the text ``unknown`` is followed by ", only the
-       loss".
-    3. Otherwise, the result was measured only at the hospitals that trained the model.
+    1. The data are made up, so the result says nothing about patients.
+    2. The run's setting ``trust`` is not ``server``, so only the loss is known. This sentence
+       contains the text ``unknown``.
+    3. The result was measured only at the hospitals that trained the model.
 
     Args:
         run: the run.

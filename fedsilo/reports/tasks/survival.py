@@ -26,9 +26,10 @@ _ROWS = 6  # largest number of points of a curve in a table
 def result(run: Shown, site: str | None) -> str:
     """Describe the main result of a survival run, the C-index on test samples, in two sentences.
 
-    If ``site`` is None or empty, the C-index is the mean over all sites. The text explains it as
-    the share of pairs in which the patient with the earlier event has the higher risk. If the run
-    shows no C-index, for example because of too few patients, one sentence says so.
+    The C-index is that of ``site``, or the mean over all sites if ``site`` is None or empty. The
+    text explains it as the share of pairs in which the patient with the earlier event has the
+    higher risk. If the run shows no C-index, for example because of too few patients, one sentence
+    says so.
     """
     values, where = values_of(run, site)
     if "c-index" not in values:
@@ -79,12 +80,12 @@ def _order(run: Shown, metrics: Mapping[str, Mapping[str, float]]) -> Examinatio
 def _curves(run: Shown, metrics: Mapping[str, Mapping[str, float]]) -> Examination:
     """Build the section of the clinic's page with the Kaplan-Meier curves of the sites.
 
-    The picture has a line for each site that published points of a curve. A table for each of these
-    sites lists at most six points, evenly spaced back from the last point. Without curves, the
+    The picture has a line for each site that published points of a curve. Each of these sites also
+    has a table of at most six points, evenly spaced back from the last point. Without curves, the
     section has only a sentence with the reason:
 
-    - At a trust level other than ``server``, curves do not leave the hospitals.
-    - At ``server``, all sites have too few patients.
+    - If the run's setting ``trust`` is not ``server``, curves do not leave the hospitals.
+    - Otherwise, all sites have too few patients.
 
     Args:
         run: the run.

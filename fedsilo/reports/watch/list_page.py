@@ -62,7 +62,7 @@ def _counts(states: Sequence[str]) -> str:
 def _row(folder: RunFolder, one: NamedRun, until: float) -> dict[str, Any]:
     """Build the template variables for a run's row in the list of runs.
 
-    They are the run's name, state and settings, and ``headline``, a summary of its metrics. The
+    They include the run's name, state and settings, and ``headline``, a summary of its metrics. The
     summary is "-" if the run has no metrics, and empty if the run is unreadable. Metrics that are
     not cached are read only while ``time.monotonic()`` is below ``until``. After that, ``headline``
     is "…".

@@ -57,7 +57,7 @@ class Watched:
     def seconds(self) -> float:
         """Return the seconds from the start of the run's process until now.
 
-        If the run is over, they end when the process last wrote its progress. A resumed run has a
+        If the run is over, the count ends with the last write of the process. A resumed run has a
         new process.
         """
         if self.over:

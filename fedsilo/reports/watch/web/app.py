@@ -71,9 +71,9 @@ class WatchPages:
         Args:
             path: ``/``, ``/runs``, ``/run``, ``/compare`` or ``/report``.
             query: the parameters of the address. ``/run`` takes the ``name`` of a run. ``/compare``
-                takes the names ``a`` and ``b`` of two runs. ``/report`` takes the kind of
-                ``reader``, the ``name`` of a run, and optionally ``other``, the name of a second
-                run.
+                takes the names ``a`` and ``b`` of two runs. ``/report`` takes ``reader``
+                ("research", "clinic" or "dpo"), the ``name`` of a run, and optionally ``other``,
+                the name of a second run.
 
         Returns:
             The page with status 200, or a notice. A notice has status 503 for ``/`` and ``/runs``,
