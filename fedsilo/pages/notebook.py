@@ -14,8 +14,8 @@ def html_of_lines(lines: Iterable[Table | str]) -> str:
     """Convert the output of a command, tables and lines of text, to HTML for a notebook.
 
     Each string becomes a paragraph. All text is escaped, because names of sites, classes and files
-    may come from somebody else. Only the first 60 rows of a table are shown. A line below the table
-    gives the number of further rows.
+    may come from an untrusted source. Only the first 60 rows of a table are shown. A line below the
+    table gives the number of further rows.
     """
     parts = []
     for line in lines:

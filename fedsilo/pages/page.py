@@ -54,14 +54,14 @@ def render_page(
 ) -> str:
     """Render a template as an HTML page.
 
-    The template calls ``section`` with the heading of each section. The anchor of a section is made
-    from its heading, so the headings on a page should differ. This is not checked. A page with more
-    than two sections gets a table of contents. The same arguments give the same text.
+    The template marks each section by a call of ``section`` with the heading. The anchor of a
+    section is made from its heading, so the headings on a page should differ. This is not checked.
+    A page with more than two sections gets a table of contents.
 
     Args:
         template: a template that extends ``base.html``, or its name.
         title: the page's title and first heading.
-        data: the values of the template's variables, by name.
+        data: the values of the template's variables, by name. The function ``section`` is added.
         subtitle: a line below the title; empty for none.
         foot: a line at the end of the page; empty for none.
 
@@ -97,12 +97,12 @@ def is_number(cell: str) -> bool:
 def environment(package: str = "fedsilo.pages", *, html: bool = True) -> Environment:
     """Build the Jinja environment that renders the templates of a package.
 
-    Later calls with the same arguments return the same environment. If a template uses a variable
-    that it does not get, Jinja raises an error. Templates can use the Jinja test ``number``, which
-    tells whether a table cell must be aligned to the right, as numbers are.
+    Later calls with the same arguments return the same environment. If a template uses an unknown
+    variable, Jinja raises an error. The Jinja test ``number`` tells a template whether to align the
+    text of a table cell to the right.
 
     Args:
-        package: the package that has the templates.
+        package: the package with the templates, in its folder ``templates``.
         html: whether to escape values for HTML.
     """
     from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -133,7 +133,8 @@ def write_page(out: Path, page: Callable[[], str], *, overwrite: bool = False) -
         overwrite: whether to replace an existing file.
 
     Raises:
-        SettingError: ``out`` is a folder, or exists and ``overwrite`` is false. Nothing is written.
+        SettingError: ``out`` is a folder, or ``out`` exists and ``overwrite`` is False. No file is
+            then written.
     """
     if out.is_dir():
         raise SettingError(f"{out} is a folder: name a file, such as {out / 'report.html'}")
@@ -147,8 +148,8 @@ def refuse_twice(paths: Sequence[Path], option: str) -> None:
     """Check that all ``paths`` differ, so that no file is written twice.
 
     Raises:
-        SettingError: a path is listed twice. The message names the path, and advises to change the
-            command-line option ``option``, such as "--html".
+        SettingError: a path is listed twice. The message names the path, and asks the user to
+            change the command-line option ``option``, such as "--html".
     """
     for path in paths:
         if paths.count(path) > 1:
@@ -200,7 +201,7 @@ def hide_small_count(count: int | None, floor: int) -> str:
 def edge_names(edges: Sequence[float]) -> list[str]:
     """Name the groups between ascending edges: "below 1", "1 to 2", "from 2".
 
-    A single edge 0.5 separates the values 0 and 1, so its groups are "0 (no)" and "1 (yes)".
+    Yes-or-no values, 0 and 1, have the single edge 0.5. Its groups are "0 (no)" and "1 (yes)".
     ``edges`` must not be empty.
     """
     if list(edges) == [0.5]:

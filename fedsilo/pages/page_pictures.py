@@ -35,8 +35,8 @@ def curves(
 ) -> str:
     """Draw lines over rounds, each with its own colour, marker and dash.
 
-    If there are several lines, a legend names them. A line with 16 points or more has markers on
-    only some of its points, from 8 to 12 of them.
+    If there are several lines, a legend names them. A long line has markers on only some of its
+    points.
 
     Args:
         name: the picture's name, unique on its page.
@@ -114,7 +114,7 @@ def estimates(
     label: str,
     points: Mapping[str, Sequence[float]] | None = None,
 ) -> str:
-    """Draw values with their intervals as points and error bars, with a row for each name.
+    """Draw values in named rows, as points with error bars for their intervals.
 
     Rows are in the order in which ``series`` first names them, from top to bottom. If there are
     several series, their points in a row are drawn next to each other, and a legend names the
@@ -122,11 +122,11 @@ def estimates(
 
     Args:
         name: the picture's name, unique on its page.
-        series: title of a series -> name of a row -> value, with its interval or without. The
-            markers of the first series are filled.
+        series: title of a series -> name of a row -> value, which may have an interval. The markers
+            of the first series are filled.
         label: the label of the horizontal axis.
-        points: name of a row -> further values, such as one per seed, drawn as small dots. Each row
-            must be in ``series``.
+        points: name of a row -> further values, such as one per seed, drawn as small dots. Only
+            names of rows in ``series`` are allowed.
 
     Returns:
         The text of an ``svg`` element.
@@ -211,8 +211,8 @@ def certainty(name: str, bins: Sequence[Bin], label: str, *, diagonal: bool) -> 
         name: the picture's name, unique on its page.
         bins: the bins, none of them empty, in ascending order of their mean certainty.
         label: the label of the horizontal axis.
-        diagonal: whether to draw the diagonal, where the points of a perfectly calibrated model lie
-            if certainty means confidence.
+        diagonal: whether to draw the diagonal. If the certainty is the predicted probability, the
+            points of a perfectly calibrated model lie on it.
 
     Returns:
         The text of an ``svg`` element.
@@ -251,7 +251,7 @@ def against_diagonal(
 ) -> str:
     """Draw points (x, y) joined by a line, and the diagonal on which y equals x.
 
-    The diagonal goes from the smallest to the largest of all coordinates.
+    The diagonal goes from the smallest to the largest of all x and y.
 
     Args:
         name: the picture's name, unique on its page.
@@ -297,10 +297,10 @@ def _finish_picture(
     """Complete a picture for a page, and return it as the text of an ``svg`` element.
 
     Args:
-        figure: the figure, in which everything else has been drawn.
-        axes: its only panel.
+        figure: the figure. Its panel already has the data and the label of the vertical axis.
+        axes: the figure's only panel.
         name: the picture's name, unique on its page.
-        over: the label of the horizontal axis, which is put at its right end.
+        over: the label of the horizontal axis, written below the axis at the right.
         legend: whether to add a legend of the labelled lines, below the panel.
     """
     axes.set_xlabel(over, loc="right")  # long names of rows would take the room in the middle
@@ -313,9 +313,10 @@ def _reach(estimates: Sequence[Estimate]) -> list[list[float]]:
     """Compute the lengths of the error bars for matplotlib.
 
     Returns:
-        Two lists with a length for each estimate: from its value down to the interval's lower end,
-        and from its value up to the upper end. Both lengths are 0 for an estimate without an
-        interval. If the value is outside its interval, the length that would be negative is 0.
+        Two lists, each with one length per estimate. The first list has the lengths from the value
+        down to the interval's lower end, and the second those up to the upper end. An estimate
+        without an interval has length 0 in both lists. A length that would be negative, because the
+        value is outside its interval, is 0.
     """
     down, up = [], []
     for estimate in estimates:
@@ -338,9 +339,10 @@ def svg_of(figure: Figure, name: str) -> str:
     Equal figures with equal names give equal texts. Words in the figure stay text instead of
     becoming outlines, so that they can be searched and read aloud.
 
-    All ids in the text begin with ``name``, which must be unique on the page, so no two pictures
-    share an id. For this, ``name`` is put in lower case, and hyphens replace all characters except
-    letters and digits. If this changes ``name``, a short digest of it is added.
+    All ids in the element begin with a prefix made from ``name``, so that no two pictures on a page
+    share an id. The prefix is ``name`` in lower case, with hyphens in place of all characters
+    except letters and digits. If the prefix differs from ``name``, a short digest of ``name`` is
+    added to it.
     """
     import matplotlib
     from matplotlib.backends.backend_svg import FigureCanvasSVG

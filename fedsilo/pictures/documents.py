@@ -33,13 +33,13 @@ def draw_routing(document: Mapping[str, Any]) -> dict[str, Figure]:
     """Draw how the router of PICSR distributes each hospital's patients over the experts.
 
     PICSR trains an expert network for each hospital. For each patient, a router weighs the experts
-    by the patient's distance to the hospitals' prototypes, their mean training samples. One picture
-    shows the distances between prototypes. The other two show the weights of each hospital's test
-    samples, as distributions and as a matrix of means. Hospitals without test samples are left out.
-    If no hospital has any, these two pictures are not drawn.
+    by the patient's distance to the hospitals' prototypes. A prototype is a hospital's mean
+    training sample. One picture shows the distances between prototypes. Two further pictures show
+    the weights of each hospital's test samples, as distributions and as a matrix of means. If no
+    hospital has weights, only the first picture is drawn.
 
     Args:
-        document: the content of routing.json.
+        document: the content of routing.json. Hospitals without weights in it are left out.
 
     Returns:
         File name -> figure, for 'prototype-distances.png', 'routing.png' and 'routing-matrix.png'.
@@ -62,12 +62,14 @@ def draw_routing(document: Mapping[str, Any]) -> dict[str, Figure]:
 def _draw_boxes(experts: Sequence[str], sites: Mapping[str, Any]) -> Figure:
     """Draw the distribution of the router's weights, with a panel for each hospital.
 
-    A panel has a violin, a box and a cross for each expert. The violin covers the weights from the
-    5th to the 95th percentile, the box covers the middle half, and the cross marks the mean.
+    A panel has a violin, a box and a cross for each expert, with the weight on the vertical axis.
+    The violin covers the weights from the 5th to the 95th percentile, the box covers the middle
+    half, and the cross marks the mean.
 
     Args:
         experts: the names of the experts, in the order in which they are drawn.
-        sites: hospital -> expert -> mean and quantiles of the weights.
+        sites: hospital -> expert -> 'mean' and the quantiles 'q05', 'q25', 'q50', 'q75' and 'q95'.
+            A hospital with few samples has no quantiles.
     """
     figure, panels = panel_grid(len(sites), 4, (2.6, 2.8), (1.6, 0.8), sharey=True)
     for axes, (site, weights) in zip(panels, sites.items(), strict=True):
@@ -86,14 +88,14 @@ def _draw_boxes(experts: Sequence[str], sites: Mapping[str, Any]) -> Figure:
 def _draw_panel(axes: Axes, site: str, weights: Sequence[Mapping[str, float]]) -> None:
     """Draw the routing weights of one hospital's patients.
 
-    Each expert has a violin, a box, and a cross at the mean weight. If the hospital had too few
-    samples for quantiles, only the crosses are drawn, and a text says so.
+    Each expert has a violin, a box, and a cross at the mean weight. If the hospital sent no
+    quantiles, because it had too few samples, only the crosses are drawn, and a text says so.
 
     Args:
         axes: the hospital's panel.
         site: the hospital's name.
-        weights: for each expert the mean of the weights and, if there are enough samples, their
-            quantiles.
+        weights: for each expert, the 'mean' of the weights. The quantiles from 'q05' to 'q95' may
+            be missing.
     """
     positions = list(range(1, len(weights) + 1))
     if "q50" in weights[0]:
@@ -119,8 +121,8 @@ def _draw_violins(
 ) -> None:
     """Draw a violin and a box at each position, from five quantiles of the weights.
 
-    For each position, ``weights`` has the mean and the quantiles 'q05', 'q25', 'q50', 'q75' and
-    'q95', which are named by their percentage.
+    ``weights`` has a mapping for each position. Its keys are 'mean', and the quantiles 'q05',
+    'q25', 'q50', 'q75' and 'q95', where 'q05' is the 5 % quantile. The mean is not drawn.
     """
     boxes, violins = [], []
     for weight in weights:
@@ -136,9 +138,9 @@ def _draw_violins(
 def violin_statistics(weight: Mapping[str, float]) -> dict[str, Any]:
     """Convert five quantiles to the statistics that matplotlib's ``Axes.violin`` takes.
 
-    A hospital sends only five quantiles, so the violin consists of four rectangles. The width of a
-    rectangle is the share of patients between two neighbouring quantiles, divided by the distance
-    of the quantiles. A distance below 0.01 counts as 0.01.
+    The violin consists of four rectangles, each between two neighbouring quantiles. The width of a
+    rectangle shows the density of patients. It is the share of patients between the two quantiles,
+    divided by their distance. A distance below 0.01 counts as 0.01.
 
     Args:
         weight: 'q05', 'q25', 'q50', 'q75', 'q95' and 'mean' of a weight.
@@ -167,10 +169,10 @@ def _draw_matrix(weights: Matrix, sites: Sequence[str], experts: Sequence[str]) 
 def _draw_distances(experts: Sequence[str], distances: Mapping[str, Matrix]) -> Figure:
     """Draw two heat maps side by side, with the distances between the hospitals' prototypes.
 
-    A prototype is a hospital's mean training sample. The left map has the distances between
-    standardised features, ``distances["input"]``. The right map has the distances between the
-    embeddings that the router computes of the prototypes, ``distances["embedded"]``. Rows and
-    columns are the ``experts``.
+    A prototype is a hospital's mean training sample. The left map has the distances between the
+    prototypes' standardised features, ``distances["input"]``. The right map has the distances
+    between the prototypes' embeddings in the router, ``distances["embedded"]``. Rows and columns
+    are the ``experts``.
     """
     size = len(experts)
     figure = new_figure(4 + 1.4 * size, 2 + 0.6 * size)
@@ -185,12 +187,12 @@ def draw_cross(document: Mapping[str, Any]) -> dict[str, Figure]:
     """Draw ``cross.png``: how good each hospital's model is at the hospitals that tested it.
 
     Each metric has a heat map. A row is the hospital that trained the model, and a column the
-    hospital that tested it. Colours range from 0 to 1, or to the largest value of a metric that may
-    exceed 1. A cell without a value shows "-".
+    hospital that tested it. Colours range up to the metric's upper limit, such as 1. For a metric
+    without a limit, they range up to its largest value. A cell without a value shows "-".
 
     Args:
         document: metric -> its matrix: 'trained' and 'tested' with the names of the hospitals, and
-            'values'.
+            'values' with a row for each hospital in 'trained'.
 
     Returns:
         File name -> figure.
@@ -218,11 +220,12 @@ def draw_forgotten(document: Mapping[str, Any]) -> dict[str, Figure]:
 
     A sample is forgotten if the site's local model predicts it correctly, but the averaged model
     does not. The picture has a line for each site over the epochs, in percent. A share that is None
-    has no point. Epochs are numbered from 0 in the file and from 1 in the picture.
+    has no point. Epochs are numbered from 0 in forgotten.json, and from 1 in the picture.
 
     Args:
-        document: the content of forgotten.json: 'epochs' -> epoch (a string) -> site -> share or
-            None; and 'variant', which begins the title.
+        document: the content of forgotten.json. 'epochs' maps an epoch (a string), and then a site,
+            to its share or None. 'variant' is the variant of the training method, and begins the
+            title.
 
     Returns:
         File name -> figure.
@@ -251,11 +254,11 @@ def draw_forgotten(document: Mapping[str, Any]) -> dict[str, Figure]:
 
 
 def draw_buffer(document: Mapping[str, Any]) -> dict[str, Figure]:
-    """Draw ``buffer.png``: the attention maps that each hospital chose to send to the server.
+    """Draw ``buffer.png``: the attention maps that each hospital sent to the server in FedEvPrompt.
 
-    A map shows to which parts of an image the network attends (FedEvPrompt). Each hospital has a
-    row, in which the maps of each class stand side by side. Each map has a colour scale of its own.
-    If a hospital has fewer maps of a class than another one, its row has empty places.
+    A map shows to which parts of an image the network attends. Each hospital has a row, in which
+    the maps of each class stand side by side. Each map has a colour scale of its own. If a hospital
+    has fewer maps of a class than another hospital, its row has empty places.
 
     Args:
         document: the content of buffer.json. 'sites' maps a site, and then a class number (a
@@ -300,8 +303,8 @@ def _lay_out_blocks(sites: Mapping[str, Mapping[str, Any]]) -> tuple[dict[str, i
         sites: site -> class number (a string, as in JSON) -> the site's maps of the class.
 
     Returns:
-        A pair: class number (a string) -> the index of its first column, from 0; and the total
-        number of columns.
+        A pair. The first element maps each class number (a string) to the index of its first
+        column, counted from 0. The second element is the total number of columns.
     """
     widths: dict[str, int] = {}
     for maps in sites.values():

@@ -20,20 +20,21 @@ Effect = Callable[[float, float], tuple[float, float, float]]
 def draw_forest(document: Mapping[str, Any], effect: Effect, ratio: str, path: Path) -> None:
     """Draw a forest plot with a panel for each coefficient, and write it to a file.
 
-    The first rows of a panel are the effects at the hospitals. Below are the fixed and the random
-    effect over hospitals, if they were computed. The last row is the pooled regression.
+    The first rows of a panel are the effects at the hospitals. The fixed and the random effect of a
+    meta-analysis over the hospitals follow, if they were computed. The last row is the pooled
+    regression.
 
     Args:
         document: the content of ``fit.json``.
-        effect: computes the middle and the ends of an interval from an estimate and its standard
-            error.
+        effect: converts an estimate and its standard error to the middle and the ends of an
+            interval, on the scale of the axis.
         ratio: the name of the ratio, such as "odds ratio", for a logarithmic axis; empty for
             coefficients on a linear axis.
         path: the picture's file.
 
     Raises:
-        SettingError: ``document`` has no regressions of single hospitals, or ``path`` does not end
-            with .png, .svg or .pdf.
+        SettingError: ``document`` lacks the regressions of single hospitals, or ``path`` does not
+            end with .png, .svg or .pdf.
     """
     rows = [row for row in document.get("heterogeneity", []) if row["sites"]]
     if not rows:
@@ -59,16 +60,17 @@ def _draw_column(
 ) -> None:
     """Draw the effects of one coefficient as points with 95 % intervals, a row for each.
 
-    The first rows are the effects at the hospitals. Below are the fixed and the random effect over
-    hospitals, if they were computed. The last row is the pooled regression. The title is the
-    coefficient's name, and I² (the heterogeneity of the hospitals) if that was computed.
+    The first rows are the effects at the hospitals. The fixed and the random effect of a
+    meta-analysis over the hospitals follow, if they were computed. The last row is the pooled
+    regression. The title is the coefficient's name. With a meta-analysis, it also has I², the
+    heterogeneity of the hospitals, in percent.
 
     Args:
         axes: the panel of the coefficient.
         row: the coefficient's entry in ``fit.json`` with each hospital's estimate.
         pooled: the coefficient's entry with the estimate of the pooled regression.
-        effect: computes the middle and the ends of an interval from an estimate and its standard
-            error.
+        effect: converts an estimate and its standard error to the middle and the ends of an
+            interval.
     """
     entries = [(site, own["estimate"], own["standard-error"]) for site, own in row["sites"].items()]
     hospitals = len(entries)
@@ -92,8 +94,7 @@ def _draw_column(
 def _use_log_axis(axes: Axes) -> None:
     """Make the horizontal axis logarithmic, and draw a vertical line at a ratio of 1.
 
-    The axis gets few ticks with plain numbers. Their number depends on whether the axis spans less
-    than one, less than two, or more decades.
+    Whatever its range, the axis gets a few ticks with plain numbers, such as 0.5 or 20.
     """
     from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 

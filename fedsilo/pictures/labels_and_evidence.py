@@ -28,12 +28,14 @@ def draw_evidence(document: Mapping[str, Any]) -> dict[str, Figure]:
     """Draw ``evidence.png``: whether the model's certainty on test samples can be trusted.
 
     The left panel shows accuracy against confidence, with the diagonal of a perfectly calibrated
-    model. The right panel shows accuracy against vacuity, the lack of evidence from 0 to 1. Each
-    panel has bars for all sites together, and a line for each site.
+    model. The right panel shows accuracy against vacuity. Vacuity is the lack of evidence, from 0
+    to 1. Each panel has bars for all sites together, and a line for each site.
 
     Args:
-        document: the content of evidence.json: 'reliability' (bins of confidence) and 'certainty'
-            (bins of vacuity) -> site -> bin number (a string) -> 'count', 'right' and 'mean'.
+        document: the content of evidence.json. 'reliability' has bins of confidence, and
+            'certainty' has bins of vacuity. Each maps a site, and then a bin number (a string), to
+            'count' (samples), 'right' (correct predictions) and 'mean' (mean confidence or
+            vacuity).
 
     Returns:
         File name -> figure.
@@ -52,15 +54,15 @@ def draw_evidence(document: Mapping[str, Any]) -> dict[str, Figure]:
 
 
 def _draw_bins(axes: Axes, sites: Mapping[str, Any], label: str) -> None:
-    """Draw accuracy against certainty: bars for all sites together, and a line per site.
+    """Draw accuracy against confidence or vacuity: bars for all sites together, a line per site.
 
     Bins without samples have no bar and no point. With more than 20 sites, only the five sites with
-    the lowest accuracy have a line.
+    the lowest accuracy over all bins have a line.
 
     Args:
         axes: the panel.
         sites: site -> bin number (a string) -> 'count' (samples), 'right' (correct predictions) and
-            'mean' (certainty).
+            'mean' (mean confidence or vacuity).
         label: the label of the horizontal axis.
     """
     shown = list(sites)
@@ -90,9 +92,9 @@ def _draw_bins(axes: Axes, sites: Mapping[str, Any], label: str) -> None:
 
 
 def _compute_accuracy(bins: Mapping[str, Any]) -> float:
-    """Return the accuracy of a site over all bins, by which the worst sites are chosen.
+    """Return the accuracy of a site over all bins, to find the sites with the lowest accuracy.
 
-    A site without samples gets 1, the best accuracy.
+    A site without samples gets 1, so that it comes last among them.
     """
     count = right = 0
     for cell in bins.values():
@@ -107,7 +109,8 @@ def _sum_over_sites(sites: Mapping[str, Any]) -> dict[str, tuple[float, float, f
     """Add up the bins of all sites.
 
     Args:
-        sites: site -> bin number (a string) -> its count, correct predictions and mean certainty.
+        sites: site -> bin number (a string) -> 'count' (samples), 'right' (correct predictions) and
+            'mean' (mean certainty).
 
     Returns:
         Bin number -> number of samples, number of correct predictions, and the sum of the samples'
@@ -128,9 +131,10 @@ def _sum_over_sites(sites: Mapping[str, Any]) -> dict[str, tuple[float, float, f
 def _draw_total(axes: Axes, total: Mapping[str, tuple[float, float, float]]) -> None:
     """Draw the accuracy over all sites in each bin as a bar behind the sites' lines.
 
-    The bins divide the range from 0 to 1 equally. The number of samples of a bin is written at the
-    mean certainty of its samples. Bins without samples have no bar. ``total`` is the result of
-    ``_sum_over_sites``.
+    The bins divide the range from 0 to 1 equally. Bins without samples have no bar. The number of
+    samples is written at the bottom, where x is their mean certainty. ``total`` maps a bin number
+    to the number of samples, the number of correct predictions, and the sum of the samples'
+    certainties.
     """
     for place, (count, right, weighted) in total.items():
         if not count:
@@ -159,7 +163,8 @@ def draw_distribution(silos: Mapping[str, Any]) -> dict[str, Figure]:
 
     Counts are summed over all splits. The names of the classes are those of the first site, or
     ``class 0``, ``class 1``, ... if it sent none. Up to 20 sites have a bar each, in which the
-    classes are stacked. With more sites, the picture shows only how the counts vary over the sites.
+    classes are stacked. With more sites, box plots show how the counts of each class vary over the
+    sites.
 
     Args:
         silos: the content of silos.json: site -> the facts that it sent, such as label counts.
@@ -187,10 +192,10 @@ def draw_distribution(silos: Mapping[str, Any]) -> dict[str, Figure]:
 
 
 def _stacked_labels(sites: Sequence[str], counts: NDArray, names: Sequence[str]) -> Figure:
-    """Draw the samples of each site as a bar in which its classes are stacked.
+    """Draw a stacked bar for each site, with the number of its samples in each class.
 
-    The total is written above each bar. With more than 18 classes, the legend names every k-th
-    class, where k is the smallest number that leaves at most 18 names.
+    The total is written above each bar. With more than 18 classes, the legend names only some of
+    them, at equal steps.
 
     Args:
         sites: the names of the sites.
@@ -218,11 +223,11 @@ def _stacked_labels(sites: Sequence[str], counts: NDArray, names: Sequence[str])
 
 
 def _spread_of_labels(counts: NDArray, names: Sequence[str]) -> Figure:
-    """Draw how labels are spread over many sites, in two panels.
+    """Draw how the classes are distributed over many sites, in two panels.
 
-    The left panel has the sites' sizes in descending order. The right one has a box for each class
-    with its counts over the sites: the median, the middle half, and whiskers for the middle 90 %.
-    ``counts`` is (sites, classes).
+    The left panel has a bar for each site's size, in descending order. The right panel has a box
+    for each class with its counts over the sites: the median, the middle half, and whiskers for the
+    middle 90 %. ``counts`` is (sites, classes).
     """
     figure = new_figure(11.5, 4.2)
     left, right = figure.subplots(1, 2)

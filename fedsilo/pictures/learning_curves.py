@@ -38,10 +38,11 @@ _BANDS = ((0.05, 0.95, LIGHT), (0.25, 0.75, GREY))
 def draw_lines(
     axes: Axes, lines: Lines, styles: Mapping[str, LineStyle], *, high_is_worse: bool = False
 ) -> None:
-    """Draw lines over rounds into a panel.
+    """Draw lines over rounds in a panel.
 
-    If there are more than 20 lines, only their spread is drawn, together with the five lines that
-    have the worst last values. The panel then gets a legend of its own, and ``styles`` is not used.
+    If there are more than 20 lines, only their median, the bands that hold 90 % and 50 % of them,
+    and the five lines with the worst last values are drawn. The panel then has its own legend, and
+    ``styles`` is not used.
 
     Args:
         axes: the panel.
@@ -66,7 +67,7 @@ def draw_lines(
 def _draw_spread(axes: Axes, lines: Lines) -> None:
     """Draw the median of many lines per round, and the bands that hold 90 % and 50 % of the lines.
 
-    In each round, only lines with a value in that round count.
+    A line without a value in a round is ignored in that round.
     """
     # A site that was away in a round has no value in it
     values_of: dict[int, list[float]] = {}
@@ -109,12 +110,13 @@ def series(
     Args:
         rows: rows of metrics.csv, with round, site, split, metric and value.
         metric: the name of the metric. Rows of other metrics are ignored.
-        distribution_of: site -> distribution. A site that is not a key, such as 'all', gets a
-            distribution of its own with the site's name.
-        split: the split whose rows count.
+        distribution_of: site -> distribution, a name for the kind of its data. A site without an
+            entry, such as 'all', gets its own name as its distribution.
+        split: the split. Rows of other splits are ignored.
 
     Returns:
-        Distribution -> round -> mean value, both in ascending order; {} if no row counts.
+        Distribution -> round -> mean value, sorted by distribution and round; {} if all rows are
+        ignored.
     """
     values_of: dict[str, dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
     for row in rows:
@@ -131,9 +133,9 @@ def series(
 
 
 def draw_run(directory: RunDirectory) -> Iterator[Path]:
-    """Draw all pictures of a run that has ended into its directory, and yield each file's path.
+    """Draw all pictures of a run that has ended, and yield the path of each written file.
 
-    Each picture is written as a PNG and as a PDF.
+    Each picture is written into the run directory, as a PNG and as a PDF.
 
     Raises:
         RunDirectoryError: the run has not ended, or one of its files has an unknown structure.
@@ -144,9 +146,9 @@ def draw_run(directory: RunDirectory) -> Iterator[Path]:
 
 
 def draw_pictures(directory: RunDirectory, say: Callable[[str], None]) -> None:
-    """Draw all pictures of a run that has ended, and continue if one of them fails.
+    """Draw all pictures of a run that has ended, and continue if a picture cannot be drawn.
 
-    A run is complete without pictures, so no error is raised.
+    No error is raised, because a run is complete without its pictures.
 
     Args:
         directory: the run.
@@ -170,16 +172,16 @@ def draw_pictures(directory: RunDirectory, say: Callable[[str], None]) -> None:
 
 
 def draw_curves(directory: RunDirectory) -> list[Path]:
-    """Draw ``curves.png``: test metrics over rounds, or validation metrics if none were tested.
+    """Draw ``curves.png``: test metrics over rounds, or validation metrics without test metrics.
 
-    Each metric that the task names for this picture has a panel, with a line per distribution. If
-    the run measured the sites' updates, ``contributions.png`` is drawn too. It shows over the
-    rounds the norm of each site's update, and the cosine between this update and the change of the
-    shared model. Both pictures are also written as PDF.
+    Each metric that the task names for this picture has a panel, with a line per distribution of
+    the sites. If metrics.csv has measurements of the sites' updates, ``contributions.png`` is drawn
+    too. It shows over the rounds the norm of each site's update, and the cosine between this update
+    and the change of the shared model. Both pictures are also written as PDF.
 
     Returns:
-        The paths of all files. If the run has none of these metrics, the list is empty and nothing
-        is drawn.
+        The paths of all files. If the run has none of the metrics that the task names, the list is
+        empty and nothing is drawn.
 
     Raises:
         RunDirectoryError: the run has not ended.
@@ -217,7 +219,7 @@ def draw_survival_curves(directory: RunDirectory) -> list[Path]:
 
     Returns:
         The paths of the PNG and the PDF. If no site has published a curve, for example because the
-        run has another task, the list is empty and nothing is drawn.
+        run does not predict survival, the list is empty and nothing is drawn.
 
     Raises:
         RunDirectoryError: metrics.csv is damaged, or is missing because no round has ended yet.
@@ -238,13 +240,14 @@ def _draw_lines(
 ) -> Figure:
     """Draw a figure with a panel of lines over rounds for each entry of ``panels``.
 
-    Up to four panels stand in one row. More panels stand in rows of three. A name has the same
-    style in all panels.
+    Up to four panels stand in one row. More panels stand in rows of three. Lines with the same name
+    have the same style in all panels. Of more than 20 lines, a panel names only the worst.
 
     Args:
         title: the title of the picture.
         panels: label of a panel -> name of a line -> round -> value.
-        better_high: the labels of the panels where a high value is good.
+        better_high: the labels of the panels where low values are the worst. In other panels, high
+            values are the worst.
         marks: round -> a remark. Each gets a vertical line in every panel, and its text stands
             below all panels. None for no marks.
     """
@@ -274,9 +277,9 @@ def _draw_lines(
 
 
 def draw_documents(directory: RunDirectory) -> list[Path]:
-    """Draw each JSON file in a run's directory that has a picture, such as routing.json.
+    """Draw the pictures of those JSON files in a run directory that have one, such as routing.json.
 
-    The pictures are written into the same directory, as a PNG and as a PDF each.
+    Each picture is written into the same directory, as a PNG and as a PDF.
 
     Returns:
         The paths of all written files.
@@ -292,7 +295,7 @@ def draw_documents(directory: RunDirectory) -> list[Path]:
 
 
 def _draw_document(directory: RunDirectory, name: str) -> list[Path]:
-    """Draw the pictures of one JSON file of a run, and return the paths of the written files.
+    """Draw the pictures of one JSON file of a run, such as routing.json, and return their paths.
 
     Raises:
         RunDirectoryError: the file cannot be read, or has an unknown structure.
@@ -310,7 +313,7 @@ def _draw_document(directory: RunDirectory, name: str) -> list[Path]:
 def _write_pictures(directory: RunDirectory, pictures: Mapping[str, Figure]) -> list[Path]:
     """Write each figure into the run directory, as a PNG and as a PDF.
 
-    ``pictures`` maps the file name of the PNG to its figure. Existing files are replaced. The
+    ``pictures`` maps the file name of each PNG to the figure. Existing files are replaced. The
     result has the paths of all written files.
     """
     paths: list[Path] = []

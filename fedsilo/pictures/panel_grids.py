@@ -64,11 +64,11 @@ def over_rounds(axes: Axes) -> None:
 
 
 def run_title(run: FinishedRun) -> str:
-    """Build the title of a run in a picture of several runs.
+    """Build the title of a run, for a picture that shows several runs.
 
     The first line is the name of the run directory. The next lines have the title of the run's
-    method, and each setting of the method that differs from its default. These lines have at most
-    40 characters each.
+    method, and each setting of the method that differs from its default. This text is wrapped at 40
+    characters.
     """
     own = run.settings.own
     # Groups are left out, because the title already names the method
@@ -101,8 +101,8 @@ def naming(run_dir: Path) -> Iterator[None]:
 def refuse_shared_state(state_dir: Path | None, runs: Sequence[Path], sites: int) -> None:
     """Check that a folder of private state is given for only one run and one site.
 
-    Private state is the part of a model that a site keeps for itself. A folder holds that of one
-    site in one run.
+    Private state is the part of a model that a site keeps for itself. Such a folder has the state
+    of only one site in one run.
 
     Args:
         state_dir: the folder; None always passes.
@@ -110,7 +110,7 @@ def refuse_shared_state(state_dir: Path | None, runs: Sequence[Path], sites: int
         sites: the number of sites.
 
     Raises:
-        SettingError: a folder is given for several runs or sites.
+        SettingError: ``state_dir`` is given with several runs or sites.
     """
     if state_dir and (len(runs) > 1 or sites > 1):
         raise SettingError(

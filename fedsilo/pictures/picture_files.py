@@ -33,9 +33,9 @@ _OPTIONS: Any = {"svg.fonttype": "none", "svg.hashsalt": "fedsilo", "pdf.fonttyp
 
 
 def picture_path(given: AnyPath | None) -> Path | None:
-    """Convert the name of a picture to a path, and check its ending before anything is computed.
+    """Convert the name of a picture to a path, and check that its ending is known.
 
-    None stays None. Upper case counts as lower case: ``A.PDF`` is a PDF.
+    None stays None. Endings in upper case are accepted too: ``A.PDF`` is a PDF.
 
     Raises:
         SettingError: the name does not end with .png, .svg or .pdf.
@@ -51,9 +51,9 @@ def picture_path(given: AnyPath | None) -> Path | None:
 
 
 def write_picture(path: Path, figure: Figure) -> None:
-    """Write a figure as PNG, SVG or PDF, by the ending of ``path``.
+    """Write a figure as PNG, SVG or PDF, according to the ending of ``path``.
 
-    If that fails, no incomplete file is left.
+    An existing file is replaced. If writing fails, no incomplete file is left.
 
     Raises:
         SettingError: ``path`` does not end with .png, .svg or .pdf.
@@ -74,7 +74,8 @@ def write_picture(path: Path, figure: Figure) -> None:
 def write_for_screen_and_paper(path: Path, figure: Figure) -> list[Path]:
     """Write a figure as PNG to ``path``, and as PDF to the same path with the ending .pdf.
 
-    The result has both paths. After this, the layout of the figure is fixed.
+    The result has both paths. The call turns off the figure's layout engine, so matplotlib does not
+    arrange parts that are added later.
     """
     paths = [path, path.with_suffix(".pdf")]
     for one in paths:
@@ -87,8 +88,8 @@ def write_for_screen_and_paper(path: Path, figure: Figure) -> list[Path]:
 def _make_canvas(kind: str, figure: Figure) -> Any:
     """Build the matplotlib canvas that renders a figure as 'png', 'svg' or 'pdf'.
 
-    Only the module of this kind of canvas is imported, because each import takes time. Any other
-    ``kind`` counts as 'png'.
+    Only the backend for ``kind`` is imported, because each import takes time. ``kind`` is not
+    checked: any other text counts as 'png'.
     """
     if kind == "svg":
         from matplotlib.backends.backend_svg import FigureCanvasSVG

@@ -16,10 +16,9 @@ if TYPE_CHECKING:
 
 
 def site_curves(rows: Iterable[Mapping[str, str]]) -> dict[str, list[CurvePoint]]:
-    """Collect the Kaplan-Meier curves of their test patients that sites have published.
+    """Collect the Kaplan-Meier curves that the sites have published of their test patients.
 
-    Only rows with the split "test" and a metric that begins with ``survival.`` count. The sites
-    send them once, with the final model.
+    Only rows with the split "test" and a metric that begins with ``survival.`` are used.
 
     Args:
         rows: rows of metrics.csv, with round, site, split, metric and value.
@@ -44,8 +43,8 @@ def site_curves(rows: Iterable[Mapping[str, str]]) -> dict[str, list[CurvePoint]
 def draw_survival(rows: Iterable[Mapping[str, str]]) -> dict[str, Figure]:
     """Draw each site's survival curve with its 95 % confidence band, in a panel for each site.
 
-    The number of patients who are still followed is written below some points of a curve. All
-    panels have the same axes, so hospitals can be compared.
+    The number of patients who are still followed is written below the curve, at six points at most.
+    All panels have the same axes, so hospitals can be compared.
 
     Args:
         rows: rows of metrics.csv.
@@ -73,8 +72,8 @@ def draw_survival(rows: Iterable[Mapping[str, str]]) -> dict[str, Figure]:
 def _draw_curve(axes: Axes, points: list[CurvePoint], style: LineStyle) -> None:
     """Draw a survival curve with its 95 % band, from a share of 1 at time 0.
 
-    Straight lines join the points, because the steps between them are unknown. The number of
-    patients who are still followed is written below the curve, for at most six of the points.
+    Straight lines join the points, because the steps between them are unknown. Below at most six
+    points, at equal steps from the first, the number of patients who are still followed is written.
     """
     times, shares = [0.0], [1.0]
     low, high = [1.0], [1.0]

@@ -27,8 +27,8 @@ def draw_topology(document: Mapping[str, Any]) -> dict[str, Figure]:
     """Draw ``topology.png``: which silos exchange models, and how long a round takes.
 
     The left panel has the run's topology as a graph, with the weights of its edges. The right panel
-    has a bar for each kind of topology, such as a ring or a star. The bar shows its cycle time, the
-    seconds of a round. If no times were measured, the panel says so.
+    has a bar for each kind of topology, such as a ring or a star. A bar shows how many seconds a
+    round takes with this kind. If no times were measured, the right panel says so.
 
     Args:
         document: the content of topology.json.
@@ -44,11 +44,11 @@ def draw_topology(document: Mapping[str, Any]) -> dict[str, Figure]:
 
 
 def draw_edge_weights(document: Mapping[str, Series]) -> dict[str, Figure]:
-    """Draw ``closeness.png``: how much a silo learns from each neighbour over rounds (FedEFM).
+    """Draw ``closeness.png``: how much a silo learns from each neighbour over rounds, in FedEFM.
 
-    A neighbour j (the teacher) trains a copy of silo i's model, and silo i (the student) distils
-    the copy into its model. The edge 'i<-j' has the distillation's weight, averaged over the round.
-    It measures how close the two models' feature maps are by the earth mover's distance (EMD).
+    Silo i, the student, learns from its neighbour j, the teacher, by distillation. The edge 'i<-j'
+    has the weight of this distillation, averaged over the round. The weight measures how close the
+    feature maps of the two models are, by the earth mover's distance (EMD).
 
     Up to 10 edges are lines in one panel. With more edges, each student has a panel with a line for
     each of its teachers. A teacher has the same colour in all panels.
@@ -81,12 +81,15 @@ def draw_edge_weights(document: Mapping[str, Series]) -> dict[str, Figure]:
 
 
 def _group_edges(document: Mapping[str, Series]) -> dict[str, dict[str, Series]]:
-    """Group the edges into panels: title of a panel -> label of a line -> round -> weight.
+    """Group the edges into panels.
 
     An edge 'i<-j' leads from a teacher silo j to a student silo i. Up to 10 edges share one panel
-    with an empty title, and the label of a line is its edge. With more edges, each student i has a
-    panel 'student i', with a line for each of its teachers, labelled j. The panels are then in the
-    alphabetical order of the edges.
+    with an empty title, and each line is labelled with its edge. With more edges, each student i
+    has a panel 'student i', with a line labelled 'j' for each of its teachers j. Edges are then in
+    alphabetical order.
+
+    Returns:
+        Title of a panel -> label of a line -> round -> weight.
     """
     if len(document) <= _ONE_PANEL:
         return {"": dict(document)}
@@ -100,7 +103,7 @@ def _group_edges(document: Mapping[str, Series]) -> dict[str, dict[str, Series]]
 def _draw_lines(
     axes: Axes, title: str, lines: Mapping[str, Series], styles: Mapping[str, LineStyle]
 ) -> None:
-    """Draw a line over rounds into a panel for each label.
+    """Draw lines over rounds in one panel, a line for each label.
 
     Args:
         axes: the panel.
@@ -121,9 +124,9 @@ def _draw_lines(
 def _draw_graph(axes: Axes, document: Mapping[str, Any]) -> None:
     """Draw the graph of a topology: a dot for each silo, and a line for each edge.
 
-    Two edges in opposite directions with equal weights are one line without an arrowhead. If the
-    weights differ, a larger weight makes a line wider and darker. The weights are then also written
-    on the lines, unless there are more than 16 lines.
+    Two edges in opposite directions with equal weights become one line without an arrowhead. If the
+    lines of the graph have different weights, a line with a larger weight is wider and darker. Up
+    to 16 lines of different weights also have their weights written on them.
     """
     points = _place_silos(document)
     lines = _merge_edges(document["edges"])
@@ -148,8 +151,9 @@ def _draw_graph(axes: Axes, document: Mapping[str, Any]) -> None:
 def _place_silos(document: Mapping[str, Any]) -> dict[str, Point]:
     """Compute each silo's position: on the unit circle, clockwise from the top.
 
-    A ring's silos are in the order of its edges. In a star of more than two silos, the hub (the
-    silo with the most outgoing edges) is in the centre.
+    The silos are in the order of ``document["sites"]``. In a ring, they follow its edges from the
+    first of these sites. In a star of more than two silos, the hub is in the centre. The hub is the
+    silo with the most outgoing edges.
     """
     sites, edges = list(document["sites"]), document["edges"]
     if document["kind"] == "ring":
@@ -172,14 +176,14 @@ def _place_silos(document: Mapping[str, Any]) -> dict[str, Point]:
 
 
 def _merge_edges(edges: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Merge two edges in opposite directions into one undirected line, if their weights are equal.
+    """Merge each pair of opposite edges with equal weights into one undirected line.
 
     Args:
         edges: the directed edges, each with 'from', 'to' and 'weight'.
 
     Returns:
-        A dictionary for each line: 'from', 'to', 'weight', and 'directed', which is False for
-            merged edges.
+        A dictionary for each line, with 'from', 'to', 'weight' and 'directed'. A merged line has
+        'directed' False, and its 'from' is the alphabetically first silo.
     """
     # Directed edge -> weight; of a pair with equal weights only the alphabetically first is drawn
     weights = {(edge["from"], edge["to"]): edge["weight"] for edge in edges}
@@ -193,7 +197,7 @@ def _merge_edges(edges: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _draw_line(axes: Axes, start: Point, end: Point, directed: bool, share: float) -> None:
-    """Draw the line of an edge between two silos, with an arrowhead at its end if it is directed.
+    """Draw the line of an edge between two silos, with an arrowhead at the end of a directed line.
 
     Args:
         axes: the panel of the graph.
@@ -252,11 +256,10 @@ def _draw_sites(axes: Axes, points: Mapping[str, Point]) -> None:
 
 
 def _align_name(x: float) -> str:
-    """Return matplotlib's alignment of a silo's name at ``x``, so that it clears the circle.
+    """Return matplotlib's alignment of a silo's name at ``x``, so that the name clears the circle.
 
-    At the right of the circle, the name begins at ``x`` ("left"). At the left, it ends at ``x``
-    ("right"). If ``x`` is less than 0.2 from the circle's middle, at 0, the name is centred
-    ("center").
+    The middle of the circle is at 0. A name within 0.2 of it is centred ("center"). To the right, a
+    name begins at ``x`` ("left"). To the left, a name ends at ``x`` ("right").
     """
     if abs(x) < 0.2:
         return "center"
@@ -268,8 +271,9 @@ def _align_name(x: float) -> str:
 def _title(document: Mapping[str, Any], weights: Sequence[float]) -> str:
     """Build the graph's title: the kind of topology, the number of links, and their weights.
 
-    If all weights are equal, the title has this weight. If they differ and there are at most 16
-    links, the title says that the weights are on the lines. Otherwise it has their range.
+    A link is a line of the graph, and ``weights`` has the weight of each link. If all weights are
+    equal, the title has this weight. If the weights of at most 16 links differ, the title says that
+    they are on the lines. With more links, it has the smallest and the largest weight.
     """
     low, high = min(weights), max(weights)
     kind = "weight"
@@ -287,9 +291,9 @@ def _title(document: Mapping[str, Any], weights: Sequence[float]) -> str:
 def _draw_times(axes: Axes, document: Mapping[str, Any]) -> None:
     """Draw how long a round takes with each kind of topology, as horizontal bars of seconds.
 
-    The bar of the run's own topology is orange. The title has the size of the model in MB. It also
-    says whether models travel one way, or out to a neighbour and back. If no cycle times were
-    measured, only a text that says so is drawn.
+    The bar of the run's own topology is orange. The title has the size of the model in MB. It says
+    "out and back" if ``document["visit-seconds"]`` shows that models visit neighbours, and
+    otherwise "one way". If no cycle times were measured, only a text that says so is drawn.
     """
     times = document["cycle-times"]
     if not times:

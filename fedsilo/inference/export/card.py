@@ -51,15 +51,16 @@ def card_text(
 ) -> str:
     """Build a run's model card, a Markdown text about the model, its data, results and limits.
 
-    The card leaves out every metric that rests on too few patients. Texts from the run directory
-    are escaped.
+    The card leaves out every metric that rests on fewer patients than the run allows. Texts from
+    the run directory are escaped.
 
     Args:
         whole: the finished run.
         site: the site whose metrics the card shows; None for all sites.
         form: the format of an exported program ('pt2' or 'onnx'). The card then explains how to use
             the program. Empty if nothing was exported.
-        facts: name -> value of further facts about the exported file.
+        facts: name -> value of further facts about the exported file, such as the SHA-256 of its
+            weights.
     """
     # shown() removes metrics of too few patients, so the card cannot show them
     templates = environment("fedsilo.inference.export", html=False)
@@ -102,10 +103,10 @@ def card_text(
 
 
 def _meaning(run: Shown, metrics: Sequence[str]) -> str:
-    """Explain the metrics on the card, for a task other than classification.
+    """Explain the metrics on the card, unless the task is classification.
 
-    The text says what the metrics mean, and that they have no interval. If ``metrics`` is empty, it
-    says instead that no metric is shown. For classification, the text is empty.
+    For classification, the text is empty. For any other task, it says what the metrics mean, and
+    that they have no interval. If ``metrics`` is empty, it says only that no metric is shown.
     """
     parts = task_parts(run.task)
     if not parts:
@@ -130,8 +131,8 @@ def _samples(known: Mapping[str, Any], split: str, floor: int) -> str:
     below ``floor``, the text is "< 10" for a floor of 10.
 
     Args:
-        known: the site's entry in silos.json. Its 'sizes' map a split to a number, or to None if
-            the number is hidden.
+        known: the site's entry in silos.json. The key 'sizes' maps a split to a number, or to None
+            if the number is hidden.
         split: the name of the split.
         floor: the smallest number that may be shown.
     """
@@ -143,10 +144,10 @@ def _samples(known: Mapping[str, Any], split: str, floor: int) -> str:
 def _size_rows(run: Shown) -> list[list[str]]:
     """Build the rows of the table of sites, with a row for each site.
 
-    A row has the site's name and its distribution (a name for the kind of its data). Then come its
-    numbers of samples in train, val and test, and its number of left-out samples. The last number
-    is shown only at trust level ``server``, and is "n/a" at other levels. Small numbers are hidden.
-    The site with the most training samples comes first.
+    A row has the site's name, its distribution (a name for the kind of its data), its numbers of
+    samples in train, val and test, and the number of samples that it dropped. The last number is
+    "n/a" unless the run's setting ``trust`` is ``server``. A hidden small number is, for example,
+    "< 10". The site with the most training samples comes first.
     """
     rows = []
     # Sites of equal size stay in the order of the run
@@ -169,7 +170,7 @@ def _metric_row(run: Shown, site: str, metrics: Sequence[str]) -> list[str]:
 
 
 def _sites_with_few_tests(run: Shown, sites: Sequence[str]) -> list[str]:
-    """Find the sites with fewer than 100 test samples, whose intervals are wide.
+    """Find the sites with fewer than 100 test samples, whose metrics have wide intervals.
 
     Only ``sites`` are checked, and the result has their order. A hidden number counts as fewer than
     100. A site that does not report its number of test samples is left out.
@@ -185,9 +186,9 @@ def _sites_with_few_tests(run: Shown, sites: Sequence[str]) -> list[str]:
 def _class_rows(run: Shown, sites: Sequence[str]) -> list[list[str]]:
     """Build the rows of the table of classes: a row for each site and class.
 
-    A row has the site, the class, its number of test samples, and the class's estimates, such as
-    the sensitivity, with their intervals. A class without any estimate that may be shown is left
-    out. So is a site that does not report its test samples by class.
+    A row has the site, the class, the number of test samples of this class, and the estimates for
+    it, such as the sensitivity, with their intervals. A class without any estimate that may be
+    shown is left out. A site that does not report its test samples by class is left out too.
     """
     rows = []
     for site in sites:
@@ -214,9 +215,9 @@ def _plain(name: str) -> str:
 def _front_matter(run: Shown, sites: Sequence[str]) -> str:
     """Build the model card's metadata for Hugging Face, as YAML without the enclosing lines '---'.
 
-    The metadata are the library, the task, three tags, a name, and the test metrics of each of
-    ``sites``. The name is that of the run directory. The licence is left out, because a person must
-    choose it.
+    The metadata are the library, the task, the name of the run directory, and the test metrics of
+    each of ``sites``. The tags are "federated-learning", "medical" and the method. There is no
+    licence, because a person must choose it.
     """
     from huggingface_hub import EvalResult, ModelCardData
 
@@ -250,8 +251,9 @@ def _front_matter(run: Shown, sites: Sequence[str]) -> str:
 def _terms_of(name: str) -> str:
     """Describe in a phrase the terms under which the data set ``name`` may be used.
 
-    The phrase has the licence, its address and further terms. If the data set has no licence, the
-    phrase says either that fedsilo made up the data, or that the data belong to the sites.
+    The phrase has the licence, its web address and any further terms. For a data set without a
+    licence, the phrase says that fedsilo made up the data, if its ``origin`` is "made-up".
+    Otherwise, it says that the data belong to the sites.
     """
     data = data_set(name)
     licence = data.licence
@@ -265,8 +267,9 @@ def _terms_of(name: str) -> str:
 def _epsilon(guarantee: str | Mapping[str, Any]) -> str:
     """Describe the privacy guarantee of a run in Markdown: the spent epsilon at its delta.
 
-    If ``guarantee`` is a string, there is no guarantee, and the string is shown as the reason.
-    Otherwise it has the keys "epsilon", "delta" and "of", a text on what is protected.
+    If ``guarantee`` is a string, the run has no guarantee, and the text shows the string as the
+    reason. Otherwise, ``guarantee`` has the keys "epsilon", "delta" and "of". The value of "of" is
+    a text that says what is protected.
     """
     if isinstance(guarantee, str):
         return f"ε: **none** ({guarantee})"
@@ -275,7 +278,7 @@ def _epsilon(guarantee: str | Mapping[str, Any]) -> str:
 
 
 def _choose_metrics(run: Shown, sites: Sequence[str]) -> list[str]:
-    """Return the metrics of the task that at least one of ``sites`` has, in the task's order."""
+    """Return the task's listed metrics that at least one of ``sites`` has, in the list's order."""
     measured: set[str] = set()
     for site in sites:
         measured.update(run.summary["sites"].get(site, {}))
@@ -286,8 +289,9 @@ def _choose_metrics(run: Shown, sites: Sequence[str]) -> list[str]:
 def _cell(run: Shown, site: str, metric: str) -> str:
     """Format a site's test metric, with a 95 % interval for the accuracy and for a two-class AUC.
 
-    If the site does not have the metric, the cell is "n/a". An interval needs the number of test
-    samples, and for the AUC that of each class. If these are hidden, the interval is left out.
+    If the site does not have the metric, the cell is "n/a". The interval of the accuracy needs the
+    number of test samples. The interval of the AUC needs the number of test samples of each class.
+    If such a number is hidden, the interval is left out.
     """
     value = run.summary["sites"].get(site, {}).get(metric)
     if value is None:
@@ -306,8 +310,9 @@ def _cell(run: Shown, site: str, metric: str) -> str:
 def _changed_settings(run: Shown) -> list[tuple[Markdown, Markdown]]:
     """Return (key, value) of each setting that differs from its default, sorted by key.
 
-    Both are formatted as Markdown code. Method, data set and seed are left out, because the card
-    shows them elsewhere. Settings that do not affect the result, such as folders, are left out too.
+    Key and value are formatted as Markdown code. The method, the data set and the seed are left
+    out, because the card shows them elsewhere. Settings without influence on the result, such as
+    folders, are left out as well.
     """
     values = as_mapping(run.settings.common) | as_mapping(run.settings.own)
     usual = defaults(CommonSettings) | as_mapping(type(run.settings.own)())

@@ -66,11 +66,11 @@ class Program:
             count: the number of test vectors to compare.
 
         Returns:
-            The largest absolute difference of an answer. For a numeric outcome, the difference is
-            divided by the standard deviation of the outcome over the training samples.
+            The largest absolute difference over all elements. For a numeric outcome, differences
+            are divided by the standard deviation of the outcome over the training samples.
 
         Raises:
-            ExportError: the difference is above 0.0001, or NaN.
+            ExportError: the result would be above 0.0001, or NaN.
         """
         _, deviation = self.task.scale
         apart = (answers.double() - self.answers[:count].double()).abs()
@@ -88,8 +88,8 @@ class Program:
         """Describe the program's inputs and outputs for program.json.
 
         Each has a name, a type, a shape and a meaning. The batch size is given as "batch", because
-        it may vary. The outputs also list the classes. For a table, the inputs also list the names
-        of the features in order.
+        it may vary. The outputs also list the names of the classes, or of the outcomes. For a
+        table, the inputs also list the names of the features in order.
         """
         silo, pixels = self.model.silo, self.model.pixel_standardisation()
         inputs = {
@@ -115,8 +115,8 @@ class Program:
 def open_program(model: TrainedModel) -> Program:
     """Prepare a model for export: a copy on the CPU that takes raw inputs and returns predictions.
 
-    The result also has eight made-up test vectors, and fedsilo's own answers to them. The exported
-    program is later compared with these answers. Nothing is exported yet.
+    The result also has eight made-up test vectors, and fedsilo's own predictions for them. The
+    exported program's predictions are later compared with these.
     """
     # A copy, because the caller may go on with the model on its own device
     network = copy.deepcopy(model.network).cpu()
@@ -131,12 +131,17 @@ def open_program(model: TrainedModel) -> Program:
 
 
 def made_up_inputs(model: TrainedModel) -> Tensor:
-    """Make up test vectors (8, *input_shape), with which an exported program is compared.
+    """Make up eight inputs, with which an exported program is compared.
 
-    They come from no patient, and a fixed seed makes them always the same. For a table, they are
-    normally distributed with the mean and the standard deviation of each feature. The first value
-    of the first row is missing (NaN). For images, they are uniform noise: over the whole range of
-    the data type for uint8 and int16, and from 0 to 255 for floating-point images.
+    The inputs come from no patient, and are the same in every call:
+
+    - The rows of a table are normally distributed, with the mean and the standard deviation of each
+      feature. The first value of the first row is missing (NaN).
+    - Images of type uint8 or int16 are uniform noise over the whole range of the type.
+    - Floating-point images are uniform noise from 0 to 255.
+
+    Returns:
+        The inputs, (8, *input_shape).
     """
     rng, inputs = generator(0, "export-vectors"), model.silo.train.inputs
     shape = (VECTORS, *model.silo.shape.input_shape)
@@ -155,13 +160,13 @@ def made_up_inputs(model: TrainedModel) -> Tensor:
 
 
 def _prepare(model: TrainedModel, vectors: Tensor) -> Tensor:
-    """Prepare raw inputs for the network by the site's own code.
+    """Prepare raw inputs for the network in the way in which sites prepare their samples.
 
-    fedsilo's answers are computed from the result. An exported program prepares raw inputs itself,
-    so comparing the two answers also tests its preparation.
+    fedsilo computes its own predictions from the result. An exported program prepares raw inputs
+    itself, so a comparison of the predictions also tests this preparation.
 
     Rows of a table are standardised. If the data set standardises pixels by a fixed mean and
-    deviation, they are divided by 255 and then standardised. All other images are returned
+    deviation, images are divided by 255 and then standardised. All other images are returned
     unchanged.
     """
     if model.silo.standardisation:
@@ -177,9 +182,9 @@ def _meaning(vectors: Tensor, is_standardised: bool) -> str:
     """Describe in a phrase the inputs that an exported program takes, for program.json.
 
     The phrase depends on the shape and type of ``vectors``, which are example inputs. It tells
-    tables from images and gives the range of the pixels. ``is_standardised`` counts only for
-    floating-point images: if it is false, the phrase says that the network gets the pixels as they
-    are read.
+    tables from images, and gives the range of the pixels. For floating-point images that are not
+    standardised, the phrase adds that the pixels are used as they are read. For all other inputs,
+    ``is_standardised`` is ignored.
     """
     if vectors.ndim == 2:
         return "a table's features in this order as they are read; a missing value is NaN"
@@ -193,7 +198,7 @@ def _meaning(vectors: Tensor, is_standardised: bool) -> str:
 
 
 def trace_program(program: Program) -> ExportedProgram:
-    """Trace the program with torch.export, with a batch size that may vary.
+    """Trace the program by torch.export for batches of any size.
 
     Raises:
         ExportError: torch cannot trace a part of the network.
@@ -213,7 +218,8 @@ def write_pt2(program: Program, path: Path) -> float:
     The answers are compared for batches of 8, 1 and 3 test vectors.
 
     Returns:
-        The largest absolute difference of an answer, as ``Program.difference`` computes it.
+        The largest absolute difference in all batches. For a numeric outcome, it is divided by the
+        standard deviation of the outcome.
 
     Raises:
         ExportError: the program cannot be traced, or a difference is above 0.0001 or NaN.
@@ -235,7 +241,8 @@ def write_onnx(program: Program, path: Path) -> float:
     vectors.
 
     Returns:
-        The largest absolute difference of an answer, as ``Program.difference`` computes it.
+        The largest absolute difference in all batches. For a numeric outcome, it is divided by the
+        standard deviation of the outcome.
 
     Raises:
         SettingError: the extra 'onnx' is not installed.
@@ -280,9 +287,9 @@ def _cannot(name: str, error: Exception) -> str:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Hide the exporters' warnings, and their log messages below errors, while the block runs.
+    """Hide the exporters' warnings, and log messages below the level ERROR, while the block runs.
 
-    Users could not act on them.
+    Users cannot act on these messages.
     """
     loggers = [logging.getLogger(name) for name in ("torch.onnx", "torch.export", "onnxscript")]
     before = [logger.level for logger in loggers]
@@ -311,7 +318,7 @@ class Export:
     interface: Mapping[str, Any]  # types, shapes and meanings of the inputs and outputs
 
     def lines(self) -> list[str]:
-        """Return the lines for a terminal: inputs, outputs, the largest difference, the folder."""
+        """Return four lines for a terminal: the inputs, outputs, largest difference and folder."""
         taken, given = self.interface["inputs"], self.interface["outputs"]
         return [
             f"takes {taken['type']} {_shape(taken)}: {taken['meaning']}",
@@ -324,19 +331,21 @@ class Export:
 def export_model(run: FinishedRun, model: TrainedModel, form: str, folder: Path) -> Export:
     """Write a model as a program to a new folder, with test vectors and a model card.
 
-    The program's answers to the test vectors are compared with fedsilo's. The folder appears only
-    after this, and only when all its files are written.
+    The folder appears only when all its files are written, and when the program's answers to the
+    test vectors agree with fedsilo's.
 
     Args:
         run: the run of the model.
         model: the model.
         form: the format, 'pt2' (PyTorch) or 'onnx'.
-        folder: the folder to write. The caller must check that it does not exist. If it already has
-            files, these stay, the export is discarded, and no error is raised.
+        folder: the folder to write. The caller must check that it does not exist. If another
+            process fills it meanwhile, its files stay, the export is discarded, and no error is
+            raised.
 
     Raises:
         SettingError: the format is 'onnx', but the extra 'onnx' is not installed.
-        ExportError: the model cannot be written in this format, or the program's answers differ.
+        ExportError: the model cannot be written in this format, or the program's answers differ
+            from fedsilo's by more than 0.0001.
     """
     # A shared model belongs to all sites, so its card and program name no site
     own_site = None
@@ -356,15 +365,16 @@ def export_model(run: FinishedRun, model: TrainedModel, form: str, folder: Path)
 
 
 def _write_about(program: Program, folder: Path, own_site: str | None, difference: float) -> None:
-    """Write program.json and the file of test vectors into ``folder``.
+    """Write program.json and test-vectors.safetensors into ``folder``.
 
-    program.json describes the inputs and outputs, the origin of the model, and the largest measured
-    and allowed difference. The other file has the test vectors and fedsilo's answers.
+    program.json describes the inputs, the outputs and the origin of the model. It also has the
+    largest difference that was measured, and the largest one that is allowed.
+    test-vectors.safetensors has the test vectors and fedsilo's answers.
 
     Args:
         program: the prepared model.
         folder: an existing folder.
-        own_site: the site whose own model it is; None for a shared model.
+        own_site: the site that the model belongs to; None for a model that all sites share.
         difference: the largest measured difference of an answer.
     """
     model = program.model

@@ -27,10 +27,10 @@ _MAX_LENGTH = 18  # largest number of characters of a label below the axis
 
 
 def label_picture(answers: Answers) -> Picture | None:
-    """Draw the share of each label in the training samples of each site.
+    """Draw the share of each class in the training samples of each site.
 
-    Only the first ten sites with counts are drawn. Sites with other classes than the first site,
-    and sites that sent no label counts, are left out. If all drawn counts are suppressed or 0, the
+    A site is left out if it sent no label counts, or if its classes differ from those of the first
+    site. Only the first ten of the remaining sites are drawn. If no drawn count is above 0, the
     result is None. ``answers`` must not be empty.
     """
     classes = next(iter(answers.values())).about.classes
@@ -44,8 +44,9 @@ def label_picture(answers: Answers) -> Picture | None:
 def feature_pictures(document: SurveyDocument, distances: Sequence[Between]) -> list[Picture]:
     """Draw the distribution of each feature, in the order of the schema.
 
-    If there are more than 16 features, only the 16 that differ most between two sites are drawn. A
-    feature without any known count above 0 is skipped.
+    If there are more than 16 features, only the 16 with the largest distance between any two sites
+    are drawn. Features without a distance rank last. A feature without any known count above 0 is
+    skipped.
 
     Args:
         document: the sites' answers; a feature is drawn as the first site declares it.
@@ -73,10 +74,12 @@ def feature_pictures(document: SurveyDocument, distances: Sequence[Between]) -> 
 
 
 def training_counts(feature: MeasuredFeature, answers: Answers) -> dict[str, Sequence[Count]]:
-    """Collect the counts of a feature in each site's training samples: site -> count in each cell.
+    """Collect the counts of a feature in each site's training samples.
 
-    Sites that declare the feature differently, and sites that do not send counts of it, are left
-    out.
+    A site is left out if it declares the feature differently, or sends no counts of it.
+
+    Returns:
+        Site -> the count in each cell, which is a category or a range of values.
     """
     counts: dict[str, Sequence[Count]] = {}
     for site, answer in answers.items():
@@ -97,15 +100,15 @@ def _picture(
 ) -> Picture | None:
     """Draw the distribution of a variable as bars, for the first ten sites with counts.
 
-    Suppressed counts are hatched. The caption has the number of suppressed counts, and the number
-    of further sites, which are only in the tables. If every count of the first ten sites is
-    suppressed or 0, or if there are no counts, the result is None.
+    Suppressed counts are hatched. The caption says how many counts are suppressed, and how many
+    further sites appear only in the page's tables. If no drawn count is above 0, the result is
+    None.
 
     Args:
         key: the picture's name, unique on its page.
         title: the title of the variable.
-        cells: the names of the cells.
-        counts: site -> its count in each cell.
+        cells: the names of the cells, which are the variable's categories or ranges of values.
+        counts: site -> its count in each cell; None for a suppressed count.
         answers: site -> its answer to the survey.
     """
     # Before the check for counts, because only these sites would have bars
@@ -141,14 +144,14 @@ def _bars(
 ) -> Figure:
     """Draw the distribution of a variable over the sites: a group of bars for each cell.
 
-    Each site has a bar in each group. Its height is the cell's share of the site's training
-    samples. A count of 0 is marked "0", and a suppressed count (None) is drawn by ``_draw_hidden``.
-    The legend names the sites.
+    A cell is a category or a range of values. Each site has a bar in each group, as high as the
+    cell's share of the site's training samples. A count of 0 is marked "0". A suppressed count has
+    a hatched bar with a question mark. The legend names the sites.
 
     Args:
         title: the title of the variable.
         cells: the names of the cells, which are shortened on the axis.
-        counts: site -> its count in each cell.
+        counts: site -> its count in each cell; None for a suppressed count.
         answers: site -> its answer to the survey, with its number of training samples.
     """
     figure = new_figure(5.0, 3.3)
@@ -185,10 +188,10 @@ def _bars(
 
 
 def _training_samples(answer: Survey, counts: Sequence[Count]) -> int:
-    """Return a site's number of training samples, by which counts are divided to get shares.
+    """Return a site's number of training samples, to convert its counts to shares.
 
-    If the number is unknown, because the site did not send it or suppressed it, the result is the
-    sum of the known ``counts``.
+    If the site suppressed the number or did not send it, the result is the sum of the known
+    ``counts``.
     """
     total = (answer.samples or {}).get("train")
     return total or sum(count for count in counts if count)
@@ -197,7 +200,8 @@ def _training_samples(answer: Survey, counts: Sequence[Count]) -> int:
 def _draw_hidden(axes: Axes, places: Sequence[float], width: float) -> None:
     """Draw a hatched bar with a question mark at each of ``places``, where a count is suppressed.
 
-    The bars have 7 % of the panel's height. Without a bar, a reader would take the count for zero.
+    Without a bar, a reader would take the count for zero. ``places`` are the x coordinates of the
+    bars' centres, and ``width`` is in the unit of the x axis.
     """
     height = 0.07 * axes.get_ylim()[1]
     look: dict[str, Any] = {"color": "white", "edgecolor": GREY, "hatch": "////", "linewidth": 0.5}

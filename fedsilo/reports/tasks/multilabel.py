@@ -15,8 +15,9 @@ from fedsilo.runs.finished_run import Shown
 def result(run: Shown, site: str | None) -> str:
     """State the AUC on test samples, averaged over the findings, in one sentence.
 
-    The AUC is that of ``site``. If ``site`` is None or empty, it is the mean over all sites. If no
-    AUC may be shown, the sentence says so.
+    A finding is a label that a sample may have. The AUC is that of ``site``, or the mean over all
+    sites if ``site`` is None or empty. If the run shows no AUC, for example because of too few
+    patients, the sentence says so.
     """
     values, where = values_of(run, site)
     if "auc" not in values:
@@ -33,10 +34,13 @@ def limit(run: Shown, site: str | None) -> str:
 def sections(run: Shown) -> list[Examination]:
     """Build the section of the clinic's page on how well each finding is recognised.
 
-    Each site with a shown AUC has a table: each finding, the number of samples that have it, and
-    the AUC. One picture shows all sites. A finding whose AUC or count is hidden, because too few
-    test samples have it or lack it, is named as left out. If no AUC may be shown, the section has
-    only sentences.
+    Each site has a table of its findings, with the number of test samples that have the finding,
+    and the AUC. A picture shows the AUCs of all sites. If too few samples have a finding or lack
+    it, a sentence names the finding as left out. If no AUC is shown, there are no tables and no
+    picture.
+
+    Returns:
+        A list with this one section.
     """
     title = "How well each finding is recognised"
     tables, left_out = [], []
@@ -67,7 +71,10 @@ def sections(run: Shown) -> list[Examination]:
 
 
 def meaning(run: Shown) -> str:
-    """Explain the AUC of findings to a reader who does not know it; ``run`` is not used."""
+    """Explain the AUC of a finding to a reader who does not know this metric.
+
+    ``run`` is not used.
+    """
     return (
         "AUC: how often a sample with the finding gets a higher probability of it than one "
         "without; 0.5 is chance. Means are over the findings that some samples have and others "
@@ -76,14 +83,15 @@ def meaning(run: Shown) -> str:
 
 
 def _area(outcome: FindingOutcome, total: int) -> Estimate | None:
-    """Return the AUC of a finding with its 95 % interval.
+    """Return the AUC of a finding, and its 95 % interval if enough is known.
 
-    If the AUC, or the number of samples with the finding, is hidden, the result is None.
+    If the AUC or the number of samples with the finding is None, because it is hidden, the result
+    is None.
 
     Args:
         outcome: the AUC of the finding, and the number of samples that have it.
-        total: the number of test samples; 0 if unknown. The estimate has no interval unless
-            ``total`` is larger than the number of samples with the finding.
+        total: the number of test samples; 0 if unknown. There is no interval unless ``total`` is
+            larger than the number of samples with the finding.
     """
     if outcome.auc is None or outcome.count is None:
         return None
@@ -93,12 +101,12 @@ def _area(outcome: FindingOutcome, total: int) -> Estimate | None:
 
 
 def _picture(run: Shown, drawn: Mapping[str, Mapping[str, Estimate]]) -> Picture:
-    """Draw the AUC of each finding at each site, with its interval, as a picture for a page.
+    """Draw the AUC of each finding at each site, with its 95 % interval, for a page.
 
     The alternative text lists all AUCs.
 
     Args:
-        run: the run, whose name begins the ids in the SVG.
+        run: the run, whose name keeps the picture's ids unique on the page.
         drawn: finding -> site -> estimate of the AUC.
     """
     svg = estimates(f"{run.name}-findings", drawn, "AUC")

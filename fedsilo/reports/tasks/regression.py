@@ -16,8 +16,9 @@ _ERRORS = {"mae": "MAE", "rmse": "RMSE", "r2": "R²"}
 def result(run: Shown, site: str | None) -> str:
     """Summarise the mean absolute error on test samples in one sentence, in the outcome's unit.
 
-    The error is that of ``site``. If ``site`` is None or empty, it is the mean over all sites. R²
-    follows if it may be shown. If no error may be shown, the sentence says so.
+    The error is that of ``site``. If ``site`` is None or empty, it is the mean over all sites. The
+    sentence ends with R² if the run shows it. If the run shows no error, for example because of too
+    few patients, the sentence says only this.
     """
     values, where = values_of(run, site)
     if "mae" not in values:
@@ -44,7 +45,7 @@ def sections(run: Shown) -> list[Examination]:
 def meaning(run: Shown) -> str:
     """Explain MAE, RMSE and R², the metrics of a regression, for a reader who does not know them.
 
-    The text names the outcome of the run.
+    The text names the variable that the model of the run predicts.
     """
     return (
         "MAE, the mean absolute error, and RMSE, the root mean square error, are in the unit of "
@@ -54,11 +55,11 @@ def meaning(run: Shown) -> str:
 
 
 def _errors(run: Shown, metrics: Mapping[str, Mapping[str, float]]) -> Examination:
-    """Build the section of the clinic's page with the errors at each site.
+    """Build the section of the clinic's page with the MAE, RMSE and R² of each site.
 
-    It has a table with a row per site and a column for each error (MAE, RMSE, R²) that some site
-    has. A missing error is "n/a". If no site has an error, the section has only a sentence that
-    says so. ``metrics`` maps a site to its metrics on test samples.
+    The table has a row for each site, and a column for each metric that at least one site has. A
+    missing value is "n/a". If no site has any of these metrics, the section has only a sentence
+    that says so. ``metrics`` maps each site to its metrics on test samples.
     """
     title = "How far it is off"
     shown = [metric for metric in _ERRORS if any(metric in found for found in metrics.values())]
@@ -76,9 +77,10 @@ def _errors(run: Shown, metrics: Mapping[str, Mapping[str, float]]) -> Examinati
 def _calibration(run: Shown, metrics: Mapping[str, Mapping[str, float]]) -> Examination:
     """Build the section of the clinic's page that compares mean outcomes with mean predictions.
 
-    Test samples are grouped by their prediction, all sites together. The section has a picture and
-    a table of the groups. If no group may be shown, it has only a sentence that says so.
-    ``metrics`` maps a site to its metrics on test samples.
+    The test samples of all sites are grouped by their prediction. The section has a picture and a
+    table of the groups. If all groups are hidden because they are too small, it has only a sentence
+    that says so. ``metrics`` maps each site to its metrics on test samples, with those of each
+    group.
     """
     title, name = "Whether its predictions can be trusted", run.class_names()[0]
     bins = pool_outcome_bins(metrics.values())
@@ -94,10 +96,11 @@ def _calibration(run: Shown, metrics: Mapping[str, Mapping[str, float]]) -> Exam
 
 
 def _bin_table(run: Shown, bins: Sequence[OutcomeBin], name: str) -> Table:
-    """Build the table of groups of test samples with similar predictions, all sites together.
+    """Build the table that compares predictions with outcomes, by group of test samples.
 
-    Each row is a group, with its mean prediction, its mean outcome and its number of samples, in
-    this order. ``name`` is the name of the outcome, for the heading.
+    A group has the samples of all sites with similar predictions. Each row has the mean prediction,
+    the mean outcome and the number of samples of a group. ``run`` gives the word for the samples,
+    and ``name`` is the name of the outcome.
     """
     rows = []
     for one in bins:

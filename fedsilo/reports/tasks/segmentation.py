@@ -26,7 +26,7 @@ def result(run: Shown, site: str | None) -> str:
     """Summarise the Dice score on test images in one sentence.
 
     The score is that of ``site``. If ``site`` is None or empty, it is the mean over all sites. If
-    no score may be shown, the sentence says so.
+    the run shows no score, for example because of too few images, the sentence says so.
     """
     values, where = values_of(run, site)
     if "dice" not in values:
@@ -41,11 +41,15 @@ def limit(run: Shown, site: str | None) -> str:
 
 
 def sections(run: Shown) -> list[Examination]:
-    """Build the section of the clinic's page on how well the masks agree with the true ones.
+    """Build the section of the clinic's page on how well predicted masks agree with true masks.
 
-    It has a table by site, and a table by class and site. Rows without any metric are left out, and
-    a single missing metric is "n/a". If no class has a metric, the second table is left out. If no
-    site has a metric over all classes, the section has only a sentence that says so.
+    The first table has a row for each site. The second table has a row for each class and site. The
+    columns are Dice, IoU, and two distances between outlines. Rows without any metric are left out,
+    and a single missing metric is "n/a". An empty second table is left out. If the first table is
+    empty, the section has only a sentence that says so.
+
+    Returns:
+        A list with this one section.
     """
     metrics = final_metrics(run)
     title = "How well its masks agree with the true ones"
@@ -74,7 +78,7 @@ def meaning(run: Shown) -> str:
 def _cells(metrics: Mapping[str, float], prefix: str) -> list[str]:
     """Format a site's metrics, over all classes or of one class, as the cells of a row.
 
-    The cells are Dice, IoU and two distances of outlines, in the order of ``_COLUMNS``. Shares have
+    The cells are Dice, IoU, and the mean and the 95 % distance between outlines. Dice and IoU have
     three decimals, and distances one. A missing metric is "n/a".
 
     Args:

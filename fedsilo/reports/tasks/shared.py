@@ -9,16 +9,16 @@ from fedsilo.runs.finished_run import Shown
 
 
 def values_of(run: Shown, site: str | None) -> tuple[Mapping[str, float], str]:
-    """Return the final test metrics of one site, or their means over all sites, with a name.
+    """Return the final test metrics of one site, or their means over all sites.
 
     Args:
         run: the run.
         site: the site's name; None or empty for the means.
 
     Returns:
-        A pair. First a mapping metric -> value, which is empty for a site without metrics. Then
-        the words that name these values in a sentence: the site's name, or a phrase such as "the
-        mean over 3 hospitals", which counts all sites of the run.
+        A pair. The first element maps each metric to its value. This mapping is empty if the run
+        has no such site, or if the site has no metrics. The second element names the source of the
+        values: the site's name, or a phrase such as "the mean over 3 hospitals".
     """
     if site:
         return run.summary["sites"].get(site, {}), site
@@ -26,14 +26,14 @@ def values_of(run: Shown, site: str | None) -> tuple[Mapping[str, float], str]:
 
 
 def limit_of(run: Shown, unknown: str) -> str:
-    """Describe the main limit of a run's result in one sentence.
+    """State the main reason for caution about a run's result, in one sentence.
 
-    The first of these rules that applies decides the sentence:
+    The sentence gives the first of these reasons that applies:
 
-    1. If the data are made up, it says so.
-    2. If the run's trust level is not ``server``, it has the text ``unknown``, and says that only
-       the loss is known.
-    3. Otherwise, it says that the result was measured only at the hospitals that trained the model.
+    1. The data are made up, so the result says nothing about patients.
+    2. The run's setting ``trust`` is not ``server``, so only the loss is known. This sentence
+       contains the text ``unknown``.
+    3. The result was measured only at the hospitals that trained the model.
 
     Args:
         run: the run.

@@ -27,8 +27,9 @@ def result(run: Shown, site: str | None) -> str:
     """Describe the main result of a survival run, the C-index on test samples, in two sentences.
 
     The C-index is that of ``site``, or the mean over all sites if ``site`` is None or empty. The
-    text explains it as a share of pairs of patients. If no C-index may be shown, the text is only a
-    sentence that says so.
+    text explains it as the share of pairs in which the patient with the earlier event has the
+    higher risk. If the run shows no C-index, for example because of too few patients, one sentence
+    says so.
     """
     values, where = values_of(run, site)
     if "c-index" not in values:
@@ -60,9 +61,9 @@ def meaning(run: Shown) -> str:
 def _order(run: Shown, metrics: Mapping[str, Mapping[str, float]]) -> Examination:
     """Build the section of the clinic's page on how well predicted risks order the patients.
 
-    It has a table with a row per site and a column for each metric, such as the C-index, that some
-    site has. If no site has any, the section has only a sentence that says so. ``metrics`` maps a
-    site to its metrics on test samples.
+    The table has a row for each site. Its columns are the C-index and the integrated Brier score. A
+    metric that no site has gets no column. If no site has either metric, the section has only a
+    sentence that says so. ``metrics`` maps each site to its metrics on test samples.
     """
     title = "How well it tells high risk from low"
     shown = [name for name in _METRICS if any(name in found for found in metrics.values())]
@@ -79,12 +80,12 @@ def _order(run: Shown, metrics: Mapping[str, Mapping[str, float]]) -> Examinatio
 def _curves(run: Shown, metrics: Mapping[str, Mapping[str, float]]) -> Examination:
     """Build the section of the clinic's page with the Kaplan-Meier curves of the sites.
 
-    Each site that published points of a curve has a line in the picture. It also has a table of up
-    to six of its points, the last one included.
+    The picture has a line for each site that published points of a curve. Each of these sites also
+    has a table of at most six points, evenly spaced back from the last point. Without curves, the
+    section has only a sentence with the reason:
 
-    The section has only a sentence with the reason if there are no curves. At a trust level other
-    than ``server``, curves do not leave the hospitals. At trust level ``server``, a site with too
-    few patients publishes none.
+    - If the run's setting ``trust`` is not ``server``, curves do not leave the hospitals.
+    - Otherwise, all sites have too few patients.
 
     Args:
         run: the run.
@@ -129,7 +130,8 @@ def _point_cells(point: CurvePoint) -> list[str]:
 def _picture(run: Shown, found: Mapping[str, Sequence[CurvePoint]]) -> Picture:
     """Draw the Kaplan-Meier curves of the sites with their 95 % intervals in one picture.
 
-    Each curve begins at time 0 with a share of 1. The alternative text has the last point of each.
+    A curve shows the share of patients without the event. It begins at time 0 with a share of 1.
+    The alternative text has the last point of each curve.
     """
     lines, texts = {}, []
     for site, points in found.items():

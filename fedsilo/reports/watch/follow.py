@@ -16,8 +16,8 @@ _EVERY = 1.0  # seconds between two states on the terminal
 def follow(look: Look, console: Console, every: float = _EVERY) -> None:
     """Show the state of a run in a terminal, and update it until the run is over.
 
-    A deployment, a hospital's node and a folder of runs have no end, so their state is shown until
-    the user presses Ctrl-C.
+    A deployment, a hospital's node or a folder of runs can be shown too. They have no end, so their
+    state is shown until the user presses Ctrl-C.
 
     Args:
         look: reads the present state of the run, the deployment, the node or the folder.
@@ -25,7 +25,7 @@ def follow(look: Look, console: Console, every: float = _EVERY) -> None:
         every: seconds between two readings.
 
     Raises:
-        FedsiloError: the run or the folder has disappeared.
+        FedsiloError: the run, the deployment, the folder or the hospital's ledger cannot be read.
         OSError: a file of a hospital's node cannot be read.
         KeyboardInterrupt: the user pressed Ctrl-C.
     """
@@ -44,8 +44,8 @@ def follow(look: Look, console: Console, every: float = _EVERY) -> None:
 def render_view(view: View, width: int) -> Group:
     """Build the summary line and the table that a terminal of ``width`` characters shows.
 
-    The table has a row for each site of a run or, for a folder, for each of its runs. A table
-    without rows is left out.
+    If ``view`` is of a folder, the table has a row for each run. Otherwise, it has a row for each
+    site of the viewed run. A table without rows is left out.
     """
     parts: list[Text | Table] = [Text(view.line())]
     columns, rows = SITE_COLUMNS, view.site_rows()

@@ -37,12 +37,12 @@ class HospitalState:
     max_epsilon: float = 0.0
 
     def facts(self) -> list[tuple[str, str]]:
-        """List the state for people, as pairs (name, text).
+        """List the hospital's state for display, as pairs (name, text).
 
-        They are the numbers of messages that were answered, refused and failed, the bytes received
-        and sent, and the time of the last message, or "none". If the hospital has a ledger (the
-        file that adds up its privacy budget), the spent epsilon follows, with its cap if one is
-        set.
+        The pairs are the numbers of messages answered, refused and failed, the bytes received and
+        sent, and the time of the last message. Before the first message, this time is "none". If
+        the hospital has a privacy ledger, the epsilon spent over all runs follows, with its cap if
+        one is set.
         """
         facts = []
         for outcome in _OUTCOMES:
@@ -59,9 +59,9 @@ class HospitalState:
     def metrics(self) -> list[Metric]:
         """List the state as metrics for Prometheus, each as (name, meaning, samples).
 
-        A sample is a pair of labels and a value. The metrics are the messages by outcome and the
-        bytes in each direction. The time of the last message, the spent epsilon and the cap on
-        epsilon follow, each only if it exists.
+        A sample is a pair of labels and a value. The metrics are the messages that were answered,
+        refused and failed, and the bytes in each direction. The time of the last message, the spent
+        epsilon, and the hospital's cap on epsilon follow if they are known.
         """
         messages = [({"outcome": name}, self.messages[name]) for name in _OUTCOMES]
         sizes = [({"direction": "in"}, self.bytes_in), ({"direction": "out"}, self.bytes_out)]
@@ -112,14 +112,15 @@ class HospitalReader:
         return parse_site_file(path.read_text(encoding="utf-8"))
 
     def read(self) -> HospitalState:
-        """Update the state from the hospital's audit log and its ledger, and return it.
+        """Update the state from the hospital's audit log and its privacy ledger, and return it.
 
-        The ledger is the file that adds up the hospital's privacy budget. Only new lines of the log
-        are read, and the ledger only if it has changed. Without a log no messages are counted, and
-        without a ledger the epsilon is None.
+        The ledger is the file that adds up the epsilon spent over all runs. Only new lines of the
+        log, and only a changed ledger, are read. Without a log, no messages are counted. Without a
+        ledger, the spent epsilon is None.
 
         Raises:
             OSError: a file cannot be read.
+            CheckpointError: the ledger is damaged.
         """
         if self._log.is_file():
             self._read_lines()
@@ -129,8 +130,8 @@ class HospitalReader:
     def _read_lines(self) -> None:
         """Count the messages that the node has written to its audit log since the last call.
 
-        Only complete lines are counted. If the log has become shorter, a new log was begun, and
-        counting starts again from zero.
+        A message is one line, which is counted only when it is complete. A log that has become
+        shorter is a new log, so counting starts again from zero.
         """
         # Bytes, because the offset from which the next call continues is a number of bytes
         with os.fdopen(open_regular(self._log, os.O_RDONLY), "rb") as log:
@@ -152,7 +153,7 @@ class HospitalReader:
     def _count(self, text: bytes) -> None:
         """Add one line of the audit log to the counts.
 
-        A line that cannot be parsed is skipped. A power cut tore it, so its answer never left.
+        A line that cannot be parsed, for example because a power cut tore it, is skipped.
         """
         state = self._state
         try:
@@ -161,7 +162,7 @@ class HospitalReader:
             sizes = int(line["bytes-in"]), int(line["bytes-out"])
             outcome = str(line["outcome"])
         except (ValueError, KeyError, TypeError):
-            return
+            return  # the power failed before the line was complete, so the answer never left
         state.messages[outcome] += 1
         self._state = replace(
             state,

@@ -16,11 +16,11 @@ Line = dict[int, float]  # round -> value
 def draw_pictures(
     rows: Sequence[Row], answers: Sequence[Row], headline: str = "accuracy"
 ) -> list[Picture]:
-    """Draw the pictures of a run so far: a metric, the loss, bytes, and the slowest sites.
+    """Draw the pictures of a run so far: a metric, the loss, traffic, and the slowest sites.
 
-    The metric has a line for test and one for validation samples. The loss also has one for
-    training samples. The bytes have a line to and one from the hospitals. A picture without any
-    value is left out.
+    The metric has a line for test samples and a line for validation samples. The loss has a third
+    line for training samples. The traffic has a line for bytes to the hospitals, and a line for
+    bytes from them. A picture without any value is left out.
 
     Args:
         rows: the rows of metrics.csv that may be shown.
@@ -55,10 +55,12 @@ def draw_pictures(
 
 
 def mean_by_round(rows: Sequence[Row], split: str, metric: str) -> Line:
-    """Average a metric of a split over the sites, round by round: round -> mean.
+    """Average a metric of a split over the sites, for each round.
 
-    In each round, the mean is over the sites that have the metric in that round. A round without
-    the metric is left out.
+    In each round, the mean is over the sites that have the metric in that round.
+
+    Returns:
+        Round -> mean. A round without the metric is left out.
     """
     chosen = [row for row in rows if row["split"] == split and row["metric"] == metric]
     means = {}
@@ -92,12 +94,12 @@ def draw_curve(
 
     Args:
         name: the picture's name, unique on its page.
-        lines: title -> round -> value. A line's colour depends only on its place among all lines,
-            so it does not change when other lines get values. If only one line is drawn, its title
-            is put before the label, because there is no legend.
-        label: the label of the vertical axis, with which the caption begins.
-        over: the text that follows the label in the caption.
-        text_of: formats the last values for readers who cannot see the picture.
+        lines: title of a line -> round -> value. Colours follow the order of all lines, so a line
+            keeps its colour when an empty line gets values. If only one line is drawn, its title is
+            put before ``label``, because there is no legend.
+        label: the label of the vertical axis, and the beginning of the caption.
+        over: the rest of the caption.
+        text_of: formats each line's last value for readers who cannot see the picture.
     """
     drawn, ends = {}, []
     for title, line in lines.items():
@@ -115,11 +117,11 @@ def draw_curve(
 
 
 def _slowest(answers: Sequence[Row]) -> Picture | None:
-    """Draw the mean seconds of work per reply of the ten slowest sites, the slowest first.
+    """Draw the ten slowest sites by their mean seconds of work per reply, the slowest first.
 
-    Replies with 0 seconds do not count, because a site that does not report its seconds sends 0. If
-    more than ten sites report seconds, the caption has the number of quicker sites that are left
-    out. If no site reports seconds, the result is None.
+    Each reply has the seconds that the site reports for it. A reply with 0 seconds is ignored as
+    unreported. If more than ten sites report seconds, the caption says how many quicker sites are
+    left out. If no site reports seconds, the result is None.
     """
     # A site that does not report its seconds sends 0
     worked = [row for row in answers if float(row["seconds"])]

@@ -23,7 +23,7 @@ def render_live(
 ) -> str:
     """Render a page that updates itself in the browser while it is open.
 
-    Only sections whose content has changed are replaced.
+    The open page replaces only those of its sections whose content has changed.
 
     Args:
         template: the name of a template that extends ``live.html``.

@@ -67,11 +67,13 @@ class Measured:
         return mean_by_round(self.rows, self.split, metric)
 
     def last_of_sites(self, metric: str) -> dict[str, float]:
-        """Return the values of a metric in the last round: site -> value.
+        """Return each site's value of a metric in the last round.
 
-        The values are those of ``split``, which is test, or val if no site measured test samples.
-        The last round is the last one with any metric of that split. Sites without this metric in
-        that round are left out.
+        The split is test, or val if no site measured test samples. The last round is the latest
+        with any metric of that split.
+
+        Returns:
+            Site -> value. Sites without ``metric`` in the last round are left out.
         """
         values = {}
         for row in self.rows:
@@ -109,9 +111,9 @@ class MeasuredRuns:
     def read(self, run_dir: Path) -> Measured | None:
         """Return the metrics and messages of a run so far, cached while its files are unchanged.
 
-        If a file is missing, damaged or just being written, the result is that of the last
-        successful call, and ``fault`` returns the error. The result is None if no call has
-        succeeded yet, as before the end of the first round, when the files do not exist yet.
+        If a file is missing, damaged or just being written, the result of the last successful call
+        is returned. ``fault`` then returns the error. If no call has succeeded yet, for example
+        before the end of the first round, the result is None.
         """
         known = self._known.get(run_dir)
         # Taken before the files are read, so a file that changes meanwhile is read again next time
@@ -133,9 +135,10 @@ class MeasuredRuns:
 
 
 def _times_written(run_dir: Path) -> tuple[int, ...]:
-    """Return when each of a run's files was last written, to tell whether one has changed.
+    """Return when each of a run's files was last written, so that a caller can notice changes.
 
-    The times are in nanoseconds, in the order of ``_FILES``. A missing file has time 0.
+    The files are config.toml, silos.json, metrics.csv and traffic.csv, in this order. The times are
+    in nanoseconds. A missing file has time 0.
     """
     times = []
     for name in _FILES:
@@ -149,7 +152,8 @@ def _times_written(run_dir: Path) -> tuple[int, ...]:
 def _read_measured(run_dir: Path) -> Measured:
     """Read the metrics and messages of a run so far, without metrics that no page may show.
 
-    Messages of the phase "hello", in which sites introduce themselves, are left out.
+    Metrics are hidden if they rest on too few patients. Messages, the rows of traffic.csv, are
+    returned without those of the phase "hello", in which sites introduce themselves.
 
     Raises:
         RunDirectoryError: a file is missing, damaged or of another version.
@@ -164,9 +168,10 @@ def _read_measured(run_dir: Path) -> Measured:
 
 
 def _values_of_round(rows: Sequence[Row], at: int, split: str) -> dict[str, dict[str, float]]:
-    """Collect the metrics of a split in round number ``at``: site -> metric -> value.
+    """Collect the metrics of a split, such as "test", in round ``at``.
 
-    Sites without a metric of that split in that round are left out.
+    Returns:
+        Site -> metric -> value. Sites without a metric of that split in that round are left out.
     """
     values: dict[str, dict[str, float]] = {}
     for row in rows:

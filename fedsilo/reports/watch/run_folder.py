@@ -50,10 +50,13 @@ class RunFolder:
         self.was_listed = False
 
     def paths(self) -> dict[str, Path]:
-        """Find the runs in the folder: name -> run directory.
+        """Find the runs in the folder, down to two levels below it.
 
-        A name is the path inside the folder, with slashes. If the folder is itself a run directory,
-        it is the only run, with the folder's name.
+        If the folder is itself a run directory, it is the only run, named by the last part of its
+        path.
+
+        Returns:
+            Name -> run directory. A name is the path inside the folder, with slashes.
 
         Raises:
             RunDirectoryError: the folder does not exist or cannot be read.
@@ -73,7 +76,7 @@ class RunFolder:
         return found
 
     def find(self, name: str) -> Path:
-        """Return the directory of the run with this name, as ``paths`` lists it.
+        """Return the directory of the run that ``paths`` lists under this name.
 
         Raises:
             RunDirectoryError: the folder has no such run, or cannot be read.
@@ -88,7 +91,9 @@ class RunFolder:
         return path
 
     def runs(self) -> list[NamedRun]:
-        """List all runs: the last started first, and unreadable ones at the end.
+        """List all runs by their start, from the newest to the oldest.
+
+        Unreadable runs are at the end.
 
         Raises:
             RunDirectoryError: the folder does not exist or cannot be read.
@@ -108,11 +113,12 @@ class RunFolder:
         return sorted(_shown_files(self.find(name)))
 
     def read_file(self, name: str, file: str) -> bytes:
-        """Return the content of one of a run's pictures or reports, as ``files`` lists them.
+        """Return the content of one of a run's pictures or reports, named as in ``files``.
 
         Raises:
-            RunDirectoryError: the folder has no such run, or the run has no such file. Also raised
-                if the file cannot be read, is a link, or is larger than 64 MiB.
+            RunDirectoryError: the folder has no such run, or the run has no such picture or report.
+                This error is also raised if the file cannot be read, is a link, or is larger than
+                64 MiB.
         """
         path = self.find(name)
         if file not in _shown_files(path):
@@ -130,10 +136,10 @@ class RunFolder:
 
 
 def _shown_files(run_dir: Path) -> list[str]:
-    """Return the names of the pictures and reports directly in a run directory, in any order.
+    """Return the names of the pictures and reports in a run directory, in any order.
 
-    ``MEDIA_TYPES`` has the endings of these files. Symbolic links are left out. The list is empty
-    if the directory cannot be read.
+    These are the files with the endings .png, .svg, .pdf, .html and .md. Subfolders are not
+    searched, and symbolic links are left out. If the directory cannot be read, the list is empty.
     """
     names = []
     with suppress(OSError), os.scandir(run_dir) as entries:
@@ -145,9 +151,10 @@ def _shown_files(run_dir: Path) -> list[str]:
 
 
 def look_at_folder(folder: Path) -> View:
-    """Read the states of all runs in a folder, down to two levels below it.
+    """Read the states of all runs in a folder, to show them as a list.
 
-    The run that started last comes first, and unreadable runs are at the end.
+    The folder is searched down to two levels below it. The run that started last comes first.
+    Unreadable runs are at the end.
 
     Raises:
         RunDirectoryError: the folder does not exist or cannot be read.
@@ -176,9 +183,9 @@ def look_for(path: Path) -> Look:
 
 
 def merge_metrics(folder: RunFolder) -> str:
-    """Build the text with the metrics of all running runs, in Prometheus's format.
+    """Build the text with the metrics of all runs in state "running", in Prometheus's format.
 
-    The samples of a metric stand together, below its description, as the format demands.
+    A metric's description appears only once, and is followed by the samples of all these runs.
 
     Raises:
         RunDirectoryError: the folder does not exist or cannot be read.

@@ -50,8 +50,8 @@ class ListedRun:
         """Delete the run directory with all its files.
 
         Raises:
-            RunDirectoryError: a process is writing to the directory, or the system refuses. Also
-                raised if it is a link, or a folder without a run's files.
+            RunDirectoryError: the path is a link or not a run directory, or a process is writing to
+                the directory. This error is also raised if the system cannot delete a file.
         """
         if self.path.is_symlink() or not _is_run(self.path):
             raise RunDirectoryError(f"{self.path} is not a run directory, so it is not deleted")
@@ -68,8 +68,9 @@ class ListedRun:
     def document(self) -> dict[str, Any]:
         """Return the run as a dictionary for JSON.
 
-        The keys are ``path`` (as text), ``state``, ``method``, ``dataset``, ``seed``, ``rounds``,
-        ``started``, ``bytes`` and ``note``, with the values of the attributes.
+        The keys ``path``, ``state``, ``method``, ``dataset``, ``seed``, ``rounds``, ``started``,
+        ``bytes`` and ``note`` have the values of the attributes with these names. ``path`` is a
+        text.
         """
         return {
             "path": str(self.path),
@@ -92,8 +93,9 @@ def list_runs(folders: Sequence[Path], wanted: Mapping[str, str | None]) -> list
     runs.
 
     Args:
-        folders: run directories, or folders with them.
-        wanted: attribute of ``ListedRun`` -> the value that a listed run must have; None for any.
+        folders: run directories, or folders that contain run directories.
+        wanted: name of an attribute of ``ListedRun`` -> the value that a listed run must have. For
+            None, any value will do.
 
     Raises:
         RunDirectoryError: a folder does not exist.
@@ -119,8 +121,8 @@ def _is_run(path: Path) -> bool:
 def find_runs(folder: Path, levels: int = _DEEPEST) -> Iterator[Path]:
     """Yield the run directories in a folder, down to ``levels`` levels below it.
 
-    A run directory is not searched for further ones. If ``folder`` is a run directory, only it is
-    yielded. Links are not followed. A folder that disappears meanwhile is left out.
+    The search does not enter run directories and links. If ``folder`` is itself a run directory,
+    only it is yielded. A folder that disappears during the search is left out.
 
     Raises:
         OSError: a folder cannot be read.
@@ -149,7 +151,7 @@ def read_listed(path: Path, size: int = 0) -> ListedRun:
 
     Args:
         path: the run directory.
-        size: its size in bytes, from ``size_of``, which the result repeats.
+        size: the size of the directory in bytes, which is only copied to the result.
     """
     try:
         seen = look_at(path)
@@ -173,9 +175,10 @@ def read_listed(path: Path, size: int = 0) -> ListedRun:
 
 
 def size_of(folder: Path) -> int:
-    """Return the size in bytes of all files in a folder and below.
+    """Return the size in bytes of all files in a folder and its subfolders.
 
-    A symbolic link has its own size, not that of its target. A file that vanishes is left out.
+    A symbolic link has its own size, not that of its target. A file that vanishes during the count
+    is left out.
     """
     total = 0
     for place, _, files in os.walk(folder):

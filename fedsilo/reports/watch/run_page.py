@@ -45,15 +45,15 @@ _PICTURES = {
 def run_page(view: View, runs: RunFolder | None, *, has_list: bool = True) -> str:
     """Build the HTML page that shows the progress of a run, a deployment or a hospital's node.
 
-    A deployment's page has its members (server and sites) and its newest run. A run's page has its
-    state, curves, metrics, sites and files. A hospital's page has the facts about its messages.
+    A run's page has its state, curves, metrics, sites and files. A deployment's page has its
+    members, which are the server and the sites, and its newest run. A hospital's page has the facts
+    about its messages.
 
     Args:
-        view: the state to show. Parts that it does not have are left out of the page.
-        runs: the folder of the run, from which its metrics, its files and the names of the other
-            runs are read; None for a hospital.
+        view: the state to show. Without a run, the parts about the run are left out.
+        runs: the folder of the run, from which its metrics and files are read. None for a hospital.
         has_list: whether the page links to the list of all runs, and offers to compare the run with
-            others. If it is False, the page does not name other runs.
+            other runs. If it is False, the page does not name other runs.
     """
     run = None
     if view.run and runs:
@@ -81,8 +81,8 @@ def _run_data(run: Watched, runs: RunFolder) -> dict[str, Any]:
     """Build the template variables of a run: its state, facts, curves, metrics, failures and files.
 
     If the run's process was killed, the state is "interrupted". Before the first round has ended,
-    there are no metrics and curves. After that, ``fault`` is the error if the metrics cannot be
-    read, and otherwise empty.
+    the curves and metrics are missing, and ``fault`` is empty. Later, ``fault`` has the error if
+    the metrics cannot be read.
     """
     name = _name_of(run.folder, runs)
     measured = runs.measured.read(run.folder)
@@ -112,9 +112,9 @@ def _run_data(run: Watched, runs: RunFolder) -> dict[str, Any]:
 
 
 def _site_table(view: View) -> Table:
-    """Build the table of the sites' states.
+    """Build the table of the sites' states, with the columns of ``SITE_COLUMNS``.
 
-    If the run is over, the column ``now`` (the present work of a site) is left out.
+    If the run is over, the column ``now``, with the site's present work, is left out.
     """
     columns, rows = list(SITE_COLUMNS), [list(row) for row in view.site_rows()]
     if view.run and view.run.over:
@@ -126,12 +126,12 @@ def _site_table(view: View) -> Table:
 
 
 def _shown_files(runs: RunFolder, name: str) -> tuple[list[dict[str, str]], list[str]]:
-    """Separate a run's PNG pictures from its other files, for the links on its page.
+    """Separate a run's PNG pictures from its other files, so that its page can show them.
 
     Returns:
-        A dictionary for each picture, and the names of the other files. In a dictionary, ``file``
-        is the picture's name, and ``shows`` its description, or its name if it has none. ``paper``
-        is the name of the same picture as PDF, or empty. These PDF files are not among the others.
+        A pair. The first element has a dictionary for each picture. ``file`` is its name. ``shows``
+        is its description, or the name if there is none. ``paper`` is the name of a PDF of the same
+        picture, or empty. The second element has the names of all other files, without these PDFs.
     """
     others = runs.files(name)
     pictures = []
@@ -158,9 +158,9 @@ def _name_of(run_dir: Path, runs: RunFolder) -> str:
 def _facts(run: Watched) -> list[tuple[str, str]]:
     """List the facts about a run for its live page, as pairs (name, text).
 
-    First come the method, data set, seed, start, finished rounds, phase, time so far and time left.
-    Then follow the bytes, spent epsilon, memory of the server, and number of messages left out. The
-    phase is absent if the run is over or between phases, and the time left if it is unknown.
+    The facts are the method, data set, seed, start, finished rounds, phase, time so far, time left,
+    bytes, spent epsilon, memory of the server's process, and number of messages without a usable
+    reply. Between phases and after the run, the phase is left out. An unknown time left is omitted.
     Without differential privacy, the text for epsilon is "none".
     """
     progress = run.progress
@@ -186,10 +186,10 @@ def _facts(run: Watched) -> list[tuple[str, str]]:
 
 
 def _metric_table(measured: Measured) -> Table | None:
-    """Build the table of the headline metrics in the last round: a row per site, then the mean.
+    """Build the table of a run's main metrics in the last round, with a row for each site.
 
-    The sites are in alphabetical order, and a missing value is "n/a". With a single site, there is
-    no row for the mean. If no headline metric was measured, the result is None.
+    The sites are in alphabetical order, and a missing value is "n/a". A last row has the means,
+    unless there is only one site. If none of the main metrics was measured, the result is None.
     """
     if not measured.metrics:
         return None
@@ -209,10 +209,10 @@ def _metric_table(measured: Measured) -> Table | None:
 
 
 def _failures(run_dir: Path) -> Sequence[Sequence[str]]:
-    """List the last ten messages to which a site gave no usable answer, the newest first.
+    """List the last ten messages without a usable answer from a site, the newest first.
 
-    A row has the round, the phase, the site and the cause. If the file of failures is damaged, one
-    row says so.
+    A row has the round, the phase, the site and the cause. If the file that records failures is
+    damaged, the only row has the error.
     """
     try:
         failures = read_failures(RunDirectory(run_dir))
@@ -226,10 +226,10 @@ def _failures(run_dir: Path) -> Sequence[Sequence[str]]:
 
 
 def _other_runs(view: View, runs: RunFolder | None) -> list[str]:
-    """List the names of the other runs in the folder, with which the user may compare the run.
+    """List the names of the runs with which the user may compare the viewed run.
 
-    The run that started last comes first, and unreadable runs are left out. If the view has no run,
-    or if ``runs`` is None, the list is empty.
+    These are the other readable runs in the folder, from the last started to the first. If the view
+    has no run, or if ``runs`` is None, the list is empty.
     """
     if view.run is None or runs is None:
         return []

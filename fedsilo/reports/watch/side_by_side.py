@@ -42,7 +42,10 @@ class _Side:
 
 
 def side_by_side_page(runs: RunFolder, names: Sequence[str]) -> str:
-    """Build the page of two runs: their facts, curves, metrics by site, and settings that differ.
+    """Build the HTML page that compares two runs.
+
+    It has the facts, the curves and the metrics by site of both runs. It also lists the settings in
+    which they differ.
 
     Args:
         runs: the folder with the runs.
@@ -84,8 +87,8 @@ def _names(runs: RunFolder) -> list[str]:
 def _facts(left: _Side, right: _Side) -> list[list[str]]:
     """Build the rows of the table that compares the facts of two runs.
 
-    A row has the name of the fact, such as "state" or "seed", and its text for the left and the
-    right run. A missing text is "n/a".
+    The facts are the state, method, data set, seed, rounds, result, bytes and time. A row has the
+    name of the fact, and its text for the left and the right run. An unknown text is "n/a".
     """
     columns: list[dict[str, str]] = []
     for side in (left, right):
@@ -110,10 +113,11 @@ def _facts(left: _Side, right: _Side) -> list[list[str]]:
 
 
 def _curves(left: _Side, right: _Side) -> list[Picture]:
-    """Draw the headline metrics of two runs over rounds, a picture for each metric that both have.
+    """Draw the main metrics of two runs over rounds, a picture for each metric that both have.
 
-    If the runs do not show metrics of the same split, the list is empty. If both sides are the same
-    run, the name of the second line ends with "again".
+    The metrics are those on test samples, or on validation samples if a run has no test metrics. If
+    this split differs between the runs, the list is empty. It is also empty if the metrics of a run
+    cannot be read.
     """
     pictures: list[Picture] = []
     split = _common_split(left, right)
@@ -121,7 +125,7 @@ def _curves(left: _Side, right: _Side) -> list[Picture]:
         return pictures
     titles = [left.name, right.name]
     if left.name == right.name:
-        titles[1] = f"{right.name} again"
+        titles[1] = f"{right.name} again"  # a title names only one line
     for metric in left.measured.metrics:
         lines = dict(zip(titles, (left.line(metric), right.line(metric)), strict=True))
         if all(lines.values()):
@@ -131,10 +135,11 @@ def _curves(left: _Side, right: _Side) -> list[Picture]:
 
 
 def _common_split(left: _Side, right: _Side) -> str:
-    """Return the split (test or val) whose metrics both runs show, or an empty string.
+    """Return the split, "test" or "val", whose metrics are shown for both runs.
 
-    Each run shows the metrics of one split only. The string is empty if the two splits differ. It
-    is also empty if the metrics of a run cannot be read, as before the end of its first round.
+    A run's metrics are shown on test samples, or on validation samples if it has no test metrics.
+    If the splits of the two runs differ, the result is empty. It is also empty if the metrics of a
+    run cannot be read, for example before the end of its first round.
     """
     if left.measured is None or right.measured is None:
         return ""
@@ -146,9 +151,10 @@ def _common_split(left: _Side, right: _Side) -> str:
 def _site_tables(left: _Side, right: _Side) -> list[Table]:
     """Build the tables that compare the runs' metrics in their last rounds.
 
-    There is a table for each headline metric that both runs have. It has a row for each site of
-    either run, and a last row for the means. A row has both values and the right one minus the left
-    one. A missing number is "n/a". If the runs show metrics of different splits, the list is empty.
+    Each main metric that both runs have gets a table. The table has a row for each site of either
+    run, and a last row for the means. A row has the left value, the right value, and right minus
+    left. A missing number is "n/a". If the metrics of the runs are on different splits, the list is
+    empty.
     """
     split = _common_split(left, right)
     if not split or left.measured is None or right.measured is None:
@@ -180,12 +186,13 @@ def _pair(first: float | None, second: float | None) -> tuple[str, str, str]:
 def _settings(left: _Side, right: _Side) -> tuple[list[list[str]], str]:
     """Compare the settings that decide the results of two runs.
 
-    Settings such as a run's name are not compared. If only one run has a setting, the value of the
-    other run is "-".
+    Settings without influence on the result, such as a run's name, are not compared. If only one
+    run has a setting, the value of the other run is "-".
 
     Returns:
-        The rows [key, left value, right value] of the settings that differ, and an empty text. If
-        the settings of a run cannot be read, no rows and the error.
+        A pair. The first element has a row [key, left value, right value] for each setting that
+        differs. The second element is the error if the settings of a run cannot be read, and
+        otherwise empty. After an error, there are no rows.
     """
     try:
         first = FinishedRun(left.state.folder).settings.decisive()

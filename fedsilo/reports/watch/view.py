@@ -57,7 +57,8 @@ class Watched:
     def seconds(self) -> float:
         """Return the seconds from the start of the run's process until now.
 
-        If the run is over, they are the seconds until its last write.
+        If the run is over, the count ends with the last write of the process. A resumed run has a
+        new process.
         """
         if self.over:
             return self.progress.seconds
@@ -65,7 +66,10 @@ class Watched:
 
     @property
     def seconds_left(self) -> float | None:
-        """Estimate the seconds until the end; None before the first round and after the run."""
+        """Estimate the seconds until the end of the run.
+
+        The result is None until the process has finished a round, and after the run.
+        """
         # The estimate dates from the last write of the file
         left = self.progress.seconds_left
         if left is None or self.over:
@@ -79,9 +83,9 @@ class Watched:
     def state(self) -> str:
         """Describe the state of the run in a few words, such as "running".
 
-        If the run was killed or interrupted, the text has the command that resumes it. If it
-        failed, the text has the reason. If it runs on another machine and has written nothing for a
-        minute, the text says so.
+        If the run was interrupted, or if its process was killed, the text has the command that
+        resumes the run. If it failed, the text has the reason. If it runs on another machine and
+        has written nothing for a minute, the text says so.
         """
         again = f"'fedsilo resume {as_word(self.folder)}' continues it"
         if self.gone:
@@ -98,15 +102,15 @@ class Watched:
         return texts[self.progress.state]
 
     def in_words(self) -> str:
-        """Describe in sentences how far the run is.
+        """Describe in sentences how far the run has come.
 
         For a finished run, the sentence has the number of finished rounds. For a run that failed,
         was interrupted or was killed, the sentences have the state and the number of finished
         rounds.
 
-        For a running run, the sentence has the round. If they are known, it also has the progress
-        of the current phase, the sites that the server waits for, and the time left. If the run has
-        written nothing for a minute, another sentence says so.
+        For a running run, the sentence has the current round. The progress of the phase, the sites
+        that the server waits for, and the time left follow if they are known. If a run on another
+        machine has written nothing for a minute, another sentence says so.
         """
         here = self.progress
         if here.state == "finished":
@@ -127,9 +131,10 @@ class Watched:
     def line(self) -> str:
         """Summarise the run in one line, with commas between the parts.
 
-        The parts are the run's name with its state, the round, the current phase, the bytes, the
-        spent epsilon, the time so far, and the time left. If the run is over, there is no phase.
-        Without differential privacy, there is no epsilon. An unknown time left is left out.
+        The parts are the run's name with its state, the round, the current phase, the bytes
+        received and sent by all sites, the spent epsilon, the time so far, and the time left. After
+        the run, there is no phase. Without differential privacy, there is no epsilon. An unknown
+        time left is omitted.
         """
         here = self.progress
         parts = [f"{here.run}: {self.state()}", f"round {here.round} of {here.rounds}"]
@@ -148,9 +153,9 @@ class Watched:
 def _waiting(progress: Progress) -> list[str]:
     """Describe the progress of the current phase, such as "fit", in one to three phrases.
 
-    The first phrase has the number of sites that have answered, out of those that were asked. If
-    some sites have neither answered nor failed, the second phrase names them. The third one names
-    those among them that are not connected, if any.
+    The first phrase says how many of the asked sites have answered. If some sites have neither
+    answered nor failed, a second phrase names these waiting sites. If waiting sites are not
+    connected, a third phrase names them.
     """
     parts = [f"{len(progress.answered)} of {len(progress.asked)} hospitals have answered"]
     waiting = []
@@ -168,13 +173,13 @@ def _waiting(progress: Progress) -> list[str]:
 def look_at(folder: Path) -> Watched:
     """Read the present state of a run from its directory, and check whether its process lives.
 
-    ``gone`` is True if the run says that it is running, but its process on this machine has died. A
-    process on another machine cannot be checked. For such a process, ``silent`` tells whether it
-    has written nothing for a minute.
+    In the result, ``gone`` is True if a run that is recorded as running has lost its process on
+    this machine. A process on another machine cannot be checked. In that case, ``silent`` is True
+    if the process has written nothing for a minute.
 
     Raises:
-        RunDirectoryError: the folder is not a run directory, has links that lead out of it, or is
-            of another version of fedsilo.
+        RunDirectoryError: the folder is not a run directory, contains symbolic links that lead out
+            of it, or is of another version of fedsilo.
     """
     folder = folder.expanduser().resolve()
     if not folder.is_dir():
@@ -209,7 +214,7 @@ def newest_run(runs: Path) -> Path | None:
 def phase_text(progress: Progress) -> str:
     """Format the current phase of a run in a few words, such as "fit: 3 of 5 answered".
 
-    Sites that are not connected, and sites that failed, are named if there are any.
+    The names of sites that are not connected, and of sites that failed, follow.
     """
     text = f"{progress.phase}: {len(progress.answered)} of {len(progress.asked)} answered"
     if progress.away:
@@ -226,9 +231,9 @@ def traffic_text(progress: Progress) -> str:
 
 
 def epsilon_text(progress: Progress) -> str:
-    """Format the largest epsilon that a site spent, and its cap if one is set.
+    """Format the largest epsilon that a site spent, and its cap, such as "epsilon 1.25 of 8".
 
-    Without differential privacy, the result is an empty string.
+    Without a cap, only the epsilon is shown. Without differential privacy, the text is empty.
     """
     spent = progress.epsilon()
     if spent is None:
@@ -254,10 +259,10 @@ class View:
     runs: tuple[tuple[str, ...], ...] | None = None
 
     def metrics_text(self) -> str:
-        """Build the text with metrics in Prometheus's format.
+        """Build the text with the metrics of the viewed parts, in Prometheus's format.
 
-        It joins the metrics of the parts that the view has: the run, the members of a deployment
-        (whether each one runs) and the hospital's node. Without these parts, the text is empty.
+        The parts are a run's progress, the members of a deployment, and a hospital's node. For each
+        member, the metric says whether its process runs. Without these parts, the text is empty.
         """
         text = ""
         if self.run:
@@ -273,10 +278,13 @@ class View:
     def line(self) -> str:
         """Summarise the state in one line.
 
-        For a hospital, the line has the facts about its messages. For a folder with runs, it has
-        the number of runs in each state. For a run or a deployment, it is the run's line, such as
-        "hearts: running, round 3 of 10, ...". Without any run, it says "no run yet". If members of
-        a deployment are down, their names follow after a semicolon.
+        - For a hospital's node, the line has the facts about its messages.
+        - For a folder with runs, it has the number of runs in each state.
+        - For a run or a deployment, it summarises the run, such as "hearts: running, round 3 of 10,
+          ...".
+        - Without any run, it says "no run yet".
+
+        If members of a deployment are down, their names follow after a semicolon.
         """
         parts = [f"{self.title}: no run yet"]
         if self.run:
@@ -296,9 +304,9 @@ class View:
     def site_rows(self) -> list[tuple[str, ...]]:
         """Format the state of each site of the run as a row of cells, sorted by site.
 
-        The cells are those of ``SITE_COLUMNS``: site, present work, time of work, bytes sent to the
-        site, bytes received from it, peak memory and epsilon. An unknown memory or epsilon is "-".
-        Without a run, the list is empty.
+        The cells are those of ``SITE_COLUMNS``: site, present work, total time of work, bytes sent
+        to the site, bytes received from it, peak memory and spent epsilon. An unknown memory or
+        epsilon is "-". Without a run, the list is empty.
         """
         if self.run is None:
             return []
@@ -328,7 +336,7 @@ Look = Callable[[], View]
 
 
 def look_at_run(folder: Path) -> View:
-    """Read the state of a run, as a view of this run alone.
+    """Read the state of a run, for a page or a terminal that shows this run.
 
     Raises:
         RunDirectoryError: the folder does not contain a run that this version can read.
@@ -340,8 +348,8 @@ def look_at_run(folder: Path) -> View:
 def look_at_deployment(folder: Path) -> View:
     """Read which members of a deployment run on this machine, and the state of its newest run.
 
-    The newest run is the one that was written to last. If the deployment has no run yet, the view
-    has no run.
+    Members are the server and the sites. The newest run is the one with the latest write to its
+    files. If the deployment has no run yet, ``run`` is None in the result.
 
     Raises:
         FedsiloError: the folder does not contain a deployment, or the run is of another version.
@@ -368,9 +376,10 @@ def _doing(site: str, run: Watched) -> str:
 
     The first of these rules that applies decides the text:
 
-    1. When the run is over, it is empty.
+    1. When the run is over, the text is empty.
     2. For a failed site, it is "left out: " and the reason.
-    3. For a site that is not asked in this phase, or between phases, it is empty.
+    3. Between phases, the text is empty. It is also empty for a site that is not asked in this
+       phase.
     4. For a site that has answered, it is "answered".
     5. For a site that is not connected, it is "away".
     6. Otherwise it is "asked to " and the phase.

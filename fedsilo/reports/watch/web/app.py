@@ -70,9 +70,10 @@ class WatchPages:
 
         Args:
             path: ``/``, ``/runs``, ``/run``, ``/compare`` or ``/report``.
-            query: the address's query: ``name`` of the run, ``a`` and ``b`` of two runs to compare,
-                or ``reader``, ``name`` and ``other`` (a second run) of a report. Other pages ignore
-                it.
+            query: the parameters of the address. ``/run`` takes the ``name`` of a run. ``/compare``
+                takes the names ``a`` and ``b`` of two runs. ``/report`` takes ``reader``
+                ("research", "clinic" or "dpo"), the ``name`` of a run, and optionally ``other``,
+                the name of a second run.
 
         Returns:
             The page with status 200, or a notice. A notice has status 503 for ``/`` and ``/runs``,
@@ -107,9 +108,9 @@ class WatchPages:
         """Return the metrics as plain text in Prometheus's format.
 
         For a folder of runs, they are the metrics of all running runs. Otherwise they are those of
-        the run, the deployment's members and the hospital, as far as these exist. The text may be
-        empty. If the metrics cannot be read, the response has status 503 and a comment with the
-        error.
+        the shown run, of the deployment's members, and of the hospital's node. If there are none of
+        these, the text is empty. If the metrics cannot be read, the response has status 503, and a
+        comment with the error.
         """
         media_type = "text/plain; version=0.0.4; charset=utf-8"
         try:
@@ -126,9 +127,11 @@ class WatchPages:
     def file(self, query: Query) -> Response:
         """Return a picture or a report of a run as a response.
 
-        ``query`` has the ``name`` of the run and the name of the ``file``. If the run or the file
-        does not exist or cannot be read, the response has status 404 and the error as plain text.
-        Scripts in the file are forbidden by a header, which a PDF does not get.
+        A header forbids scripts in the file, unless it is a PDF. If the run or the file does not
+        exist or cannot be read, the response has status 404 and the error as plain text.
+
+        Args:
+            query: the parameters of the address: ``name``, the run, and ``file``, the file's name.
         """
         name, file = query.get("name", ""), query.get("file", "")
         try:
@@ -143,10 +146,10 @@ class WatchPages:
         return Response(content, headers=headers, media_type=MEDIA_TYPES[suffix])
 
     def _folder(self) -> RunFolder:
-        """Return the folder of runs.
+        """Return the folder with the runs that the pages show.
 
         Raises:
-            RunDirectoryError: the pages are those of a hospital, whose node has no run directories.
+            RunDirectoryError: the pages show a hospital's node, which has no runs of its own.
         """
         if self.runs is None:
             raise RunDirectoryError("a hospital's node has no run directories: ask the server")
@@ -185,14 +188,14 @@ def make_app(
 ) -> Starlette:
     """Build the web application, which answers requests for pages, files, metrics and events.
 
-    Pages are rendered on a daemon thread, so a slow page does not delay other requests. The events
-    send an open page those of its sections that have changed.
+    Pages are rendered on a daemon thread, so a slow page does not delay other requests. An open
+    page gets its changed sections as a stream of events.
 
     Args:
         pages: renders the pages.
-        names: the host names under which the pages may be requested; None for any IP address and
-            for the names of this machine's loopback (``guard.Guard``).
-        is_over: tells whether the server is about to end. Then open streams of events end as well.
+        names: the host names under which the pages may be requested. None allows "localhost" and
+            any IP address.
+        is_over: tells whether the server is ending. Open streams of events then end too.
     """
 
     async def page(request: Request) -> Response:

@@ -69,9 +69,9 @@ class Guard:
     def _refuse(self, scope: Scope) -> PlainTextResponse | None:
         """Return the reply that refuses a request, or None if the request may be answered.
 
-        A request with an unknown host name in its header ``Host`` gets status 403. Known are the
-        ``names`` or, if these are None, every IP address and the names of the loopback. A request
-        to a known host gets status 405 if its method is neither GET nor HEAD.
+        A request whose header ``Host`` has an unknown name gets status 403. If ``names`` is None,
+        "localhost" and every IP address are known. Otherwise, only ``names`` are known. A request
+        with any other method than GET or HEAD gets status 405.
         """
         host = host_name(Headers(scope=scope).get("host", ""))
         if not self._is_known(host):

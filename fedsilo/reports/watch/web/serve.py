@@ -62,10 +62,10 @@ class WatchServer:
         self._server = uvicorn.Server(config)
 
     def serve(self) -> None:
-        """Answer requests until Ctrl-C or ``stop``, and then close the socket.
+        """Answer requests until Ctrl-C or a call of ``stop``, and then close the socket.
 
         Raises:
-            KeyboardInterrupt: the user pressed Ctrl-C. All connections are closed by then.
+            KeyboardInterrupt: the user pressed Ctrl-C. All connections are already closed.
         """
         with self._socket:
             self._server.run(sockets=[self._socket])
@@ -82,8 +82,8 @@ def _open_socket(host: str, port: int) -> socket.socket:
     ended.
 
     Raises:
-        SettingError: the port is out of range, in use or not allowed, or ``host`` is not an address
-            of this machine.
+        SettingError: the port is out of range, in use or closed to this user, or ``host`` is not an
+            address of this machine.
     """
     if not 0 <= port <= _LAST_PORT:
         raise SettingError(f"--port is {port}; it must be from 0 to {_LAST_PORT}")
@@ -103,10 +103,10 @@ def _open_socket(host: str, port: int) -> socket.socket:
 
 
 def _describe_fault(host: str, port: int, error: OSError | UnicodeError) -> str:
-    """Explain in one line why a server could not listen at an address, and suggest a remedy.
+    """Explain in one line why a server could not use an address, and suggest a remedy.
 
-    If the port is in use, or the user has no permission to open it, the text suggests another port.
-    Any other error counts as a wrong address: the text says that this machine does not have it.
+    If the port is in use, or if the user has no permission to open it, the text suggests another
+    port. For every other error, the text says that the address is not one of this machine.
     """
     code = getattr(error, "errno", None)
     if code == errno.EADDRINUSE:
@@ -120,12 +120,12 @@ def _describe_fault(host: str, port: int, error: OSError | UnicodeError) -> str:
 
 
 def _known_names(host: str, bound: str) -> Collection[str] | None:
-    """Choose the host names that a request may have in its Host header.
+    """Choose the host names that a request may have in its header ``Host``.
 
-    The server refuses other names, because another web page could have sent such a request. If
-    ``host`` is an IP address that other machines can reach, the result is None: then any IP address
-    and the loopback names are allowed. Otherwise the result has the names of the loopback (such as
-    "localhost"), ``bound``, and ``host`` in lower case.
+    The server refuses other names, because another web page may send such requests (DNS rebinding).
+    If ``host`` is an IP address and ``bound`` is not a loopback address, the result is None. Any IP
+    address and "localhost" are then allowed. Otherwise the result has the loopback names, such as
+    "localhost", ``bound``, and ``host`` in lower case.
 
     Args:
         host: the address or name that the user gave.
