@@ -50,7 +50,8 @@ def draw_routing(document: Mapping[str, Any]) -> dict[str, Figure]:
     }
     sites, means = {}, []
     for site, weights in document["sites"].items():
-        if weights:  # empty for a site without test samples
+        # A site with too few test samples has no metrics of any expert
+        if weights and all("mean" in weights[expert] for expert in experts):
             sites[site] = weights
             means.append([weights[expert]["mean"] for expert in experts])
     if sites:

@@ -64,7 +64,7 @@ def draw_survival(rows: Iterable[Mapping[str, str]]) -> dict[str, Figure]:
     panels[0].set_ylim(0.0, 1.02)
     panels[0].set_xlim(left=0.0)
     figure.supylabel("share without the event", fontsize="medium")
-    figure.supxlabel("time; below each point the patients still followed", fontsize="medium")
+    figure.supxlabel("time; the numbers are patients still followed", fontsize="medium")
     figure.suptitle("Kaplan-Meier curves of the test patients, 95 % band", fontsize="medium")
     return {"survival.png": figure}
 

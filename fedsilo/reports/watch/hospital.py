@@ -72,7 +72,7 @@ class HospitalState:
         if self.last:
             moment = datetime.fromisoformat(self.last).timestamp()
             name = "fedsilo_hospital_last_message_timestamp_seconds"
-            found.append((name, "When the last message was answered.", [({}, moment)]))
+            found.append((name, "Time of the last message.", [({}, moment)]))
         if self.epsilon is not None:
             meaning = "Epsilon spent over all runs."
             found.append(("fedsilo_hospital_epsilon", meaning, [({}, self.epsilon)]))

@@ -147,6 +147,8 @@ def test_one_expert_alone_has_no_distance_and_is_drawn_all_the_same() -> None:
 def test_without_any_hospitals_metrics_only_distances_are_drawn() -> None:
     assert set(draw_routing(document())) == {"prototype-distances.png"}
     assert set(draw_routing(document(va={}))) == {"prototype-distances.png"}
+    too_few = dict.fromkeys(EXPERTS, {})
+    assert set(draw_routing(document(va=too_few))) == {"prototype-distances.png"}
 
 
 def six_cells(start: int) -> list[float]:
