@@ -147,7 +147,7 @@ def test_one_expert_alone_has_no_distance_and_is_drawn_all_the_same() -> None:
 def test_without_any_hospitals_metrics_only_distances_are_drawn() -> None:
     assert set(draw_routing(document())) == {"prototype-distances.png"}
     assert set(draw_routing(document(va={}))) == {"prototype-distances.png"}
-    too_few = dict.fromkeys(EXPERTS, {})
+    too_few: dict[str, dict[str, float]] = {expert: {} for expert in EXPERTS}
     assert set(draw_routing(document(va=too_few))) == {"prototype-distances.png"}
 
 
