@@ -103,6 +103,7 @@ def finetune(
     """Fine-tune a finished run's model for a task.
 
     Each entry of ``weights`` names a starting point:
+
     - a run directory, for the run's model
     - a file of a ViT's weights
     - 'timm:NAME', for weights of the package timm

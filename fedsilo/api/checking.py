@@ -44,6 +44,7 @@ def site(
 
     A node is the process by which a hospital takes part. Its start arguments come from one of three
     places:
+
     - ``deployment``: all its sites on this machine are checked, or only those in ``site``.
     - ``kit``: only ``node_config`` may be added.
     - neither: ``superlink``, ``root_certificates``, ``key``, ``node_config``, ``host`` and

@@ -76,6 +76,7 @@ def explain(
 
     The patient is row ``row`` of the site's ``split``. A new patient is row ``row`` of the file
     ``table``, or the image file ``image``. The form of the explanation depends on the model:
+
     - PICSR, which mixes the sites' networks: the weight of each network.
     - Any other model of tables: the Shapley values of the columns.
     - Any other model of images: a map over the image.
@@ -360,6 +361,7 @@ def gradcam(
 
     The picture has a row per image and a column per run. ``rows`` names the images. ``scenarios`` =
     n instead chooses up to n images per class for each of four scenarios:
+
     - all runs are right
     - no run is right
     - only the first run is right
@@ -437,6 +439,7 @@ def report(
     """Write a page about finished runs.
 
     ``reader`` decides the content:
+
     - 'research': settings, curves, tests and cost.
     - 'clinic': hits and misses by class. ``by`` and ``decisions`` belong here, and need the sites'
       data on this machine to predict the test samples again.

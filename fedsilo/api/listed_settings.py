@@ -98,6 +98,7 @@ def find_settings(word: str) -> list[ListedGroup]:
     """Find the settings that a user searches for by a word.
 
     The first of these rules that finds settings decides:
+
     1. ``word`` is the name of a group: all settings of this group. The settings without a group are
        the group 'experiment'.
     2. The key or the help of settings contains ``word``, in upper or lower case: these settings. An
