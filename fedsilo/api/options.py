@@ -261,8 +261,8 @@ def _resolve(annotation: Any, names: dict[str, Any]) -> Any:
 def option_of(hint: Any) -> Option | None:
     """Return the help that an ``Annotated`` type has for the command line.
 
-    The help is the first string or ``Option`` in the type. A string becomes an ``Option`` with this
-    help. The result is None if there is no help.
+    It is the first string or ``Option`` in the type. A string becomes an ``Option``. The result is
+    None without such help.
     """
     for entry in getattr(hint, "__metadata__", ()):
         if isinstance(entry, str):

@@ -23,8 +23,8 @@ def finetune(result: FinetuneResult, *, out: AnyPath, as_json: AsJson = False) -
     """Print the result of fine-tuning.
 
     By default, this is a table with a row for each starting point (the weights from which networks
-    are trained), then the output folder. With ``as_json``, it is only a JSON list, with the mean
-    and deviation over seeds of each metric of each starting point.
+    are trained), then the output folder. With ``as_json``, it is a JSON list with the mean and
+    deviation over seeds of each metric, for each starting point.
     """
     from fedsilo.finetuning.finetune_results import metrics_table, result_table
 
@@ -68,11 +68,8 @@ def calibrate(
 ) -> None:
     """Print a summary of a calibration, then the path of its file.
 
-    Args:
-        result: the calibration.
-        run_dir: the run directory. It has the file if ``out`` is None.
-        coverage: the coverage of the prediction sets that the summary describes.
-        out: the path of the file. None for the default file in ``run_dir``.
+    The summary describes prediction sets with ``coverage``. The path is ``out``. If ``out`` is
+    None, it is the default file in ``run_dir``.
     """
     from fedsilo.inference.predict.calibration import calibration_path
 

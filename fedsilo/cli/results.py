@@ -196,8 +196,7 @@ def crossvalidate(
 ) -> None:
     """Print a cross-validation as text or as JSON, and write it to files.
 
-    The text has a table for each metric. ``csv`` and ``markdown`` name the files. None writes no
-    file.
+    The text has a table for each metric. A path that is None writes no file.
     """
     if as_json:
         print_json(result.document())
