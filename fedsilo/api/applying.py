@@ -110,10 +110,10 @@ def finetune(
     - 'scratch', for random weights
 
     From each starting point, one network per seed is trained on the pooled training images of the
-    sites. Each network is measured on the test images, with the weights of its best epoch by the
-    validation metric. With ``distil_epochs``, an encoder first learns to predict the tokens (patch
-    features) of the run's ViT. Metrics, learning curves and the best network of the first starting
-    point are written to ``out``, unless a training fails.
+    sites, and measured on the test images after its best epoch. The validation metric decides which
+    epoch is best. With ``distil_epochs``, an encoder first learns to predict the tokens (patch
+    features) of the run's ViT. Metrics, curves and the best network of the first starting point are
+    written to ``out``, unless a training fails.
 
     Returns:
         The study and the result of each starting point, in the order of ``weights``.
@@ -168,15 +168,14 @@ def predict(
 ) -> Predictions | MaskPredictions:
     """Predict new cases with a finished run's model.
 
-    Give exactly one source of cases: ``images``, ``manifest``, ``table`` or ``split``. A case gets
-    no answer if its distance from the training samples exceeds a limit, which held-out samples set.
-    ``answer_all`` answers these cases too. ``out`` and ``html`` name the files to write.
+    Give exactly one source of cases: ``images``, ``manifest``, ``table`` or ``split``. A case that
+    is farther from the training samples than a limit gets no answer, unless ``answer_all`` is set.
+    Held-out samples set the limit. ``out`` and ``html`` name files to write. ``watch`` is called
+    with two numbers: the cases done so far, and all cases.
 
     For segmentation, ``out`` must name a new folder, which gets a mask (PNG) for each image.
-    Options that do not apply to masks are then refused. ``run_dir`` may then also be a folder of
+    Options that do not apply to masks are refused. ``run_dir`` may then also be a folder of
     ``finetune``.
-
-    ``watch`` is called with two numbers: the cases done so far, and all cases.
 
     Returns:
         The predictions. For segmentation, this is a ``MaskPredictions``. For other tasks,
@@ -259,11 +258,11 @@ def calibrate(
 ) -> Calibration:
     """Calibrate a finished run's model at a site.
 
-    Calibration makes predicted probabilities match observed frequencies. For this, a temperature,
-    by which the model's logits are divided, is fitted on the site's validation rows. The
-    calibration also stores a score of each row, from which ``predict`` makes prediction sets.
-    ``coverage`` is the share of these sets that shall contain the true class. It decides the number
-    of validation rows that are needed, which is at least ten.
+    Calibration makes predicted probabilities match observed frequencies. The model's logits are
+    divided by a temperature, which is fitted on the site's validation rows. The calibration also
+    stores a score of each row, from which ``predict`` makes prediction sets. ``coverage`` is the
+    share of these sets that shall contain the true class. The higher it is, the more validation
+    rows are needed, and at least ten.
 
     Returns:
         The calibration, which is also written to ``out``. Without ``out`` it is written to the run
@@ -315,15 +314,14 @@ def monitor(
     """Check whether new cases still resemble the training data of a run.
 
     The feature distributions of the new cases are compared with those of the site's training data.
-    If enough cases have labels, predictions are compared with the labels too. For runs that predict
-    classes, these checks are accuracy, calibration and the coverage of prediction sets. For runs
-    that predict a number, the check is the mean absolute error. Each check needs as many cases as
+    If enough cases have labels, predictions are checked too: accuracy, calibration and coverage for
+    classes, or the mean absolute error for a predicted number. Each check needs as many cases as
     the run's setting 'privacy.sums-min-count'.
 
     Returns:
-        The checks. Each has its value, its limit, and whether the value is beyond the limit.
-        ``alarms`` has the checks for which it is. ``missing`` has a line with the reason for each
-        check that was not possible.
+        The checks. ``alarms`` has the checks whose value is beyond the limit for an alarm, which
+        each check states. ``missing`` has a line with the reason for each check that was not
+        possible.
 
     Raises:
         FedsiloError: ``data`` does not exist or has too few readable cases, ``coverage`` is not

@@ -42,16 +42,14 @@ def site(
 ) -> Iterator[Finding]:
     """Check whether a hospital's node can start and take part in runs.
 
-    A node is the process by which a hospital takes part. Its start arguments come from one of three
-    places:
+    A node is the process by which a hospital takes part. Its start arguments come from one of
+    these:
 
-    - ``deployment``: all its sites on this machine are checked, or only those in ``site``.
-    - ``kit``: only ``node_config`` may be added.
-    - neither: ``superlink``, ``root_certificates``, ``key``, ``node_config``, ``host`` and
-      ``port``.
+    - ``deployment``, for all its sites on this machine or only those in ``site``
+    - ``kit``, to which only ``node_config`` may be added
+    - ``superlink``, ``root_certificates``, ``key``, ``node_config``, ``host`` and ``port``
 
-    With ``experiment``, the checks also cover a run of it. ``sources`` change the experiment's
-    settings.
+    With ``experiment``, the checks also cover a run of it, whose settings ``sources`` may change.
 
     Yields:
         The findings of all checks, site by site. A failed check is a finding, not an error.

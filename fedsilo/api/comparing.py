@@ -142,9 +142,9 @@ def plan_comparison(
     """Yield the lines of ``compare --dry-run``, which describe a comparison without running it.
 
     Each run has a line with its directory and its state: to be run, to be resumed, or finished. If
-    the run of an experiment's seed 0 has not begun, the experiment starts with three more lines,
-    its plan, its cost and that run's directory. The last two lines give the number of runs to do
-    and say that nothing was run.
+    an experiment's run of seed 0 has not begun, three lines come before the run's line: its plan,
+    its cost and its directory. The last two lines give the number of runs to do and say that
+    nothing was run.
 
     The arguments are those of ``compare``.
 
@@ -207,11 +207,10 @@ def tune(
 ) -> Tuned:
     """Choose an experiment's settings by validation on its training data.
 
-    The simulation file has a grid for the experiment: the values to try for each setting. A point
-    of the search is one combination of values. Each point is trained for every validation fold and
-    seed, and the point with the best metric is chosen. Test data are not used. The choice and all
-    trials are written to ``<out>/tune-<experiment>``. Trials that are finished there are not
-    repeated.
+    The simulation file has the experiment's grid: the values to try for each setting. A point is
+    one combination of values. Each point is trained for every validation fold and seed, and the
+    point with the best metric is chosen. Test data are not used. All trials are written to
+    ``<out>/tune-<experiment>``, and finished trials there are not repeated.
 
     Returns:
         The points, best first, the chosen settings with their reason (the content of

@@ -95,14 +95,10 @@ def renew(
 ) -> MadeKit | str:
     """Replace a hospital's key and kit, or the certificate of the server.
 
-    The effect depends on ``member``:
-
-    - A hospital on another machine gets a new key in a new kit, the zip with which it connects.
-    - A site of this machine gets a new key. Its process is ended until 'fedsilo deploy up'.
-    - The server gets a new certificate, which it uses from its next start on.
-
-    The server then refuses the old key.
-
+    A hospital on another machine gets a new key in a new kit, the zip with which it connects. A
+    site of this machine gets a new key, and its process is ended until 'fedsilo deploy up'. The
+    server then refuses the old key. If ``member`` is 'server', it gets a new certificate for its
+    next start.
 
     Returns:
         For a hospital on another machine, its new kit. Otherwise a sentence on the next step.
@@ -122,9 +118,9 @@ def revoke(
 ) -> str:
     """Exclude a hospital for good.
 
-    From now on, the server accepts no messages from it. If the hospital's process runs on this
-    machine, the process is ended. The server's copies of its keys and kit are deleted. The name can
-    be added again, but only with a new key.
+    The server accepts no more messages from the hospital. If the hospital's process runs on this
+    machine, the process is ended. Copies of the hospital's keys and kit at the server are deleted.
+    The name can be added again, but only with a new key.
 
     Returns:
         The sentence '<member> is revoked'.

@@ -173,10 +173,10 @@ def overlays(
 ) -> Iterator[Path | str]:
     """Draw the best, the median and the worst segmented image of each site.
 
-    The images of a site are ranked by their Dice score. The score of an image is the mean over the
-    classes that its true or its predicted mask has. Each chosen image is shown with the outlines of
-    both masks. Without ``site``, all sites of the run are drawn. Without ``pictures``, the files
-    are written to the run directory. These files contain patients' images.
+    Images are ranked by their Dice score, which is the mean over the classes in the true or the
+    predicted mask. Each chosen image is shown with the outlines of both masks. Without ``site``,
+    all sites of the run are drawn. Without ``pictures``, the files are written to the run
+    directory. These files contain patients' images.
 
     Yields:
         For each site the path of its picture, ``overlays-<site>.png``. If all true and predicted
@@ -282,8 +282,7 @@ def embeddings(
     An embedding is a sample's values at a layer of its site's network. Each run gets a panel, in
     which t-SNE places every sample as a point in the plane. The panel also shows how well
     classifiers predict a sample's site (accuracy) and its class (AUC) from the embedding. For each
-    site without samples in the split, ``tell`` is called with a line of text. All runs are
-    embedded before the first file is written.
+    site without samples in the split, ``tell`` is called with a line of text.
 
     Yields:
         For each run, a text with the path of ``embeddings.json`` in its directory, the accuracy and
@@ -359,24 +358,23 @@ def gradcam(
 ) -> Path:
     """Draw the image regions by which convolutional networks find a class (Grad-CAM).
 
-    The picture has a row per image and a column per run. ``rows`` names the images. ``scenarios`` =
-    n instead chooses up to n images per class for each of four scenarios:
+    The picture has a row per image and a column per run. ``rows`` names the images. ``scenarios``
+    instead is the largest number of images per class in each of four scenarios:
 
     - all runs are right
     - no run is right
     - only the first run is right
     - the second run is right, and the first is not
 
-    Scenarios need at least two runs. By default, the picture is ``gradcam-<site>.png`` in the first
-    run's directory.
+    By default, the picture is ``gradcam-<site>.png`` in the first run's directory.
 
     Returns:
         The path of the picture.
 
     Raises:
-        FedsiloError: not exactly one of ``rows`` and ``scenarios`` is given, a row or the class
-            does not exist, no image fits a scenario, a run's network is not convolutional, or the
-            runs have different images.
+        FedsiloError: not exactly one of ``rows`` and ``scenarios`` is given, ``scenarios`` is given
+            for a single run, a row or the class does not exist, no image fits a scenario, a run's
+            network is not convolutional, or the runs have different images.
     """
     from fedsilo.explanations import gradcam_pictures as grad_cam
     from fedsilo.pictures.panel_grids import refuse_shared_state
@@ -438,12 +436,12 @@ def report(
 ) -> list[Path]:
     """Write a page about finished runs.
 
-    ``reader`` decides the content:
+    The content depends on ``reader``:
 
     - 'research': settings, curves, tests and cost.
-    - 'clinic': hits and misses by class. ``by`` and ``decisions`` belong here, and need the sites'
-      data on this machine to predict the test samples again.
-    - 'dpo': the data that left each site. ``audit_log`` and ``site_file`` belong to this page.
+    - 'clinic': hits and misses by class. ``by`` and ``decisions`` belong here. They need the sites'
+      data on this machine.
+    - 'dpo': the data that left each site. ``audit_log`` and ``site_file`` belong here.
 
     Returns:
         A list with the path of the HTML file.
@@ -482,7 +480,7 @@ def report(
 
 
 def _named_folders(run_dirs: Sequence[AnyRun]) -> list[Path]:
-    """Return the directories of the runs that a command names, in the given order.
+    """Convert the runs that a command names to the paths of their directories, in the given order.
 
     Whether the directories exist is not checked.
 

@@ -46,10 +46,10 @@ class _Facts:
 def list_experiments(path: Path, method: str | None = None, here: bool = False) -> Iterator[str]:
     """Yield the lines of a list of experiments, grouped by method.
 
-    Methods are sorted by name. Each has a heading, and below it a line for each experiment. The
-    experiments of a matrix share one line, under a name such as ``a-{x,y}``, which a shell expands
-    to their names. If an experiment cannot run, its line has the reason. If ``method`` has no
-    experiment to list, a line says how to run the method with its defaults.
+    Methods are sorted by name. Each has a heading, and below it a line for each experiment, or for
+    all experiments of a matrix. Their name on the line is then a pattern such as ``a-{x,y}``. If an
+    experiment cannot run, its line has the reason. If ``method`` has no experiment to list, a line
+    says how to run the method with its defaults.
 
     Args:
         path: the simulation file.

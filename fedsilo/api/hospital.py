@@ -31,9 +31,8 @@ def start(
 
     Before the first start, ``tell`` shows the kit's code and the hospital's rules for its data. For
     a later kit, it shows the code and the differences from the previous kit. The user compares the
-    code by telephone with the server's operator, who made the kit, and types 'yes'. ``yes``
-    replaces the typing. If all checks pass, Flower's SuperNode replaces the process, and the
-    function does not return.
+    code by telephone with the server's operator, and types 'yes' unless ``yes`` is set. If all
+    checks pass, Flower's SuperNode replaces the process, and the function does not return.
 
     Raises:
         FedsiloError: the user does not confirm, the kit or an option cannot be used, or a check of
@@ -166,9 +165,9 @@ def keys(
     """List the signing keys of this hospital and of others, and mark keys as compared.
 
     Hospitals compare the codes of their keys by telephone. Only hospitals with a compared key take
-    part in secure sums with this one. ``compared`` marks keys before the list is made. A NAME alone
-    marks the key that an earlier call listed. NAME=CODE marks the key with this code, even if it
-    has not arrived yet. Then the hospitals in ``forget`` are removed.
+    part in secure sums with this one. Before the list is made, ``compared`` marks keys. A NAME
+    alone marks the key that an earlier call listed, and NAME=CODE the key with this code. Then
+    ``forget`` removes hospitals.
 
     Returns:
         A line for this hospital's key, then a line for the key of each other hospital, by name. If

@@ -99,14 +99,14 @@ def find_settings(word: str) -> list[ListedGroup]:
 
     The first of these rules that finds settings decides:
 
-    1. ``word`` is the name of a group: all settings of this group. The settings without a group are
-       the group 'experiment'.
+    1. ``word`` is the name of a group: all settings of this group. The group 'experiment' has the
+       settings without a group.
     2. The key or the help of settings contains ``word``, in upper or lower case: these settings. An
-       empty word finds all settings.
+       empty word finds all.
     3. ``word`` is the former key of a renamed setting: the settings found by its present key.
 
     Returns:
-        The groups with the settings that were found.
+        The groups, each with the settings that were found.
 
     Raises:
         SettingError: nothing was found. The message suggests the most similar key or group, or

@@ -178,11 +178,10 @@ def command(function: Callable[P, R]) -> Callable[P, R]: ...
 def command(function: Callable[P, Any]) -> Callable[P, Any]:
     """Turn a function into a command of fedsilo that Python code can call too.
 
-    Python code calls the wrapper that is returned. It first checks the arguments against the
-    function's signature. If the function yields values, the wrapper runs it to its end and returns
-    a list of the values. If a ``FedsiloError`` ends it early, the values so far are attached to the
-    error as notes (``add_note``). The command line unwraps the function, and prints each value when
-    it is yielded.
+    Python code calls the wrapper that is returned. The wrapper first checks the arguments. If the
+    function yields values, the wrapper collects them in a list. If a ``FedsiloError`` ends the
+    function early, the values so far are attached to the error as notes (``add_note``). The command
+    line unwraps the function, and prints each value when it is yielded.
     """
 
     @wraps(function)

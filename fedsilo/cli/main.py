@@ -303,13 +303,13 @@ def _add_command(app: typer.Typer, name: str, command: Command, panel: str) -> N
     The options of the command are, in this order:
 
     - those of its function
-    - those of the function that shows the result, unless the first function has them too
+    - those of the function that shows the result, as far as they are new
     - ``--quiet``
     - ``--dry-run``, if ``command.plan`` is set
 
-    With ``--dry-run``, the function ``command.plan`` is called instead, and its result is printed.
-    With ``--quiet`` or ``--json``, lines about the progress are discarded. If the result then has a
-    path, such as that of a run, only this path is printed.
+    ``--dry-run`` only prints the result of ``command.plan``. ``--quiet`` and ``--json`` discard all
+    that the function itself prints. If the result then has a path, such as that of a run, only this
+    path is printed.
 
     Args:
         app: the app, or the group of a command of two words.

@@ -292,10 +292,10 @@ def deploy_status(
 def _print_findings(target: str) -> Callable[..., None]:
     """Make the function that shows the results of ``fedsilo doctor <target>``.
 
-    The function takes the findings of the checks. It prints each one as soon as its check ends,
+    The function takes the findings of the checks. It prints each finding as soon as its check ends,
     then a summary such as "3 passed, 0 failed, 1 skipped". With ``as_json`` it prints a single JSON
-    document after the last check instead. At the end it raises ``typer.Exit`` with code 1 if a
-    check failed. If none failed and none passed, the code is 3.
+    document at the end instead. It raises ``typer.Exit`` with code 1 if a check failed, or with
+    code 3 if none failed and none passed.
     """
 
     def show(findings: Iterable[Finding], *, as_json: AsJson = False) -> None:

@@ -111,15 +111,15 @@ class Budget:
     def differences(self, other: Budget) -> Iterator[str]:
         """Yield a phrase for each difference from another budget, such as "rounds 5, not 10".
 
-        A budget has the resources of an experiment. These are compared, in this order:
+        The parts of a budget are compared in this order:
 
-        - Settings that both budgets have. If both have measured optimiser steps, settings of
-          training, such as the batch size, are skipped.
+        - Settings that both budgets have. Settings of training, such as the batch size, are skipped
+          if both budgets have measured optimiser steps.
         - The numbers of points that tuning tried.
-        - The numbers of rounds that the runs finished, if any run of the two budgets ended before
-          its last round. The order of the runs does not matter.
-        - Measured optimiser steps and samples, if both budgets have measured steps. A number
-          differs if it is more than 10 % above or below the other budget's.
+        - The numbers of rounds that the runs finished, if any run of the two budgets ended early.
+          The order of the runs does not matter.
+        - Measured optimiser steps and samples, if both budgets have measured steps. They differ if
+          they are more than 10 % above or below the other budget's.
         """
         # Measured steps are more exact than the settings of training, which are then ignored
         known = bool(self.steps and other.steps)
@@ -325,9 +325,8 @@ class Budgets:
 def budget_of(settings: RunSettings, trials: int = 0) -> Budget:
     """Build an experiment's budget from its settings, before any run.
 
-    A budget is the resources that an experiment gets. It has the number of rounds, the settings of
-    training, such as the batch size, and those of the start, which are the network and its initial
-    weights. A setting that has no effect is left out:
+    A budget is the resources that an experiment gets: the rounds, the settings of training, the
+    network and its initial weights. A setting that has no effect is left out:
 
     - 'train.local-epochs', if 'train.local-steps' or 'train.epoch-steps' is set
     - 'train.local-steps', if 'train.epoch-steps' is set

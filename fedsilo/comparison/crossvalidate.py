@@ -212,9 +212,9 @@ def metric_intervals(
     """Compute the interval of each experiment's metrics, for each site and for the mean over sites.
 
     The intervals are 95 % corrected resampled t intervals over the runs, clipped to the range of
-    the metric. If a metric is undefined at a site in some runs, such as AUC with one class, the
-    site's interval is over its other runs. The mean over sites then leaves this site out of all
-    runs. The metric "pooled-balanced-accuracy" has one interval, over the samples of all sites.
+    the metric. A metric may be undefined at a site in some runs, such as AUC with one class. Then
+    the site's interval is over its other runs, and the mean over sites leaves the site out. The
+    metric "pooled-balanced-accuracy" has a single interval.
 
     Args:
         summaries: experiment -> the summaries of its runs.
@@ -247,10 +247,9 @@ def difference_intervals(
     """Compute the intervals of the first experiment's metrics minus each other experiment's.
 
     Values are subtracted run by run, because the k-th runs of all experiments have the same split.
-    Each 95 % corrected resampled t interval comes with the p value for a true difference of 0.
-    There is an interval for each site, over the runs in which both experiments have the metric.
-    There is also one for the mean over the sites that have the metric in every run of every
-    experiment.
+    Each 95 % corrected resampled t interval has the p value for a true difference of 0. A site's
+    interval is over the runs in which both experiments have the metric. Another interval is for the
+    mean over the sites that have the metric in every run of every experiment.
 
     Args:
         summaries: experiment -> the summaries of its runs.
@@ -469,10 +468,10 @@ def corrected_interval(values: Sequence[float], folds: int) -> CorrectedInterval
     """Compute the mean of ``values``, one per run, with its 95 % corrected resampled t interval.
 
     A value is a run's metric, or the difference between two methods on the same split. For J runs
-    and the sample variance s^2, the variance of the mean is (1/J + 1/(folds - 1)) s^2. The plain
-    1/J would treat runs as independent, although they share training rows. Student's t has J - 1
-    degrees of freedom. If all values are equal, both limits are the mean, and p is 0, or 1 for a
-    mean of 0. For a single run, the limits and p are None.
+    and the sample variance s^2, the variance of the mean is (1/J + 1/(folds - 1)) s^2, with J - 1
+    degrees of freedom. The plain 1/J would ignore that runs share training rows. If all values are
+    equal, both limits are the mean, and p is 0, or 1 for a mean of 0. For a single run, the limits
+    and p are None.
     """
     from scipy import stats
 

@@ -243,7 +243,7 @@ def _terms(budgets: Budgets) -> Iterator[str]:
     If some budgets are unequal, there is a sentence for each such experiment. Otherwise one
     sentence names the equal parts: rounds, steps, samples, network, start and tuning. Steps and
     samples are sums over sites, given as a range if they differ slightly. If steps are unknown,
-    batch size and local steps are named instead. For several data sets, the sentence has no numbers
+    batch size and local steps take their place. For several data sets, the sentence has no numbers
     and no tuning. Without budgets, nothing is yielded.
     """
     if budgets.unlike():

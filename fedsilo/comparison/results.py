@@ -46,9 +46,9 @@ def shared_metrics(
 ) -> list[SiteMetrics]:
     """Keep only metrics that all runs have at a site, so that their means cover the same sites.
 
-    If a run lacks a metric at a site, all runs on the same data set lose the metric at this site.
-    There are two exceptions. A run that has the metric at none of its sites does not count. If the
-    runs on a data set have no site in common, each run is checked only at its own sites.
+    If a run lacks a metric at a site, all runs on the same data set lose it at this site. A run
+    that has the metric at none of its sites does not count. If the runs on a data set have no site
+    in common, each run is checked only at its own sites.
 
     Args:
         runs: the finished runs.
@@ -109,10 +109,9 @@ def _lacking_metrics(
 def shared_summaries(runs: Sequence[FinishedRun], split: str) -> list[dict[str, Any]]:
     """Return a copy of each run's summary for a split, with means over the same sites.
 
-    If one of the runs on a data set lacks a metric at a site, no mean of these runs includes the
-    metric at this site. Runs that have the metric at no site do not count. If a distribution (a
-    group of sites) has a single site, its row keeps all metrics of this site, because the row is
-    not a mean.
+    If a run lacks a metric at a site, no mean of the runs on its data set includes the metric at
+    this site. A run that has the metric at no site does not count. The row of a distribution (a
+    group of sites) with a single site is not a mean, so it keeps all metrics of the site.
 
     Args:
         runs: the finished runs.
@@ -120,8 +119,8 @@ def shared_summaries(runs: Sequence[FinishedRun], split: str) -> list[dict[str, 
 
     Returns:
         The summaries in the order of ``runs``, with three more keys. ``published`` has the paper's
-        numbers, or None for ``val``. ``lacking`` has the sites that the mean of a metric leaves
-        out, by metric. ``site_count`` is the number of the run's sites.
+        numbers, or None for ``val``. ``lacking`` has for each metric the sites that its mean leaves
+        out. ``site_count`` is the number of the run's sites.
     """
     ends = [run.last_metrics(split) for run in runs]
     summaries = []
@@ -284,11 +283,11 @@ def experiment_results(
 ) -> pd.DataFrame:
     """Build the tidy results of one experiment: a row for each group, metric and seed.
 
-    A row has the experiment, method, seed, group, metric and value. It also has the value that a
-    paper published for the metric, with its standard deviation, or None. Groups are the
-    distributions (groups of sites) of the runs, then ``all``. Rows are in the order of groups, then
-    metrics, then seeds. A metric that a run lacks for a group, such as AUC with one class, has no
-    row. Method and published values are those of the first summary.
+    A row has the experiment, method, seed, group, metric and value. It also has the value and
+    standard deviation that a paper published, or None. Groups are the distributions (groups of
+    sites) of the runs, then ``all``. Rows are in the order of groups, then metrics, then seeds. A
+    metric that a run lacks for a group, such as AUC with one class, has no row. Method and
+    published values come from the first summary.
 
     Args:
         experiment: the experiment's name.
@@ -320,10 +319,9 @@ def constant_results(
     """Build the tidy results of a baseline that always predicts the second of two classes.
 
     At a site, its accuracy is the share of that class. Its balanced accuracy and its AUC are 0.5,
-    and missing if the site has samples of only one class. The table has a row for each metric of
-    each distribution (group of sites), and of ``all``, the mean over sites. It covers sites with
-    exactly two classes, at least one sample in the split, and no hidden count. If there are none,
-    it is empty.
+    or missing if the samples have one class. The table has a row for each metric of each
+    distribution (group of sites), and of ``all``, the mean over sites. It covers sites with two
+    classes, at least one sample in the split, and no hidden count. If there are none, it is empty.
 
     Args:
         silos: the content of ``silos.json``, with the label counts of each site.
@@ -392,9 +390,9 @@ def pooled_balanced_accuracy(sites: Iterable[TwoClassMetrics]) -> float | None:
     """Compute the balanced accuracy over the samples of all sites together, from 0 to 1.
 
     For each class, the samples and the correct predictions of all sites are added up. A site's
-    correct predictions are computed from its accuracy and balanced accuracy. With equally many
-    samples of both classes, these are equal and do not suffice. The result is None if they do not
-    suffice at some site, or if all samples are of one class.
+    correct predictions are computed from its accuracy and balanced accuracy. This is impossible
+    with equally many samples of both classes, because the two metrics are then equal. The result is
+    None if it is impossible at some site, or if all samples are of one class.
     """
     counts = [0, 0]
     correct = [0, 0]
