@@ -261,8 +261,8 @@ def calibrate(
     Calibration makes predicted probabilities match observed frequencies. The model's logits are
     divided by a temperature, which is fitted on the site's validation rows. The calibration also
     stores a score of each row, from which ``predict`` makes prediction sets. ``coverage`` is the
-    share of these sets that shall contain the true class. The higher it is, the more validation
-    rows are needed, and at least ten.
+    share of these sets that shall contain the true class. A higher coverage needs more validation
+    rows, and at least ten are always needed.
 
     Returns:
         The calibration, which is also written to ``out``. Without ``out`` it is written to the run
@@ -314,9 +314,9 @@ def monitor(
     """Check whether new cases still resemble the training data of a run.
 
     The feature distributions of the new cases are compared with those of the site's training data.
-    If enough cases have labels, predictions are checked too: accuracy, calibration and coverage for
-    classes, or the mean absolute error for a predicted number. Each check needs as many cases as
-    the run's setting 'privacy.sums-min-count'.
+    If enough cases have labels, predictions are checked too: accuracy, calibration and coverage of
+    prediction sets for classes, or the mean absolute error for a predicted number. Each check needs
+    as many cases as the run's setting 'privacy.sums-min-count'.
 
     Returns:
         The checks. ``alarms`` has the checks whose value is beyond the limit for an alarm, which

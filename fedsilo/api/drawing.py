@@ -133,7 +133,7 @@ def attention(
     """Draw the attention of a run's ViT, in one picture for each site.
 
     A picture shows a site's images with the attention of all layers together (attention rollout).
-    For each class, these are the ``images`` images with the most certain predictions. Without
+    For each class, it has the ``images`` images with the most certain predictions. Without
     ``site``, all sites of the run are drawn. Without ``pictures``, the files are written to the run
     directory.
 

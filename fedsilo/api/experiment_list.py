@@ -162,8 +162,8 @@ def _describe_method(name: str) -> str:
 def _format_line(names: str, text: str, width: int) -> str:
     """Format a line of the list: the names, padded to ``width`` characters, then the text.
 
-    A text that is too long is shortened so that the line has 160 characters. If the names leave
-    less than 40 characters for the text, it gets 40, and the line is longer.
+    A text that is too long is shortened so that the line has at most 160 characters. If the names
+    leave less than 40 characters for the text, it gets 40, and the line is longer.
     """
     start = f"  {names:{width}}  "
     return start + one_line(text, max(_LONGEST_LINE - len(start), 40))

@@ -179,7 +179,7 @@ def command(function: Callable[P, Any]) -> Callable[P, Any]:
     """Turn a function into a command of fedsilo that Python code can call too.
 
     Python code calls the wrapper that is returned. The wrapper first checks the arguments. If the
-    function yields values, the wrapper collects them in a list. If a ``FedsiloError`` ends the
+    function yields values, the wrapper returns them as a list. If a ``FedsiloError`` ends the
     function early, the values so far are attached to the error as notes (``add_note``). The command
     line unwraps the function, and prints each value when it is yielded.
     """

@@ -154,8 +154,8 @@ def _shown_by(name: str) -> Callable[..., Any]:
 def _show_usage_error(error: click.ClickException, words: Sequence[str]) -> None:
     """Show click's error about the arguments, with the usage of the command.
 
-    If ``suggest`` finds in ``words``, the words of the command line, what the user may have meant,
-    the error's text is replaced by this suggestion.
+    If ``suggest`` finds a suggestion for ``words``, the words of the command line, it replaces the
+    error's text.
     """
     instead = suggest(error, words)
     if instead and isinstance(error, click.UsageError):
@@ -243,7 +243,7 @@ def _make_command(texts: Mapping[str, str], **words: Any) -> _ClickCommand:
 
 @contextmanager
 def _silence(quiet: bool) -> Iterator[None]:
-    """Make a context manager that discards what its block prints on standard output.
+    """Make a context manager that discards all standard output of its block.
 
     If ``quiet`` is False, nothing is discarded.
     """
@@ -440,9 +440,9 @@ def _typer_parameter(parameter: inspect.Parameter, option: Option) -> inspect.Pa
 def _command_type(hint: Any) -> Any:
     """Convert the type of a parameter to a type that the command line can parse.
 
-    A mapping becomes a list of strings ``key=value``, and a sequence becomes a list. Both lose a
-    None among their types. All other types keep it. A union becomes ``Path`` if ``Path`` is a
-    member, else ``str`` if ``str`` is a member, else its first member.
+    A mapping becomes a list of strings ``key=value``, and a sequence becomes a list. Neither may
+    then be None, but all other types may be None as before. A union becomes ``Path`` if ``Path`` is
+    a member, else ``str`` if ``str`` is a member, else its first member.
     """
     members = [member for member in members_of(hint) if member is not type(None)]
     # Settings are a mapping or texts; a command line has only texts. A sequence comes

@@ -63,8 +63,8 @@ def watch(
     """Show the progress of runs: print one line, serve web pages, or redraw the terminal.
 
     With ``once``, a line with the present progress is printed. With ``port``, pages are served
-    until Ctrl-C. Otherwise the terminal is redrawn until Ctrl-C. If a single run is shown, this
-    also stops at the end of the run. Ctrl-C stops only the display.
+    until Ctrl-C. Otherwise the terminal is redrawn until Ctrl-C. If a single run is shown, the
+    display also stops at the end of the run. Ctrl-C stops only the display.
 
     Raises:
         SettingError: both ``once`` and ``port`` are given, or ``address`` without ``port``.
