@@ -102,11 +102,18 @@ def finetune(
 ) -> FinetuneResult:
     """Fine-tune a finished run's model for a task.
 
-    Each entry of ``weights`` is a starting point: a run, a file of a ViT's weights, 'timm:NAME', or
-    'scratch' for random weights. From each one, a network per seed is trained on the pooled
-    training images of the sites. It is measured on the test images, with the weights of the epoch
-    that had the best validation metric. Metrics, learning curves and the best network of the first
-    starting point are written to the folder ``out``. If any training fails, nothing is written.
+    Each entry of ``weights`` names a starting point:
+
+    - a run directory, for the run's model
+    - a file of a ViT's weights
+    - 'timm:NAME', for weights of the package timm
+    - 'scratch', for random weights
+
+    From each starting point, one network per seed is trained on the pooled training images of the
+    sites, and measured on the test images after its best epoch. The validation metric decides which
+    epoch is best. With ``distil_epochs``, an encoder first learns to predict the tokens (patch
+    features) of the run's ViT. Metrics, curves and the best network of the first starting point are
+    written to ``out``, unless a training fails.
 
     Returns:
         The study and the result of each starting point, in the order of ``weights``.
@@ -162,22 +169,24 @@ def predict(
     """Predict new cases with a finished run's model.
 
     Give exactly one source of cases: ``images``, ``manifest``, ``table`` or ``split``. A case that
-    is unlike the training samples gets no answer, unless ``answer_all`` is set. The predictions are
-    written to the file ``out``, and a page about them to ``html``, each only if it is given.
-    ``watch`` is called with two numbers: the cases done so far, and all cases.
+    is farther from the training samples than a limit gets no answer, unless ``answer_all`` is set.
+    Held-out samples set the limit. ``out`` and ``html`` name files to write. ``watch`` is called
+    with two numbers: the cases done so far, and all cases.
 
-    For segmentation, ``out`` must name a new folder for the masks (PNG), and options that do not
-    apply to masks are refused. ``run_dir`` may then also be a folder that ``finetune`` wrote.
+    For segmentation, ``out`` must name a new folder, which gets a mask (PNG) for each image.
+    Options that do not apply to masks are refused. ``run_dir`` may then also be a folder of
+    ``finetune``.
 
     Returns:
         The predictions. For segmentation, this is a ``MaskPredictions``. For other tasks,
-        ``frame()`` has the rows of the CSV file, one for each case. For classes, its columns
-        include ``predicted``, ``p.<class>`` and ``entropy``.
+        ``frame()`` has a row for each case, as in the CSV file. If the run predicts classes, the
+        columns include ``predicted``, ``p.<class>`` and ``entropy``.
 
     Raises:
         FedsiloError: not exactly one source is given, ``id`` is given without ``table``, an option
-            does not apply to the run's task, the model or the cases cannot be opened, a file to
-            write already exists, or the calibration is missing.
+            does not apply to the run's task, the model or the cases cannot be opened, or a file to
+            write already exists. Also raised if ``coverage`` is given, but the model has no
+            calibration.
     """
     from fedsilo.inference.predict import predicted_masks as masks
     from fedsilo.inference.predict import prediction
@@ -220,15 +229,16 @@ def predict(
 
 
 def _refuse_without_classes(run: FinishedRun, of_classes: Mapping[str, object]) -> None:
-    """Check that the run predicts classes if an option of ``predict`` that needs them is given.
+    """Refuse options of ``predict`` that need classes if the run does not predict classes.
 
     Args:
         run: the finished run.
-        of_classes: name of each option that needs classes -> its value; None if it is not given.
+        of_classes: name of each option that needs classes -> its value. None means that the option
+            is not given.
 
     Raises:
-        SettingError: an option is given, but the run predicts something other than classes. The
-            message names the first such option.
+        SettingError: an option is given, but the run does not predict classes. The message names
+            the first such option.
     """
     for name, value in of_classes.items():
         if value is not None:
@@ -248,20 +258,20 @@ def calibrate(
 ) -> Calibration:
     """Calibrate a finished run's model at a site.
 
-    Calibration makes predicted probabilities match observed frequencies: a temperature, by which
-    the model's logits are divided, is fitted on the site's validation rows. The scores of these
-    rows are stored as well, so that ``predict`` can make prediction sets that contain the true
-    class as often as promised. ``coverage`` is the highest coverage that such sets can be asked
-    for. A higher coverage needs more validation rows. At least ten are always needed.
+    Calibration makes predicted probabilities match observed frequencies. The model's logits are
+    divided by a temperature, which is fitted on the site's validation rows. The calibration also
+    stores a score of each row, from which ``predict`` makes prediction sets. ``coverage`` is the
+    share of these sets that shall contain the true class. A higher coverage needs more validation
+    rows, and at least ten are always needed.
 
     Returns:
         The calibration, which is also written to ``out``. Without ``out`` it is written to the run
         directory, where it replaces an earlier calibration of the site.
 
     Raises:
-        FedsiloError: ``coverage`` is out of range, the run has not ended or does not predict
-            classes, the site has too few validation rows, they have changed since the run, or the
-            file ``out`` already exists.
+        FedsiloError: ``coverage`` is not between 0 and 1, the run has not ended or does not predict
+            classes, the site has too few validation rows, the rows have changed since the run, or
+            the file ``out`` already exists.
     """
     from fedsilo.inference.predict.calibration import (
         calibrate_model,
@@ -304,17 +314,18 @@ def monitor(
     """Check whether new cases still resemble the training data of a run.
 
     The feature distributions of the new cases are compared with those of the site's training data.
-    If at least 'privacy.sums-min-count' cases have labels, the predictions are checked too. For
-    classes, these checks are accuracy, calibration and the coverage of prediction sets. For a
-    number, the check is the mean absolute error. For other tasks, labels are not compared.
+    If enough cases have labels, predictions are checked too: accuracy, calibration and coverage of
+    prediction sets for classes, or the mean absolute error for a predicted number. Each check needs
+    as many cases as the run's setting 'privacy.sums-min-count'.
 
     Returns:
-        The checks. ``alarms`` has the checks whose value is beyond its limit. ``missing`` has a
-        line for each check that was not possible, with the reason.
+        The checks. ``alarms`` has the checks whose value is beyond the limit for an alarm, which
+        each check states. ``missing`` has a line with the reason for each check that was not
+        possible.
 
     Raises:
-        FedsiloError: ``data`` does not exist or has fewer than 'privacy.sums-min-count' readable
-            cases, ``coverage`` is not between 0 and 1, or the run or calibration cannot be opened.
+        FedsiloError: ``data`` does not exist or has too few readable cases, ``coverage`` is not
+            between 0 and 1, or the run or the calibration cannot be opened.
     """
     from fedsilo.inference.monitor.monitor import check_new_cases
     from fedsilo.inference.predict.calibration import check_coverage
@@ -345,18 +356,18 @@ def export(
 ) -> Export:
     """Write a run's model as a program that needs no fedsilo.
 
-    The program's answers to made-up test vectors are first compared with fedsilo's. An answer is a
-    prediction of the run's task, such as class probabilities or a number. The program, the test
-    vectors and a model card are then written to a new folder. By default, this is ``export-<form>``
-    in the run directory, or ``export-<form>-<site>`` if a site is named.
+    The program and fedsilo first predict made-up test vectors, and their predictions must agree to
+    0.0001. Then the program, the test vectors and a model card are written to a new folder. By
+    default, this is ``export-<form>`` in the run directory. ``site`` exports the model of that
+    site, by default into ``export-<form>-<site>``.
 
     Returns:
-        The folder, the largest difference between the program's answers and fedsilo's, and the
-        types and shapes of the inputs and outputs.
+        The folder, the largest difference between the predictions of the program and of fedsilo,
+        and the types and shapes of the inputs and outputs.
 
     Raises:
         FedsiloError: the run cannot be opened, the folder exists, the model cannot be written in
-            this format, or the program's predictions differ from fedsilo's.
+            this format, or the predictions differ.
     """
     from fedsilo.inference.export.export import export_model
     from fedsilo.runs.finished_run import FinishedRun
@@ -385,7 +396,8 @@ def card(
     """Write the model card of a run.
 
     The card is a Markdown file about the model, its data, its results and its limits. It leaves out
-    metrics that rest on too few patients. With ``site`` it describes that site's own model.
+    metrics over fewer patients than the setting 'privacy.sums-min-count'. With ``site`` it
+    describes that site's own model.
 
     Returns:
         The path of the file.

@@ -42,16 +42,20 @@ def site(
 ) -> Iterator[Finding]:
     """Check whether a hospital's node can start and take part in runs.
 
-    A node is the process by which a hospital takes part. The arguments that start it are read from
-    a deployment (all its sites on this machine, or only the named ones), from a kit, or from the
-    other options. A failed check is a finding, not an error.
+    A node is the process by which a hospital takes part. Its start arguments come from one of
+    these:
+
+    - ``deployment``, for all its sites on this machine or only those in ``site``
+    - ``kit``, to which only ``node_config`` may be added
+    - ``superlink``, ``root_certificates``, ``key``, ``node_config``, ``host`` and ``port``
+
+    With ``experiment``, the checks also cover a run of it, whose settings ``sources`` may change.
 
     Yields:
-        The findings of all checks, site by site.
+        The findings of all checks, site by site. A failed check is a finding, not an error.
 
     Raises:
-        SettingError: an option would be ignored, such as ``host`` with ``deployment`` or
-            ``sources`` without ``experiment``; or a name is unknown.
+        SettingError: a site or an experiment is unknown, or a given option would have no effect.
         FedsiloError: the deployment, the kit or the node config cannot be read.
     """
     from fedsilo.deployment.doctor.findings import examine
@@ -99,13 +103,14 @@ def site(
 def _setups_of_deployment(
     folder: Path, sites: Sequence[str], settings: RunSettings | None
 ) -> list[SiteSetup]:
-    """Collect the arguments that start each site's node in a deployment, for the checks.
+    """Collect for each site of a deployment the arguments that start its node.
 
     Args:
         folder: the deployment's folder.
-        sites: the names of the sites to check, in this order; empty for all sites of this machine.
-        settings: the settings of a run that the sites must be able to join; None to check the nodes
-            only.
+        sites: the names of the sites, in the order of the result. Empty for all sites of this
+            machine.
+        settings: the settings of a run, to check whether the sites could join it. None to check
+            only the nodes.
 
     Returns:
         A setup for each site, with the arguments of its node and ``settings``.
@@ -124,18 +129,21 @@ def _setups_of_deployment(
 def _setup_of_kit(
     path: Path, node_config: Sequence[str], settings: RunSettings | None, opened: ExitStack
 ) -> SiteSetup:
-    """Collect the arguments that start a hospital's node, from its kit, for the checks.
+    """Collect from a hospital's kit the arguments that start its node.
 
     A kit has the files with which a hospital joins a deployment. It is a zip, or the folder into
-    which the zip was opened. A zip is opened here into a temporary folder, which is removed when
-    ``opened`` is closed.
+    which the zip was opened. A zip is opened here into a temporary folder. A folder is used as it
+    is.
 
     Args:
         path: the zip or the folder.
         node_config: entries ``key=value``, which override the kit's own node config.
-        settings: the settings of a run that the hospital must be able to join; None to check the
-            node only.
-        opened: keeps the temporary folder until the checks are done.
+        settings: the settings of a run, to check whether the hospital could join it. None to check
+            only the node.
+        opened: the stack of open resources. Closing the stack removes the temporary folder.
+
+    Returns:
+        The arguments of the node, with ``settings``.
 
     Raises:
         FedsiloError: the kit or the node config cannot be read.
@@ -178,14 +186,14 @@ def server(
 ) -> Iterator[Finding]:
     """Check whether the server can start and serve runs.
 
-    The server is described either by a deployment, or by the other parameters, as flower-superlink
-    takes them. In the latter case, environment variables name the folder of runs and the registry
-    (the file that binds hospitals' names to keys). A failed check is a finding, not an error, and
-    later checks still run. A check is skipped if it needs one that did not pass.
+    The server is described by ``deployment``, or by the other parameters and two environment
+    variables. ``FEDSILO_RUNS`` then names the folder of runs, and ``FEDSILO_SITE_REGISTRY`` the
+    file that binds hospitals' names to keys. After a failed check, only the checks that depend on
+    it are skipped.
 
     Yields:
-        The findings of the checks, in a fixed order. Each check runs only when its finding is
-        requested.
+        The findings of the checks, in a fixed order. A failed check is a finding, not an error.
+        Each check runs only when its finding is requested.
 
     Raises:
         SettingError: ``deployment`` is given together with another option.
@@ -235,9 +243,9 @@ def run(
 ) -> Iterator[Finding]:
     """Ask the sites of a run for their facts, but train nothing.
 
-    The checks find out whether the experiment could run. Facts are a site's answers before round 1,
-    such as sample counts and software versions. The sites are those of ``deployment``. Without a
-    deployment, they are simulated on this machine.
+    Facts are a site's answers before round 1, such as sample counts and software versions. From the
+    facts, the checks find out whether the experiment could run. The sites are those of
+    ``deployment``. Without a deployment, they are simulated on this machine.
 
     Yields:
         The findings of the checks, in a fixed order. A failed check is a finding, not an error.
@@ -261,10 +269,10 @@ def run(
 
 
 def _refuse_with(source: str, others: Mapping[str, object]) -> None:
-    """Check that an option is not given together with other options that would have no effect.
+    """Refuse options that would have no effect together with the given option ``source``.
 
     Args:
-        source: the name of the option, which gives a deployment or a kit.
+        source: the name of an option that the caller knows to be given, such as ``--deployment``.
         others: name of another option -> its value. None or an empty value means that it is not
             given.
 

@@ -59,11 +59,11 @@ def compare(
 ) -> Comparison:
     """Run experiments over seeds and compare them.
 
-    The seeds are 0 to ``seeds - 1``, and the run directories are ``<out>/<experiment>-seed<n>``, or
-    ``<out>/<experiment>-split<n>`` with ``own_splits``. A finished run is not repeated, and is kept
-    if a later run fails. An interrupted run is resumed. Unless ``unequal`` is set, experiments on
-    the same data set must have equal budgets: rounds, steps, start (network and weights) and
-    tuning.
+    The seeds are 0 to ``seeds - 1``, and a run's directory is ``<out>/<experiment>-seed<n>``. With
+    ``own_splits``, each seed also has its own split of the data, and the name ends in
+    ``-split<n>``. Finished runs are not repeated, and interrupted runs are resumed. Unless
+    ``unequal`` is set, experiments on the same data set must have equal rounds, optimiser steps,
+    networks, initial weights and tuning.
 
     Returns:
         The comparison. ``results`` is a data frame with a row per experiment, group of sites,
@@ -71,9 +71,9 @@ def compare(
         samples, bytes and seconds of each experiment.
 
     Raises:
-        FedsiloError: an argument or setting is wrong, the budgets are unequal (checked before the
-            first run and after the last), only some methods keep the optimiser's state over rounds,
-            or a run failed.
+        FedsiloError: an argument or setting is wrong, the experiments' budgets are unequal, or a
+            run failed. Also raised if some methods keep the optimiser's state over rounds and
+            others restart it.
     """
     from fedsilo.comparison import over_seeds as study
     from fedsilo.comparison.jobs import run_all, runs_of
@@ -141,14 +141,16 @@ def plan_comparison(
 ) -> Iterator[str]:
     """Yield the lines of ``compare --dry-run``, which describe a comparison without running it.
 
-    Each run has a line with its directory and its state: to be run, to be resumed, or finished.
-    Before the first line of an experiment come its plan, cost and directory, if that run has not
-    begun. The last two lines give the number of runs to do, and say that nothing was run. The
-    arguments are those of ``compare``.
+    Each run has a line with its directory and its state: to be run, to be resumed, or finished. If
+    an experiment's run of seed 0 has not begun, three lines come before the run's line: its plan,
+    its cost and its directory. The last two lines give the number of runs to do and say that
+    nothing was run.
+
+    The arguments are those of ``compare``.
 
     Raises:
-        FedsiloError: the comparison could not begin (see ``compare``). Whether the split that is
-            compared has enough samples is not checked here.
+        FedsiloError: the comparison could not begin. Whether the sites have enough samples to
+            compare is not checked here.
     """
     from fedsilo.comparison import over_seeds as study
     from fedsilo.engines.dry_run import NOTHING_RUN, describe_run
@@ -205,14 +207,14 @@ def tune(
 ) -> Tuned:
     """Choose an experiment's settings by validation on its training data.
 
-    The simulation file has the experiment's grid: the values to try for each setting. A point of
-    the search is one combination of such values. Each point is trained for every validation fold
-    and seed, and the point with the best metric is chosen. The choice does not depend on test data.
-    The choice and all trials are written to ``<out>/tune-<experiment>``. Trials that an earlier
-    call finished there are not repeated.
+    The simulation file has the experiment's grid: the values to try for each setting. A point is
+    one combination of values. Each point is trained for every validation fold and seed, and the
+    point with the best metric is chosen. Test data are not used. All trials are written to
+    ``<out>/tune-<experiment>``, and finished trials there are not repeated.
 
     Returns:
-        The points, best first, with the content of chosen.json and the folder.
+        The points, best first, the chosen settings with their reason (the content of
+        ``chosen.json``), and the folder.
 
     Raises:
         FedsiloError: the experiment, the grid or the metric cannot be used, or a number is below 1.
@@ -242,12 +244,12 @@ def crossvalidate(
     tell: Tell = silent,
     **sources: Unpack[options.Sources],
 ) -> CrossValidation:
-    """Repeat cross-validation within each site.
+    """Compare experiments by repeated cross-validation within each site.
 
     Each repetition cuts every site's data into new folds, the same for all experiments. Every other
     experiment is compared with the first. Unless ``unequal`` is set, all experiments must have
-    equal budgets: settings of training, start and tuning, and numbers of finished rounds. Optimiser
-    steps are not compared, because these runs do not record them. A finished run is not repeated.
+    equal training settings, networks, initial weights, tuning and numbers of finished rounds. A
+    finished run is not repeated.
 
     Returns:
         The confidence intervals of each metric and of its difference from the first experiment, and
@@ -255,8 +257,8 @@ def crossvalidate(
 
     Raises:
         FedsiloError: an experiment is unknown, its data cannot be cut, ``folds`` is below 2,
-            ``repeats`` is below 1, the budgets are unequal, only some methods keep the optimiser's
-            state over rounds, or a run failed.
+            ``repeats`` is below 1, the budgets are unequal, or a run failed. Also raised if some
+            methods keep the optimiser's state over rounds and others restart it.
     """
     from fedsilo.comparison import budgets as compared
     from fedsilo.comparison import crossvalidate as study

@@ -44,11 +44,11 @@ def up(
     tell: Tell = silent,
     **options: Unpack[DeploymentOptions],
 ) -> Deployment:
-    """Start the server and the sites of this machine that are not running yet.
+    """Start the server and the sites of this machine, except those that are running already.
 
-    If ``deployment`` has no deployment yet, a new one is made there from ``options``, with the
-    silos of ``experiment`` as its sites. The call returns when the server and these sites are
-    online.
+    If the folder ``deployment`` has no deployment yet, a new one is made from ``options``. Its
+    sites are the silos of ``experiment``, by default those of 'uefl-digits'. The call returns when
+    the server and these sites are online.
 
     Returns:
         The deployment, with the ids of its processes.
@@ -72,8 +72,8 @@ def add(
 ) -> Sequence[MadeKit]:
     """Register hospitals on other machines, and make a kit for each.
 
-    A kit is a zip with what a hospital needs to connect: a private key, the authority's certificate
-    and the server's address. The server must be running.
+    A kit is a zip with all that a hospital needs to connect: a private key, the authority's
+    certificate and the server's address. The server must be running.
 
     Returns:
         The kits, in the order of ``names``.
@@ -95,13 +95,13 @@ def renew(
 ) -> MadeKit | str:
     """Replace a hospital's key and kit, or the certificate of the server.
 
-    A kit is a zip with what a hospital on another machine needs to connect. After the call, the
-    server refuses the hospital's old key. A site of this machine has no kit. Its process is ended,
-    and 'fedsilo deploy up' starts it with the new key.
+    A hospital on another machine gets a new key in a new kit, the zip with which it connects. A
+    site of this machine gets a new key, and its process is ended until 'fedsilo deploy up'. The
+    server then refuses the old key. If ``member`` is 'server', it gets a new certificate for its
+    next start.
 
     Returns:
-        For a hospital on another machine, its new kit. Otherwise a sentence that says what to do
-        next.
+        For a hospital on another machine, its new kit. Otherwise a sentence on the next step.
 
     Raises:
         FedsiloError: ``member`` is not in the deployment, or a hospital's key cannot be replaced,
@@ -118,9 +118,9 @@ def revoke(
 ) -> str:
     """Exclude a hospital for good.
 
-    From now on, the server accepts no messages from it. If the hospital's process runs on this
-    machine, the process is ended. The server's copies of its keys and kit are deleted. The name can
-    be added again, but only with a new key.
+    The server accepts no more messages from the hospital. If the hospital's process runs on this
+    machine, the process is ended. Copies of the hospital's keys and kit at the server are deleted.
+    The name can be added again, but only with a new key.
 
     Returns:
         The sentence '<member> is revoked'.
@@ -162,7 +162,7 @@ def logs(
 ) -> str:
     """Show the last lines of a member's log.
 
-    The Python function returns the lines as one text, which the command prints.
+    A member is the server or a site on this machine. The lines are returned as one text.
 
     Raises:
         FedsiloError: ``lines`` is below 1, ``member`` is not in the deployment or runs on another
@@ -186,22 +186,25 @@ def run(
 ) -> Path:
     """Run an experiment on the deployment, and wait for its end.
 
-    The server and the hospitals of the deployment must be running. Pictures are drawn here after
-    the run, because the server does not draw any.
+    The server and the hospitals of the deployment must be running. Pictures are drawn on this
+    machine after the run, because the server does not draw any.
 
     Args:
-        experiment: the name of the experiment, or of a method.
+        experiment: the name of the experiment. The name of a method stands for a run with the
+            method's default settings.
         deployment: the deployment's folder.
-        seed: the seed; None for the experiment's.
-        name: the name of the run directory; None for one from the settings.
+        seed: the seed. None for the experiment's.
+        name: the name of the run directory. None for one from the settings.
         tell: is called with lines about the progress.
-        sources: changes to the experiment's settings. The server's folder of runs replaces ``out``.
+        sources: changes to the experiment's settings. ``out`` is ignored, because the run directory
+            is in the server's folder.
 
     Returns:
         The run directory.
 
     Raises:
-        FedsiloError: a member is down, the run directory cannot be used, or the run failed.
+        FedsiloError: the server or a hospital is down, the run directory cannot be used, or the run
+            failed.
     """
     from fedsilo.deployment.deployed_run import run
     from fedsilo.pictures.learning_curves import draw_pictures
@@ -223,11 +226,12 @@ def plan_deployed_run(
 ) -> Iterator[str]:
     """Yield the lines of ``deploy run --dry-run``: the plan of a run, its hospitals and its folder.
 
-    The arguments are those of ``run``. Nothing is run or written, and hospitals are not asked
-    whether they would take part.
+    The arguments are those of ``run``. Nothing is run or written. The server and the sites on this
+    machine must be online, but hospitals on other machines are not asked.
 
     Raises:
-        FedsiloError: a member is down, or the run directory cannot be used.
+        FedsiloError: the server or a site on this machine is down, or the run directory cannot be
+            used.
     """
     from fedsilo.deployment.deployed_run import plan
 
@@ -266,15 +270,20 @@ def backup(
     passphrase_file: PassphraseFile = None,
     tell: Tell = silent,
 ) -> MadeBackup:
-    """Write an encrypted backup of a deployment while it runs.
+    """Write an encrypted backup of a deployment, which may be running.
 
-    A stopped deployment can be backed up too. The backup contains the keys, the registrations, the
-    SuperLink's database, all run directories with their checkpoints, and the private state of sites
-    on this machine. Hospitals on other machines back up their own folders.
+    The backup contains the keys, the registrations, the database of the server, all run directories
+    with their checkpoints, and the private state of sites on this machine. Hospitals on other
+    machines back up their own folders. Without ``passphrase_file``, the passphrase is asked for at
+    the terminal.
+
+    Returns:
+        The path of the backup, its size in bytes and its manifest.
 
     Raises:
-        FedsiloError: the file exists, the passphrase is unusable, the folder does not contain a
-            deployment, or the sites of this machine write too fast to be copied.
+        FedsiloError: the file exists, the passphrase has fewer than 12 characters or cannot be
+            read, the folder does not contain a deployment, or the sites of this machine write too
+            fast to be copied.
     """
     from fedsilo.deployment.backup.backup import back_up
     from fedsilo.deployment.backup.passphrase import read_passphrase
@@ -290,14 +299,17 @@ def restore(
     deployment: DeploymentFolder = _FOLDER,
     passphrase_file: PassphraseFile = None,
 ) -> Restored:
-    """Restore a deployment from a backup into a new folder.
+    """Restore a deployment from a backup into a new or empty folder.
 
-    Nothing is started: 'fedsilo deploy up' does that. The folder may already exist if it is empty.
-    A damaged backup or a wrong passphrase leaves nothing behind.
+    Nothing is started. A damaged backup or a wrong passphrase leaves nothing behind. Without
+    ``passphrase_file``, the passphrase is asked for at the terminal.
+
+    Returns:
+        The deployment, the backup's manifest, and notes for the operator.
 
     Raises:
         FedsiloError: the backup is truncated, altered or of another version, the passphrase is not
-            the backup's, or the folder is in use.
+            the backup's, or the folder is not empty.
     """
     from fedsilo.deployment.backup.backup import restore
     from fedsilo.deployment.backup.passphrase import read_passphrase
@@ -320,7 +332,10 @@ def service(
 ) -> str:
     """Print, install or uninstall the systemd unit that runs a deployment's server.
 
-    Without ``install`` and ``uninstall`` the unit's text is returned, and nothing is changed.
+    Without ``install`` and ``uninstall``, nothing is changed.
+
+    Returns:
+        The text of the unit. After ``install`` or ``uninstall``, a sentence about the change.
 
     Raises:
         FedsiloError: the folder does not contain a deployment, both options are given, or the

@@ -42,8 +42,8 @@ if TYPE_CHECKING:
 def plot(run_dir: options.RunDir) -> Iterator[Path]:
     """Draw the learning curves of a finished run again.
 
-    The learning curves, the survival curves and the method's own pictures are replaced in the run
-    directory. Each picture is written as a PNG and as a PDF.
+    All other pictures of the run are drawn again too: its survival curves, and any that its method
+    adds. Pictures in the run directory are replaced. Each is written as a PNG and as a PDF.
 
     Yields:
         The path of each picture file.
@@ -72,13 +72,14 @@ def explain(
     picture: Annotated[options.MaybePath, "also draw the explanation (.png, .svg or .pdf)"] = None,
     plugin: options.OwnPlugin = None,
 ) -> Explanation:
-    """Explain a prediction for one patient of the site, or for a new one.
+    """Explain a model's prediction for one patient.
 
-    The patient is row ``row`` of the site's ``split``, row ``row`` of the file ``table``, or the
-    image file ``image``. The model decides the form of the explanation. A PICSR model (a mixture of
-    the sites' networks) is explained by the weights of its router. Any other model of a table is
-    explained by the Shapley values of the columns, and any other model of images by a map over the
-    image.
+    The patient is row ``row`` of the site's ``split``. A new patient is row ``row`` of the file
+    ``table``, or the image file ``image``. The form of the explanation depends on the model:
+
+    - PICSR, which mixes the sites' networks: the weight of each network.
+    - Any other model of tables: the Shapley values of the columns.
+    - Any other model of images: a map over the image.
 
     Returns:
         The explanation. ``lines()`` has its text, ``document()`` its JSON and ``figure()`` its
@@ -129,15 +130,16 @@ def attention(
     pictures: Annotated[options.MaybePath, "folder of the pictures (default: the run's)"] = None,
     plugin: options.OwnPlugin = None,
 ) -> Iterator[Path | str]:
-    """Draw the attention of a run's ViT, a sheet per site.
+    """Draw the attention of a run's ViT, in one picture for each site.
 
-    A sheet is a picture of one site. For each class, it shows up to ``images`` images, the ones
-    that the site's model is most certain about. Without ``site``, all sites of the run are drawn,
-    and without ``pictures``, the files are written to the run directory.
+    A picture shows a site's images with the attention of all layers together (attention rollout).
+    For each class, it has the ``images`` images with the most certain predictions. Without
+    ``site``, all sites of the run are drawn. Without ``pictures``, the files are written to the run
+    directory.
 
     Yields:
-        For each site the path of its sheet, ``attention-<site>.png``, or a line of text if the site
-        has no images in the split.
+        For each site the path of its picture, ``attention-<site>.png``. If the site has no images
+        in the split, a line of text is yielded for it.
 
     Raises:
         FedsiloError: ``images`` is below 1, the run has not ended or does not predict classes, the
@@ -171,14 +173,14 @@ def overlays(
 ) -> Iterator[Path | str]:
     """Draw the best, the median and the worst segmented image of each site.
 
-    The images of a site are ranked by their Dice score, the mean over the classes that the true or
-    the predicted mask has. Each chosen image is shown with the outlines of both masks. A picture
-    shows patients' images, so keep it where they are. Without ``site``, all sites of the run are
-    drawn, and without ``pictures``, the files are written to the run directory.
+    Images are ranked by their Dice score, which is the mean over the classes in the true or the
+    predicted mask. Each chosen image is shown with the outlines of both masks. Without ``site``,
+    all sites of the run are drawn. Without ``pictures``, the files are written to the run
+    directory. These files contain patients' images.
 
     Yields:
         For each site the path of its picture, ``overlays-<site>.png``. If all true and predicted
-        masks of the split are empty, a line of text instead.
+        masks of the split are empty, a line of text is yielded for the site.
 
     Raises:
         FedsiloError: the run has not ended, its task is not segmentation, a site is unknown, or its
@@ -227,16 +229,16 @@ def histograms(
     """Draw the brightness of images at each site.
 
     The picture has two panels with a line for each site. The left panel shows the histogram of the
-    stored pixels, and the right panel that of the pixels as the network gets them. Background
-    pixels are left out. ``tell`` is called with a line of text for each site without images in the
-    split. The picture is written to ``picture``, by default histograms.png in the run directory.
+    stored pixels. The right panel shows the histogram of the same images after preprocessing for
+    the network. Background pixels are left out. For each site without images in the split, ``tell``
+    is called with a line of text.
 
     Returns:
-        The path of the picture.
+        The path of the picture, by default ``histograms.png`` in the run directory.
 
     Raises:
-        FedsiloError: the run or its data cannot be opened; or the data are a table, have changed
-            since the run, or have no images in the split at any site.
+        FedsiloError: the run or its data cannot be opened, the data are a table, the data have
+            changed since the run, or no site has images in the split.
     """
     from fedsilo.explanations import intensity_histograms as intensity
     from fedsilo.pictures.picture_files import picture_path, write_picture
@@ -278,20 +280,19 @@ def embeddings(
     """Draw the embeddings of all sites' samples.
 
     An embedding is a sample's values at a layer of its site's network. Each run gets a panel, in
-    which t-SNE places every sample as a point in the plane. The panel also shows how well a
-    classifier predicts a sample's site (accuracy) and its class (AUC) from the embedding. ``tell``
-    is called with a line of text for each site without samples in the split. Nothing is written
-    before all runs are embedded.
+    which t-SNE places every sample as a point in the plane. The panel also shows how well
+    classifiers predict a sample's site (accuracy) and its class (AUC) from the embedding. For each
+    site without samples in the split, ``tell`` is called with a line of text.
 
     Yields:
-        For each run, a text with the path of embeddings.json in its directory and the two numbers.
-        Then the path of the picture, by default embeddings.png in the first run's directory. Last,
-        the path of the CSV file if ``csv`` is given.
+        For each run, a text with the path of ``embeddings.json`` in its directory, the accuracy and
+        the AUC. Then the path of the picture, by default ``embeddings.png`` in the first run's
+        directory. Last, the path of the CSV file if ``csv`` is given.
 
     Raises:
         FedsiloError: no run is named, ``state_dir`` is given for several runs or sites, or another
             argument is out of range. Also raised if a run has not ended, does not predict classes,
-            has a model that mixes several networks, or has fewer than four samples.
+            has fewer than four samples, or has a mixture of several networks as its model.
     """
     import pandas as pd
 
@@ -358,18 +359,22 @@ def gradcam(
     """Draw the image regions by which convolutional networks find a class (Grad-CAM).
 
     The picture has a row per image and a column per run. ``rows`` names the images. ``scenarios``
-    instead compares the predictions of at least two runs. There are four scenarios: all runs, no
-    run, only the first run, or the second but not the first run predict an image correctly. For
-    each scenario and class, up to this many images are taken. By default, the picture is
-    ``gradcam-<site>.png`` in the first run's directory.
+    instead is the largest number of images per class in each of four scenarios:
+
+    - all runs are right
+    - no run is right
+    - only the first run is right
+    - the second run is right, and the first is not
+
+    By default, the picture is ``gradcam-<site>.png`` in the first run's directory.
 
     Returns:
         The path of the picture.
 
     Raises:
-        FedsiloError: not exactly one of ``rows`` and ``scenarios`` is given, a row or the class
-            does not exist, no image fits a scenario, a run's network is not convolutional, or the
-            runs have different images.
+        FedsiloError: not exactly one of ``rows`` and ``scenarios`` is given, ``scenarios`` is given
+            for a single run, a row or the class does not exist, no image fits a scenario, a run's
+            network is not convolutional, or the runs have different images.
     """
     from fedsilo.explanations import gradcam_pictures as grad_cam
     from fedsilo.pictures.panel_grids import refuse_shared_state
@@ -431,15 +436,19 @@ def report(
 ) -> list[Path]:
     """Write a page about finished runs.
 
-    ``by`` and ``decisions`` predict the test samples again, so they need the sites' data on this
-    machine.
+    The content depends on ``reader``:
+
+    - 'research': settings, curves, tests and cost.
+    - 'clinic': hits and misses by class. ``by`` and ``decisions`` belong here. They need the sites'
+      data on this machine.
+    - 'dpo': the data that left each site. ``audit_log`` and ``site_file`` belong here.
 
     Returns:
         A list with the path of the HTML file.
 
     Raises:
-        FedsiloError: no run is named, an option is not for this ``reader``, a run cannot be read,
-            or the file exists and ``overwrite`` is False.
+        FedsiloError: no run is named, an option belongs to another ``reader``, a run cannot be
+            read, or the file exists and ``overwrite`` is False.
     """
     from fedsilo.pages.page import write_page
     from fedsilo.reports import report as reports
@@ -471,7 +480,7 @@ def report(
 
 
 def _named_folders(run_dirs: Sequence[AnyRun]) -> list[Path]:
-    """Return the directories of the runs that a command names, in the given order.
+    """Convert the runs that a command names to the paths of their directories, in the given order.
 
     Whether the directories exist is not checked.
 
@@ -485,9 +494,10 @@ def _named_folders(run_dirs: Sequence[AnyRun]) -> list[Path]:
 
 
 def parse_rows(text: str) -> list[int]:
-    """Parse ``--rows``, such as '0,3,7', into row numbers, counted from 0, in the given order.
+    """Parse the value of ``--rows``, such as '0,3,7', into row numbers.
 
-    Duplicates are kept. Spaces around a number are ignored.
+    Rows are counted from 0 and keep the given order. Duplicates are kept. Spaces around a number
+    are ignored.
 
     Raises:
         SettingError: a part between commas is empty or is not a whole number of 0 or more.

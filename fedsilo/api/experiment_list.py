@@ -44,17 +44,18 @@ class _Facts:
 
 
 def list_experiments(path: Path, method: str | None = None, here: bool = False) -> Iterator[str]:
-    """Yield the lines of a list of experiments: each method, in sorted order, with its experiments.
+    """Yield the lines of a list of experiments, grouped by method.
 
-    The experiments of a matrix share one line, under a name such as ``a-{x,y}``, which a shell
-    expands to their names. If an experiment cannot run, its line has the reason. If ``method`` is
-    given, but no experiment with it is found, a line says how to run it with its defaults.
+    Methods are sorted by name. Each has a heading, and below it a line for each experiment, or for
+    all experiments of a matrix. Their name on the line is then a pattern such as ``a-{x,y}``. If an
+    experiment cannot run, its line has the reason. If ``method`` has no experiment to list, a line
+    says how to run the method with its defaults.
 
     Args:
         path: the simulation file.
-        method: list only the experiments with this method; None for all.
-        here: list only the experiments whose data are on this machine, in $FEDSILO_DATA or in a
-            package. Methods without such experiments are left out.
+        method: list only the experiments with this method. None for all.
+        here: list only the experiments whose data are on this machine. These are data in the folder
+            $FEDSILO_DATA, or data that come with an installed package.
 
     Raises:
         SettingError: the file or an entry is malformed, or the method is unknown.
@@ -79,10 +80,13 @@ def experiment_records(
 ) -> list[dict[str, Any]]:
     """Return the facts that the list of experiments shows, as a dictionary for each experiment.
 
-    Arguments and errors are those of ``list_experiments``. The records are sorted by method. A
-    record has the keys experiment, method, about, data, silos (0 if unknown until the data are
-    read), rounds and cost. If the experiment cannot run, the key fault, with the reason, replaces
-    the last four keys.
+    The experiments are selected by ``method`` and ``here`` as in ``list_experiments``, and sorted
+    by method. The keys are ``experiment``, ``method``, ``about``, ``data``, ``silos`` (int),
+    ``rounds`` (int) and ``cost``. ``silos`` is 0 if the number is unknown. If the experiment cannot
+    run, the key ``fault`` with the reason replaces the last four keys.
+
+    Raises:
+        SettingError: the file or an entry is malformed, or the method is unknown.
     """
     records = []
     for name, entries in sorted(_choose_experiments(open_simulation(path), method, here).items()):
@@ -100,20 +104,21 @@ def experiment_records(
 def _choose_experiments(
     file: SimulationFile, method: str | None, here: bool
 ) -> dict[str, dict[str, dict[str, Experiment]]]:
-    """Select the experiments to list: method -> entry of the file -> name -> experiment.
+    """Select the experiments to list, grouped by method and by entry of the file.
 
     An entry of the file makes one experiment, or several if it has a matrix of settings.
 
     Args:
         file: the simulation file.
-        method: select only experiments with this method; None for all methods.
+        method: select only experiments with this method. None for all methods.
         here: select only experiments whose data are on this machine.
 
     Returns:
-        The selected experiments. If ``method`` has none, the result is empty.
+        The name of the method -> the name of the entry -> the name of the experiment -> the
+        experiment. If ``method`` has no experiments, the result is empty.
 
     Raises:
-        SettingError: the method is neither one of fedsilo's nor used by an experiment of the file.
+        SettingError: ``method`` is neither built in nor used by an experiment of the file.
     """
     by_method = _group_by_method(file)
     if method is not None and method not in METHODS and method not in by_method:
@@ -144,9 +149,10 @@ def _select_here(
 
 
 def _describe_method(name: str) -> str:
-    """Format the heading of a method: its name and its description.
+    """Format the heading of a method, "name: description".
 
-    The description of a plugin is 'a plugin', because listing must not execute the plugin's code.
+    The description of a plugin's method is always 'a plugin', because listing must not execute the
+    plugin's code.
     """
     if name not in METHODS:
         return f"{name}: a plugin"
@@ -156,8 +162,8 @@ def _describe_method(name: str) -> str:
 def _format_line(names: str, text: str, width: int) -> str:
     """Format a line of the list: the names, padded to ``width`` characters, then the text.
 
-    The text is shortened so that the line has at most 160 characters. But at least 40 characters of
-    the text are kept, even if the line is then longer than 160.
+    A text that is too long is shortened so that the line has at most 160 characters. If the names
+    leave less than 40 characters for the text, it gets 40, and the line is longer.
     """
     start = f"  {names:{width}}  "
     return start + one_line(text, max(_LONGEST_LINE - len(start), 40))
@@ -180,14 +186,17 @@ def _group_by_method(file: SimulationFile) -> dict[str, dict[str, dict[str, Expe
 def _describe_entry(file: SimulationFile, experiments: Mapping[str, Experiment]) -> dict[str, str]:
     """Build the lines of the list for the experiments that one entry of the file makes.
 
-    An entry with a matrix makes an experiment for each combination of the matrix values. All
-    ``experiments`` have the same method. If they cover every combination of their values, they
-    share one line, under a name such as ``a-{x,y}``. This line has the description that they share
-    or, if they have different ones, that of the entry. Otherwise each experiment has a line of its
-    own.
+    An entry with a matrix makes an experiment for each combination of the matrix values. If the
+    given ``experiments`` cover every combination of the values that they have, they share one line,
+    under a name such as ``a-{x,y}``. This line has their description, or the entry's if their
+    descriptions differ. Otherwise each experiment has its own line.
+
+    Args:
+        file: the simulation file.
+        experiments: name -> experiment, all with the same method.
 
     Returns:
-        The name or names -> the text of the line.
+        The name at the beginning of each line -> the text of the line.
     """
     # A cell is one combination of the values of a matrix
     cells = [file.cells[name] for name in experiments]
@@ -206,10 +215,13 @@ def _describe_entry(file: SimulationFile, experiments: Mapping[str, Experiment])
 def _describe(experiments: Sequence[Experiment], purpose: Any) -> str:
     """Describe one or more experiments by their data, silos, rounds, cost and purpose.
 
-    The parts are separated by commas, and the purpose follows a semicolon. More than three
-    different data sets are only counted. The cost is left out if it is 'CPU' for every experiment,
-    and an empty ``purpose`` is left out too. If an experiment cannot run, the text is only 'cannot
-    run:' and the reason.
+    The form is "digits, 3 silos, 5 rounds, GPU; a first example". If there are more than three data
+    sets, only their number is given. A cost of 'CPU' for all experiments is left out, and so is an
+    empty ``purpose``. If an experiment cannot run, the text is only 'cannot run:' and the reason.
+
+    Args:
+        experiments: the experiments, at least one.
+        purpose: the description of the experiments.
     """
     # Dictionaries without values keep each text once and in order, which sets do not
     data: dict[str, None] = {}
@@ -240,13 +252,14 @@ def _describe(experiments: Sequence[Experiment], purpose: Any) -> str:
 def _find_facts(experiment: Experiment) -> _Facts:
     """Find the facts about an experiment that the list shows: its data, silos, rounds and cost.
 
-    The experiment is not run. The cost is the measured minutes if the file states them, otherwise
-    'GPU' or 'CPU' by the experiment's resources. An unknown number of silos is 0. It is unknown for
-    a plugin's data set, because listing must not execute a plugin.
+    The experiment is not run. If the file states how many minutes a run took, the cost is these
+    minutes. Otherwise it is 'GPU' if the experiment's resources have a GPU, else 'CPU'. An unknown
+    number of silos is 0. The number is always unknown for a plugin's data set, because listing must
+    not execute a plugin.
 
     Raises:
-        FedsiloError: a setting is unknown or out of range, or a file that declares silos is wrong.
-            Unknown keys are not rejected if the method is a plugin.
+        FedsiloError: a setting is out of range, or a file that declares silos is wrong. Also raised
+            if a setting's key is unknown, unless the method is a plugin, which may add keys.
     """
     # A run would refuse an unknown key, so the list must not show such an experiment as fine
     common = build(CommonSettings, values_of(CommonSettings, experiment.values))
@@ -269,11 +282,15 @@ def _find_facts(experiment: Experiment) -> _Facts:
 
 
 def _format_count(numbers: Set[int], noun: str) -> str:
-    """Format the different numbers of a noun, such as "3 or 9 silos" or "10 to 600 rounds".
+    """Format how many things several experiments have, such as "3 or 9 silos".
 
-    Up to three numbers are listed, the lowest first. More than three are written as a range from
-    the lowest to the highest. The number 0 is written "own", as in "own or 3 silos", because the
-    number then depends on the user's own data.
+    Up to three different numbers are listed, the lowest first. More than three are written as a
+    range, such as "10 to 600 rounds". A single number is written as "3 silos" or "1 silo". The
+    number 0 means that the user's own data decide. It is written "own", as in "own or 3 silos".
+
+    Args:
+        numbers: the number of each experiment, without duplicates.
+        noun: the thing, in the singular.
     """
     different = sorted(numbers)
     if len(different) == 1 and different[0]:
@@ -287,14 +304,14 @@ def _format_count(numbers: Set[int], noun: str) -> str:
 def show_experiment(path: Path, name: str) -> Iterator[str]:
     """Yield the lines of a simulation file (YAML) that has just one experiment, written in full.
 
-    The settings that the experiment inherits from its base, or that its matrix gives, are written
-    out. Empty parts are left out. The first two lines are comments: one on the data, silos, rounds
-    and cost, and one on the method. A method without an entry in the file counts as an experiment
-    with the method's defaults.
+    Settings that the experiment inherits from a base, or gets from a matrix, are written out. Keys
+    without a value are left out. The first two lines are comments: one on the data, silos, rounds
+    and cost, and one on the method.
 
     Args:
         path: the simulation file to read.
-        name: the name of the experiment.
+        name: the name of the experiment. The name of a method stands for an experiment with the
+            method's default settings.
 
     Raises:
         SettingError: the name is unknown, or the file is malformed.
@@ -324,11 +341,12 @@ def show_experiment(path: Path, name: str) -> Iterator[str]:
 def check_experiments(path: Path) -> dict[str, str]:
     """Check the settings and resources of every experiment of a simulation file.
 
-    The experiments are planned but not started, and their data are not read. Their plugins are
-    executed, as in a run.
+    The experiments are planned but not started, and their data are not read. Resources are the
+    cores and GPUs that an experiment asks for. Plugins that the experiments name are executed, as
+    in a run.
 
     Returns:
-        Name of each experiment -> the error that would stop its run; "" if it can run.
+        Name of each experiment -> the error that would stop its run. "" if it can run.
 
     Raises:
         SettingError: the file is missing or is not valid YAML, or a name or a matrix is wrong.
@@ -356,8 +374,8 @@ def check_all(path: Path) -> Iterator[str]:
     If all experiments can run, a single line says that no mistake was found.
 
     Raises:
-        SettingError: the file is malformed, or an experiment cannot run. The second error comes
-            after the last line, and has the number of such experiments.
+        SettingError: the file is malformed. Also raised after the last line if experiments cannot
+            run, with their number.
     """
     faults = check_experiments(path)
     wrong = 0

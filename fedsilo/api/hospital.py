@@ -27,13 +27,12 @@ def start(
     tell: Tell = silent,
     **options: Unpack[HospitalOptions],
 ) -> None:
-    """Open a kit, confirm its code and the rules, and become the hospital's node.
+    """Open a hospital's kit, confirm it, and turn this process into the hospital's node.
 
-    A kit is what the server's operator hands over to the hospital. The operator and the user
-    compare the kit's code by telephone, to see that nobody has altered the kit. Before the first
-    start, and for a new kit, ``tell`` shows what the user must confirm, and the user must type
-    'yes' unless ``yes`` is set. If all checks pass, Flower's SuperNode replaces the process, so
-    this function does not return.
+    Before the first start, ``tell`` shows the kit's code and the hospital's rules for its data. For
+    a later kit, it shows the code and the differences from the previous kit. The user compares the
+    code by telephone with the server's operator, and types 'yes' unless ``yes`` is set. If all
+    checks pass, Flower's SuperNode replaces the process, and the function does not return.
 
     Raises:
         FedsiloError: the user does not confirm, the kit or an option cannot be used, or a check of
@@ -77,8 +76,8 @@ def start(
 def _leave_replaced_folder(home: Path) -> None:
     """Change the working folder to ``home`` if the present one no longer exists.
 
-    Opening a kit replaces an empty folder, which may be the working folder of this process.
-    Processes that start in a removed folder could not load PyTorch's libraries.
+    The working folder may be gone because opening a kit into an empty folder replaces that folder.
+    A node that starts in a removed folder fails.
     """
     try:
         Path.cwd()
@@ -96,9 +95,11 @@ def service(
 ) -> str:
     """Print, install or uninstall the systemd unit that runs a hospital's node.
 
-    Without ``install`` and ``uninstall`` the unit's text is returned, and nothing is changed.
-    ``uninstall`` also works if the kit's folder no longer exists. The hospital's name is then
-    derived from the name of the folder.
+    Without ``install`` and ``uninstall``, nothing is changed. ``uninstall`` also works if the
+    folder ``kit`` no longer exists, because the folder's name gives the hospital's name.
+
+    Returns:
+        The text of the unit. After ``install`` or ``uninstall``, a sentence about the change.
 
     Raises:
         FedsiloError: the kit was not opened and confirmed yet, both options are given, or the
@@ -120,22 +121,22 @@ def counts(
 ) -> Iterator[str]:
     """List the noisy sample counts that a hospital keeps for all runs, or charge another draw.
 
-    A hospital with differential privacy sends noisy counts of its samples. They are drawn once and
-    kept, because repeated draws would reveal the true count. So a bad draw, such as eight samples
-    in place of thirty, stays for all runs. Another draw costs epsilon, the privacy budget, like the
-    first one.
+    A hospital with differential privacy sends noisy counts of its samples. The noise is drawn once
+    and kept for all runs, because repeated draws would reveal the true count. If the noise makes a
+    count useless, ``draw_again`` lets the next run draw it again. This costs epsilon, the privacy
+    budget.
 
     Args:
-        kit: the folder into which the hospital's kit was opened; None to use only ``node_config``.
-        node_config: the node config, with 'site' and 'state-dir'. The cap on epsilon is set here or
-            in the site file.
-        draw_again: charge the hospital's ledger, the record of the epsilon it has spent, for
-            another draw, which the next run makes. Nothing is charged if no counts were sent yet,
-            or if the next run already draws them again.
+        kit: the folder into which the hospital's kit was opened. None to use only ``node_config``.
+        node_config: entries of the node config. Without ``kit``, it needs 'site', 'state-dir' and a
+            cap on epsilon. The cap may also come from the site file.
+        draw_again: charge another draw to the ledger, the record of the epsilon that the hospital
+            has spent. Nothing is charged if no counts were sent yet, or if the next run already
+            draws again.
 
     Yields:
-        A line for the counts of each version of the hospital's data, or a line that none were sent.
-        With ``draw_again`` and sent counts, also a line about the charge.
+        A line for the counts of each version of the hospital's data. If no counts were sent, one
+        line says so. If counts were sent, ``draw_again`` adds a line about the charge.
 
     Raises:
         SettingError: the hospital's name, its state folder or its cap on epsilon is not set.
@@ -163,9 +164,10 @@ def keys(
 ) -> list[str]:
     """List the signing keys of this hospital and of others, and mark keys as compared.
 
-    Only hospitals with a compared key take part in secure sums with this one. Before the list is
-    made, keys are marked as ``compared``, then those in ``forget`` are removed. Without a code,
-    ``compared`` accepts only a key that an earlier call has listed.
+    Hospitals compare the codes of their keys by telephone. Only hospitals with a compared key take
+    part in secure sums with this one. Before the list is made, ``compared`` marks keys. A NAME
+    alone marks the key that an earlier call listed, and NAME=CODE the key with this code. Then
+    ``forget`` removes hospitals.
 
     Returns:
         A line for this hospital's key, then a line for the key of each other hospital, by name. If
@@ -192,15 +194,15 @@ def audit(
     since: Annotated[str, "only messages from this date or time (UTC) on, as 2026-03-03"] = "",
     until: Annotated[str, "only messages up to this date or time (UTC), inclusive"] = "",
 ) -> Audit:
-    """Show what left a hospital, from its audit log, and check that the log is whole.
+    """Show what left a hospital, from its audit log, and check that nobody has changed the log.
 
-    Each line of the log has a check value over itself and the check value of the line before. The
-    last line's check value is also kept beside the log. So the audit finds lines that were removed,
-    altered or inserted, and names their places. If there are any, the command exits with status 1.
+    Each line of the log has a check value over itself and over the check value of the line before.
+    The check value of the last line is also kept beside the log. This chain shows where lines were
+    removed, altered or inserted.
 
     Returns:
-        The chosen messages and the state of the chain; ``lines()`` has the text, ``document()`` the
-        JSON values and ``csv()`` the table.
+        The messages that ``run``, ``since`` and ``until`` select, and the places at which the chain
+        is broken. ``lines()`` has the text, ``document()`` the JSON values and ``csv()`` the table.
 
     Raises:
         FedsiloError: a file cannot be read or is not an audit log, or a time is malformed.

@@ -22,13 +22,14 @@ _PARTS = {"train": "train", "validation": "val", "valid": "val", "val": "val", "
 
 
 def fetch_named(name: str, data_dir: Path, label: str = "label") -> Iterator[str]:
-    """Download a data set of Hugging Face into a new folder below ``data_dir``.
+    """Write a data set of Hugging Face into a new folder below ``data_dir``.
 
     Samples without a label are left out. The folder has the data set's name, with ``--`` in place
     of ``/``. It appears only when it is complete.
 
     Args:
-        name: the data set's name on the Hub, or a folder that ``save_to_disk`` wrote.
+        name: the name of a data set on the Hub, which is downloaded. It may also be a local folder
+            that ``save_to_disk`` wrote.
         data_dir: the data directory.
         label: the column of the labels.
 
@@ -37,8 +38,8 @@ def fetch_named(name: str, data_dir: Path, label: str = "label") -> Iterator[str
         the number of samples in each part, and the settings that use the data.
 
     Raises:
-        DataError: the package is missing, the data set cannot be loaded or used, no sample has a
-            label, or the folder already exists.
+        DataError: the package ``datasets`` is missing, the data set cannot be loaded or used, no
+            sample has a label, or the folder already exists.
     """
     loaded = _load_parts(name)
     parts, lost = {}, 0
@@ -70,18 +71,18 @@ def fetch_named(name: str, data_dir: Path, label: str = "label") -> Iterator[str
 def _write_parts(folder: Path, parts: dict[str, Any], label: str) -> str:
     """Write the parts of a Hugging Face data set into ``folder``, and return their kind.
 
-    If the first part has no column of images, the rows of all parts are joined into one table, and
-    the kind is 'table'. Otherwise each part becomes the folder train, val or test, and the kind is
-    'images'. Rows with missing values are dropped from tables.
+    The first part decides the kind for all parts. If it has a column of images, the kind is
+    'images', and each part becomes a folder train, val or test. Otherwise the rows of all parts are
+    joined into one table, without rows that have missing values, and the kind is 'table'.
 
     Args:
         folder: an empty folder.
-        parts: name of each part -> its samples.
+        parts: name of each part -> its samples. Of images, 'validation' and 'valid' become val.
         label: the column of the labels.
 
     Raises:
-        DataError: a part with images is not named train, validation, valid, val or test; or the
-            samples cannot be used.
+        DataError: a part with images is not named train, validation, valid, val or test. Also
+            raised if the samples or their labels cannot be used.
     """
     # The parts of a table are joined, because fedsilo makes the splits of a table itself
     if not image_columns(next(iter(parts.values())).features):
@@ -97,10 +98,11 @@ def _write_parts(folder: Path, parts: dict[str, Any], label: str) -> str:
 
 
 def _keep_labelled(part: Any, label: str) -> Any:
-    """Return a part of a data set with only the samples that have a label.
+    """Return a part of a Hugging Face data set with only the samples that have a label.
 
-    A label of None is missing. If the classes have names, a label below 0 is missing too, because
-    the Hub stores unknown labels as -1. A part without the column ``label`` is returned unchanged.
+    A sample has no label if its label is None. If the classes have names, a label below 0 is no
+    label either, because the Hub stores unknown labels as -1. If the part has no column ``label``,
+    it is returned unchanged.
     """
     if label not in part.features:  # the writer of the silo reports a missing column
         return part

@@ -62,7 +62,8 @@ class ListedGroup:
         """Yield the lines of the group for the terminal, wrapped to ``width`` characters.
 
         First comes the heading: the name of the group, or 'experiment' if it has none, and the
-        sentence that describes it. Then come the lines of each setting.
+        sentence that describes it. Then each setting has a line with its key and default, and lines
+        with its help.
         """
         yield from textwrap.wrap(
             f"{self.name or _BARE}: {self.sentence}", width, subsequent_indent="  "
@@ -74,16 +75,16 @@ class ListedGroup:
 def list_settings(word: str = "") -> Iterator[str]:
     """Yield the list of settings as lines for the terminal, with an empty line between groups.
 
-    Help texts are wrapped to the width of the terminal, or to 100 characters if it is wider. A line
-    with a key and its default is not wrapped.
+    Help texts are wrapped to the terminal's width, but to at most 100 characters. A line with a key
+    and its default is not wrapped.
 
     Args:
-        word: the name of a group, or a text to find in the keys and help of settings, in upper or
-            lower case; empty for all settings.
+        word: the name of a group, or a text to find in the keys and help of settings. Upper and
+            lower case are alike. Empty for all settings.
 
     Raises:
-        SettingError: no setting has the word. The message suggests a similar one or lists the
-            groups.
+        SettingError: ``word`` matches no group and no setting. The message suggests a similar name
+            or lists the groups.
     """
     width = min(shutil.get_terminal_size().columns, _WIDEST)
     found = find_settings(word)
@@ -96,15 +97,20 @@ def list_settings(word: str = "") -> Iterator[str]:
 def find_settings(word: str) -> list[ListedGroup]:
     """Find the settings that a user searches for by a word.
 
-    If ``word`` is exactly the name of a group ('experiment' for the settings without a group), only
-    that group is returned, whole. Otherwise each group is returned with only its settings that have
-    the word in their key or help, in upper or lower case. Groups without such settings are left
-    out. If nothing has the word, but it is the old name of a renamed setting, today's key is
-    searched for instead. An empty word finds all settings.
+    The first of these rules that finds settings decides:
+
+    1. ``word`` is the name of a group: all settings of this group. The group 'experiment' has the
+       settings without a group.
+    2. The key or the help of settings contains ``word``, in upper or lower case: these settings. An
+       empty word finds all.
+    3. ``word`` is the former key of a renamed setting: the settings found by its present key.
+
+    Returns:
+        The groups, each with the settings that were found.
 
     Raises:
-        SettingError: no setting has the word. The message suggests the most similar key or group,
-            or lists all groups if none is similar.
+        SettingError: nothing was found. The message suggests the most similar key or group, or
+            lists all groups if none is similar.
     """
     groups = read_groups()
     for group in groups:
@@ -149,12 +155,12 @@ def _group_names(groups: list[ListedGroup]) -> list[str]:
 
 
 def read_groups() -> list[ListedGroup]:
-    """Read all groups of settings from pyproject.toml, where Flower reads the defaults.
+    """Read all groups of settings from pyproject.toml.
 
-    A group is a table of Flower's section in this file. The comment above its heading is the
-    sentence that describes it, and each of its lines is a setting with its default and help. Groups
-    and settings keep the order of the file. Internal settings, which only fedsilo sets and no user
-    should, are left out.
+    The settings with their defaults are in the section [tool.flwr.app.config]. Each table of this
+    section is a group. The comment above the table's heading is the sentence that describes the
+    group. Each line of the table is a setting with its default and its help. Groups and settings
+    keep the order of the file. Internal settings, which users should not set, are left out.
     """
     internal = {key for key, rule in rules_of(CommonSettings).items() if rule.is_internal}
     groups: list[ListedGroup] = []
@@ -182,11 +188,11 @@ def _read_setting(line: str, group: str) -> ListedSetting:
 
 
 def project_lines() -> Iterator[str]:
-    """Yield the lines of the section of pyproject.toml with the defaults of all settings.
+    """Build the lines of pyproject.toml that have the defaults of all settings.
 
-    Flower reads this section. It is built here from the classes of settings. Each setting is a line
-    with its key and default, and a comment with its help and allowed values. Each group is a TOML
-    table, below a comment that describes the group.
+    Flower reads these lines. Each setting is a line with its key and default, and a comment with
+    its help and allowed values. Each group is a TOML table, below a comment that describes the
+    group. The settings are those that the classes of fedsilo and of its methods declare.
     """
     known, rules, sentences = _collect_settings()
     tables = group_settings(known)
@@ -204,11 +210,11 @@ def project_lines() -> Iterator[str]:
 
 
 def _collect_settings() -> tuple[dict[str, Value], dict[str, SettingRule], dict[str, str]]:
-    """Collect all settings of fedsilo and its methods by importing their classes.
+    """Collect all settings from the classes of fedsilo and of its built-in methods.
 
     Returns:
-        Three dictionaries: key -> default; key -> rule (help and allowed values); and group -> the
-        sentence that describes the group.
+        Three dictionaries: the default of each key, the rule of each key (its help and allowed
+        values), and the sentence that describes each group.
     """
     known: dict[str, Value] = {}
     rules: dict[str, SettingRule] = {}

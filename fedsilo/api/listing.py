@@ -26,16 +26,18 @@ def fetch(
 ) -> Iterator[str]:
     """Download a data set's files and verify their checksums.
 
-    Files that already exist with the right checksum are not downloaded again. ``hf:NAME`` is a data
-    set of Hugging Face, whose files are not verified because they have no checksums.
+    Files that already exist with the right checksum are not downloaded again. ``base_url`` replaces
+    the address from which files are downloaded. ``hf:NAME`` is a data set of Hugging Face, whose
+    files are not verified because they have no checksums.
 
     Yields:
         The data set's licence, terms and source, then a line for each file and each archive. For
-        ``hf:NAME``, the lines of ``fetch_named``.
+        ``hf:NAME``, lines with the licence, the source, the folder and the settings that use the
+        data.
 
     Raises:
-        FedsiloError: the data directory is not named, the data set is unknown or does not have
-            public files, its terms must be accepted by ``accept_licence``, or a download failed.
+        FedsiloError: no data directory is named, the data set is unknown or does not have public
+            files, its terms need ``accept_licence`` to be set, or a download failed.
     """
     from fedsilo.core.files.locations import find_places
     from fedsilo.datasets.downloads.download import fetch
@@ -66,9 +68,10 @@ def datasets(
     """List the data sets with their licences, and whether their files are on this machine.
 
     Returns:
-        A dictionary of strings for each data set, with the keys ``name``, ``kind`` (public, own or
-        made-up), ``tasks``, ``licence``, ``source``, ``size``, ``terms`` and ``here`` (the files
-        that were found). A string is empty if it is unknown or does not apply.
+        A dictionary of strings for each data set, with the keys ``name``, ``kind``, ``tasks``,
+        ``licence``, ``source``, ``size``, ``terms`` and ``here``. ``kind`` is 'public', 'own' (the
+        user's own data) or 'made-up'. ``here`` names the files that were found. A string is empty
+        if it is unknown or does not apply.
     """
     from fedsilo.datasets.registry import overview
 
@@ -82,9 +85,10 @@ def manifest(
 ) -> Iterator[str]:
     """Write manifests for images that are sorted into folders by site and class.
 
-    The images are in ``<folder>/SITE/CLASS/``. A manifest (a table of a site's images and their
-    classes) is written to each site's folder. ``images.yaml``, which the data set 'images' reads,
-    is written to ``folder``. ``recipe`` names the way the images are sorted, and must be 'folder'.
+    The images are in ``<folder>/SITE/CLASS/``. Each site's folder gets a manifest, a table of its
+    images and their classes. ``folder`` also gets the file ``images.yaml``, which lists the
+    manifests and the classes. The setting ``dataset=images`` then reads them. ``recipe`` must be
+    'folder', the only recipe so far.
 
     Yields:
         For each manifest, a line with its path and number of images, then a line for each class
@@ -123,13 +127,13 @@ def survey(
 ) -> Path:
     """Survey the data of the sites.
 
-    The sites send counts and statistics of their data, and nothing is trained. With ``deployment``
-    the sites are the deployment's hospitals. Otherwise they are simulated. The experiment decides
-    which data set is surveyed and how it is divided into silos. Without ``name`` the run directory
-    is named ``survey-<experiment>-<time>``.
+    The sites send statistics of their data, such as sample counts, and nothing is trained. The
+    sites are the hospitals of ``deployment``. Without a deployment, they are simulated.
+    ``experiment`` decides which data set is surveyed and how it is divided into silos. ``name`` is
+    the name of the run directory, by default ``survey-<experiment>-<time>``.
 
     Returns:
-        The path of the page about the survey, which has survey.json beside it.
+        The path of the HTML page about the survey. ``survey.json`` is in the same folder.
 
     Raises:
         FedsiloError: the experiment is unknown, a hospital is down, or the survey failed.
@@ -170,12 +174,12 @@ def settings(
     """List the settings in groups, with default and range.
 
     Args:
-        word: the name of a group, or a text to find in keys and help; empty for all settings.
-        pyproject: yield the section of pyproject.toml where Flower reads the defaults, built from
-            the code, in place of the list. ``word`` is then ignored.
+        word: the name of a group, or a text to find in keys and help. Empty for all settings.
+        pyproject: instead of the list, yield the section of pyproject.toml from which Flower reads
+            the defaults. ``word`` is then ignored.
 
     Yields:
-        The lines of the list or, with ``pyproject``, of the section.
+        The lines of the list or of the section.
 
     Raises:
         SettingError: no setting has the word in its key or help.
@@ -189,9 +193,9 @@ def settings(
 def methods(*, plugin: options.NewPlugin = None) -> Iterator[str]:
     """List the methods: built-in ones, and those of installed packages and of plugins.
 
-    A plugin is a Python file of the user with a method in it. The files in ``plugin`` are executed
-    to find their methods. They are then recorded as trusted by this user, so later commands on this
-    machine execute them without a question.
+    A plugin is a user's Python file that defines a method. The files in ``plugin`` are executed to
+    find their methods. They are then recorded as trusted by this user. Later commands on this
+    machine execute trusted files without asking.
 
     Yields:
         A line "name: description" for each method: first the built-in methods in sorted order, then
@@ -229,16 +233,17 @@ def experiments(
 ) -> Iterator[str]:
     """List the experiments by method, show one in full, or check all of them.
 
-    ``experiment``, ``method`` and ``check`` exclude each other, and ``here`` excludes
-    ``experiment`` and ``check``.
+    Only one of ``experiment``, ``method`` and ``check`` may be given. ``here`` may be combined only
+    with ``method``.
 
     Args:
-        experiment: show only this experiment, as the lines of its own simulation file.
+        experiment: show only this experiment, as a simulation file that has nothing else.
         method: list only the experiments with this method.
-        here: list only the experiments whose data are here, in $FEDSILO_DATA or in a package.
+        here: list only the experiments whose data are on this machine. These are data in the folder
+            $FEDSILO_DATA, or data that come with an installed package.
         check: check all experiments of the file, and list only those that cannot run. If all can
             run, one line says so.
-        file: the simulation file; None for the one in the working folder or, if there is none,
+        file: the simulation file. None for the one in the working folder or, if there is none,
             fedsilo's own.
 
     Raises:

@@ -155,11 +155,11 @@ class Sources(Changes, total=False):
 
 
 def run_sources(given: Changes) -> RunSources:
-    """Collect the sources of a command's settings in a ``RunSources``.
+    """Collect the sources of a command's settings: its files, its changes and its output folder.
 
-    ``given`` has the options of the command by name. A missing option counts as not given. Plugins
-    become a change ``plugin=...``, which comes before the changes in ``settings``. So a setting
-    'plugin' in ``settings`` overrides the plugins.
+    ``given`` has the options of the command by name, and may lack any of them. The changes are the
+    entries of ``settings``. ``plugin`` becomes a change ``plugin=...`` before them. As a later
+    change overrides an earlier one, a 'plugin' among ``settings`` overrides the option.
     """
     entries = plugin_texts(given.get("plugin"))
     plugins = [f"plugin={', '.join(entries)}"] if entries else []
@@ -178,11 +178,10 @@ def command(function: Callable[P, R]) -> Callable[P, R]: ...
 def command(function: Callable[P, Any]) -> Callable[P, Any]:
     """Turn a function into a command of fedsilo that Python code can call too.
 
-    Python code calls a wrapper, which checks the arguments (``check_arguments``) and then calls the
-    function. If the result is a generator, the wrapper runs it to its end and returns a list of the
-    yielded values. If a ``FedsiloError`` ends the generator, the values so far are added to the
-    error as notes. The command line calls the function without the wrapper, and prints each value
-    when it is yielded.
+    Python code calls the wrapper that is returned. The wrapper first checks the arguments. If the
+    function yields values, the wrapper returns them as a list. If a ``FedsiloError`` ends the
+    function early, the values so far are attached to the error as notes (``add_note``). The command
+    line unwraps the function, and prints each value when it is yielded.
     """
 
     @wraps(function)
@@ -202,10 +201,10 @@ def command(function: Callable[P, Any]) -> Callable[P, Any]:
 
 
 def _collect(results: Iterable[Any]) -> list[Any]:
-    """Run a command that yields values to its end, and return the values as a list.
+    """Collect in a list the values that a command yields, until the command ends.
 
-    If the command raises a FedsiloError, the values that it yielded before are added to the error
-    as notes, and the error is raised again.
+    If the command raises a FedsiloError, the values so far are attached to the error as notes, and
+    the error is raised again.
     """
     collected = []
     try:
@@ -219,12 +218,15 @@ def _collect(results: Iterable[Any]) -> list[Any]:
 
 
 def parameters_of(function: Callable[..., Any], skip: int = 0) -> dict[str, inspect.Parameter]:
-    """Return a function's parameters by name, each with its ``Annotated`` type resolved.
+    """Return a function's parameters by name, each with the type of its annotation.
 
-    The first ``skip`` parameters are left out. A parameter such as ``**sources``, whose type is an
-    unpacked ``TypedDict``, is replaced by the keys of this type. Each key becomes a keyword-only
-    parameter with default None. The return type is not resolved, because its module is imported
-    only when the command runs.
+    Annotations that are strings are converted to the types that they name. A parameter such as
+    ``**sources``, whose type is an unpacked ``TypedDict``, is replaced by the keys of this type.
+    Each key becomes a keyword-only parameter with default None.
+
+    Args:
+        function: the function. If it is a wrapper, the wrapped function is read.
+        skip: the number of parameters to leave out at the beginning.
     """
     function = inspect.unwrap(function)
     found: dict[str, inspect.Parameter] = {}
@@ -244,8 +246,8 @@ def parameters_of(function: Callable[..., Any], skip: int = 0) -> dict[str, insp
 def _resolve(annotation: Any, names: dict[str, Any]) -> Any:
     """Convert an annotation, which may be a string, to the type that it names.
 
-    Names in the string are looked up in ``names``, the globals of the function's module. The help
-    in an ``Annotated`` type is kept.
+    Names in the string are looked up in ``names``, the globals of the function's module. An
+    ``Annotated`` type stays ``Annotated``, with its metadata.
     """
 
     # get_type_hints resolves all annotations of a function, so this function has only this one
@@ -256,9 +258,10 @@ def _resolve(annotation: Any, names: dict[str, Any]) -> Any:
 
 
 def option_of(hint: Any) -> Option | None:
-    """Return an annotation's help for the command line as an ``Option``; None if it has no help.
+    """Return the help that an ``Annotated`` type has for the command line.
 
-    The help is the first string or ``Option`` in an ``Annotated`` type.
+    It is the first string or ``Option`` in the type. A string becomes an ``Option``. The result is
+    None without such help.
     """
     for entry in getattr(hint, "__metadata__", ()):
         if isinstance(entry, str):
@@ -271,8 +274,8 @@ def option_of(hint: Any) -> Option | None:
 def members_of(hint: Any) -> list[Any]:
     """List the types that a parameter accepts.
 
-    These are the members of a union, or only the type itself if it is not a union. If ``hint`` is
-    an ``Annotated`` type, the type within it counts. A ``Literal`` counts as one type.
+    The metadata of an ``Annotated`` type are ignored. A union gives its members. Any other type
+    gives only itself, also a ``Literal`` with several values.
     """
     if get_origin(hint) is Annotated:
         hint = get_args(hint)[0]
@@ -287,16 +290,17 @@ _WORDS = {int: "a whole number", float: "a number", bool: "True or False", str: 
 def check_arguments(function: Callable[..., Any], given: Mapping[str, Any]) -> None:
     """Check the arguments of a call against the function's signature, before the call.
 
-    The name of each argument is checked. Its value is checked only if the parameter accepts nothing
-    but None, choices, numbers, booleans and texts. A parameter that also accepts another type, such
-    as a path, a run or a sequence, accepts any value here.
+    Every name is checked, but missing arguments are not noticed. A value is checked only if its
+    parameter accepts only None, a ``Literal``, numbers, booleans and texts. If the parameter also
+    accepts another type, such as a path or a sequence, the value is not checked here.
 
     Args:
         function: the function that is called.
         given: name of an argument -> its value.
 
     Raises:
-        SettingError: an argument has the wrong type, or is not one of its choices.
+        SettingError: an argument has the wrong type, or is not one of the values of its
+            ``Literal``.
         TypeError: an argument's name is not the name of a parameter.
     """
     known = parameters_of(function)

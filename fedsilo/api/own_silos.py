@@ -35,15 +35,15 @@ def write_to_cache(silos: object, label: str, missing: str, cache: Path) -> tupl
     If the same data were written before, the existing folder is returned.
 
     Args:
-        silos: site -> its data; or data without sites, which become one silo named 'data' for a
-            partition to divide.
+        silos: site -> its data. Data without sites become one silo named 'data', which the setting
+            'split.partition' can divide.
         label: the column with the labels in frames and in data sets of Hugging Face.
         missing: 'drop' rows with missing values from a frame, or 'impute' the values.
         cache: the cache directory.
 
     Returns:
-        The name of the data set that reads the folder ('table', 'arrays' or 'images'), and the
-        path of the folder, for the setting 'data.dir'.
+        Values for the settings 'dataset' and 'data.dir', with which a run reads the data. The first
+        is 'table', 'arrays' or 'images', and the second is the path of the folder.
 
     Raises:
         FedsiloError: the data are of an unknown kind, the sites' data are of different kinds, or
@@ -72,16 +72,21 @@ def write_to_cache(silos: object, label: str, missing: str, cache: Path) -> tupl
 
 
 def write_silos(folder: Path, silos: object, label: str, missing: str) -> str:
-    """Write a caller's silos as files, and return the name of the data set that reads them.
+    """Write a caller's silos as files, and return the value of 'dataset' that reads them.
 
-    The name is 'table', 'arrays' or 'images'. It depends on the kind of the data, which must be the
-    same at all sites. ``folder`` must exist and be empty. The other arguments and the errors are
-    those of ``write_to_cache``.
+    The value is 'table', 'arrays' or 'images', and depends on the kind of the data.
+
+    Args:
+        folder: an existing, empty folder.
+        silos: site -> its data, or data without sites.
+        label: the column with the labels in frames and in data sets of Hugging Face.
+        missing: 'drop' rows with missing values from a frame, or 'impute' the values.
 
     Raises:
-        SettingError: ``missing`` is unknown, or the sites have different kinds of data. The error
-            is also raised if all sites are named train, val or test, because these are parts of a
-            data set. Only pictures may come in such parts.
+        SettingError: ``missing`` is unknown, or the sites have different kinds of data. Also raised
+            if all sites are named train, val or test, unless the data are pictures. These names are
+            parts of a data set and not hospitals.
+        DataError: the data cannot be used.
     """
     if missing not in ("drop", "impute"):
         raise SettingError(f"missing must be 'drop' or 'impute', but is '{missing}'")
@@ -121,8 +126,8 @@ def _name_silos(silos: object) -> dict[str, Any]:
     silo named 'data'.
 
     Raises:
-        SettingError: the mapping is empty; a name cannot be a site's name; or two names are equal
-            as strings, such as 1 and '1'.
+        SettingError: the mapping is empty, or a name is not allowed for a site. Also raised if two
+            names are equal as strings, such as 1 and '1'.
     """
     if not isinstance(silos, Mapping):
         return {ALONE: silos}
@@ -140,11 +145,12 @@ def _name_silos(silos: object) -> dict[str, Any]:
 
 
 def _write_pictures(folder: Path, silos: Mapping[str, Any]) -> None:
-    """Write the pictures of each silo as PNG files, and the manifests by which 'images' reads them.
+    """Write the pictures of each silo as PNG files, with manifests that list them.
 
-    The files are ``<site>/<class>/<number>.png``. For the site 'data', which stands for data
-    without sites, they are ``<class>/<number>.png``. A number is the position of the picture in its
-    silo, from 0, with six digits.
+    The files are ``<site>/<class>/<number>.png``. Data without sites are the site 'data', whose
+    files are ``<class>/<number>.png``. A class whose name cannot be a folder's gets another folder
+    name. A number is the position of the picture in its silo, from 0, with six digits. The setting
+    ``dataset=images`` reads the manifests.
 
     Args:
         folder: the folder to write into.
@@ -177,15 +183,15 @@ def _name_class_folders(silos: Mapping[str, Any]) -> dict[str, str]:
     """Choose a folder name for each class: class -> name of its folder.
 
     A folder usually has the name of its class. A class whose name has a "/" or begins with "." gets
-    the folder "class-1", "class-2" and so on instead, in sorted order of these classes. If another
-    class already has this name, underscores are appended until it is free.
+    a folder "class-1", "class-2" and so on instead, in sorted order of these classes. If another
+    class has such a name itself, underscores are appended to the folder's name.
 
     Args:
         silos: site -> its (picture, class name) pairs.
 
     Raises:
-        DataError: a silo is empty; or a class name is empty, longer than 255 bytes, or has an
-            invisible character.
+        DataError: a class name is empty, longer than 255 bytes, or has an invisible character. Also
+            raised if a silo has no pictures.
     """
     folders: dict[str, str] = {}
     for site, pictures in silos.items():
@@ -210,10 +216,10 @@ def _name_class_folders(silos: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _make_upright(picture: Any, where: str) -> Any:
-    """Turn a Pillow picture upright, as its EXIF data say, and convert it to RGB.
+    """Turn a Pillow picture upright and convert it to RGB.
 
-    Image files are decoded in the same way, so a picture and its file give the same pixels.
-    ``where`` names the sample in the error.
+    The picture is turned as its EXIF data say. Without EXIF data it is not turned. ``where`` names
+    the sample in the error.
 
     Raises:
         DataError: the object is not a Pillow picture, or has more than 8 bits per channel.
@@ -238,7 +244,8 @@ def _convert_silo(site: str, data: Any, label: str) -> tuple[str, Any]:
     Args:
         site: the silo's name, for errors.
         data: the silo's data.
-        label: the column with the labels, or the name of the column to make from them.
+        label: the column with the labels. If the labels come separately, a new frame gets them in a
+            column of this name.
 
     Returns:
         The kind and the converted data: 'tables' with a frame, 'arrays' with (samples, labels), or
@@ -246,7 +253,8 @@ def _convert_silo(site: str, data: Any, label: str) -> tuple[str, Any]:
         unchecked.
 
     Raises:
-        SettingError: the type of the data is unknown, or samples and labels do not fit together.
+        SettingError: the type of the data is unknown, or samples and labels differ in number or
+            have wrong shapes.
         DataError: a label or the column of labels is missing.
     """
     import pandas as pd
@@ -268,10 +276,13 @@ def _convert_silo(site: str, data: Any, label: str) -> tuple[str, Any]:
 def _convert_torch(site: str, data: Any, label: str) -> tuple[str, Any]:
     """Convert a PyTorch ``Dataset`` of (sample, label) pairs to pictures, arrays or a frame.
 
-    If the first sample is a Pillow picture, the result is 'pictures', with class names from the
-    data set's attribute ``classes`` if it exists. Otherwise ``_convert_pair`` converts the samples.
-    The result and the errors are those of ``_convert_silo``. An empty data set, or an item that is
-    not a pair, is a SettingError too.
+    The first sample decides. If it is a Pillow picture, the result is 'pictures' with a list of
+    (picture, class name). The class names come from the attribute ``classes`` of the data set, if
+    it has one. Otherwise the result is 'arrays' with (samples, labels), or 'tables' with a frame.
+
+    Raises:
+        SettingError: the data set is empty, an item is not a pair, or the samples differ in shape.
+        DataError: a label is missing.
     """
     samples, labels = [], []
     for place in range(len(data)):
@@ -294,8 +305,8 @@ def _convert_torch(site: str, data: Any, label: str) -> tuple[str, Any]:
 def _class_names(site: str, labels: Iterable[Any], names: Any) -> list[str]:
     """Return the class name of each label, in order.
 
-    A number in ``labels`` is looked up in ``names``, the names of the classes by number. If
-    ``names`` is None, the label itself, as a string, is the name (see ``_class_name``).
+    A label that is a string is itself the name. A number is looked up in ``names``, which has the
+    name of each class by its number. If ``names`` is None, the number as a string is the name.
 
     Raises:
         DataError: a label is missing, has several values, or is a number without a name.
@@ -313,11 +324,12 @@ def _class_names(site: str, labels: Iterable[Any], names: Any) -> list[str]:
 
 
 def _class_name(label: Any, names: Any) -> str | None:
-    """Return the class name of a label, without spaces around it; None if the label has none.
+    """Return the class name of a label, without spaces around it.
 
-    A string is itself the name. A number is looked up in ``names``, the names of the classes by
-    number. If ``names`` is None, the number as a string is the name. A label has no name if it is
-    None or NaN, has several values, or is a number that ``names`` lacks, such as -1.
+    A string is itself the name. A number is looked up in ``names``, which has the name of each
+    class by its number. If ``names`` is None, the number as a string is the name. The result is
+    None if the label is None or NaN, has several values, or is a number that ``names`` lacks, such
+    as -1.
     """
     try:
         # item() accepts a tensor or array of one number, and fails for a label of several classes
@@ -339,15 +351,15 @@ def _convert_pair(site: str, x: Any, y: Any, label: str) -> tuple[str, Any]:
 
     Args:
         site: the silo's name, for errors.
-        x: rows (n, features), as a data frame or as an array; or images (n, height, width) or
-            (n, channels, height, width). A tuple of n samples is stacked first.
+        x: rows (n, features), as a data frame or an array, or images (n, height, width) or (n,
+            channels, height, width). A tuple of n rows or images is stacked first.
         y: the labels, (n,) or (n, 1).
         label: the name of the label column in the data frame.
 
     Returns:
-        For rows, "tables" and a data frame with a column for each feature and the column ``label``;
-        the features of an array are named x0, x1, and so on. For images, "arrays" and the pair of
-        images and labels; labels of any objects become strings.
+        For rows, 'tables' and a data frame with a column for each feature and the column ``label``.
+        The features of an array are named x0, x1, and so on. For images, 'arrays' and the pair of
+        images and labels. If the labels have the dtype object, they become strings.
 
     Raises:
         SettingError: the samples are neither rows nor images or differ in shape, or the numbers of
@@ -387,10 +399,13 @@ def _convert_pair(site: str, x: Any, y: Any, label: str) -> tuple[str, Any]:
 def _convert_hugging_face(site: str, data: Any, label: str) -> tuple[str, Any]:
     """Convert a ``Dataset`` of Hugging Face to pictures or to a frame.
 
-    If the data set has columns of images, the first such column and the labels become 'pictures',
-    and other columns are ignored. Otherwise all columns become a frame. If the classes have names,
-    the names replace the numbers in the label column, and a missing label becomes None. The result
-    and the errors are those of ``_convert_silo``.
+    If the data set has columns of images, the result is 'pictures' with a list of (picture, class
+    name). Only the first such column and the labels are used. Otherwise the result is 'tables' with
+    a frame of all columns. If the classes have names, the names replace the numbers in the label
+    column of the frame. A missing label is then None.
+
+    Raises:
+        DataError: the column ``label`` does not exist, or a picture has no label.
     """
     features = data.features
     if label not in features:
@@ -416,8 +431,8 @@ def _convert_hugging_face(site: str, data: Any, label: str) -> tuple[str, Any]:
 def image_columns(features: Mapping[str, Any]) -> list[str]:
     """List the names of the columns that hold images, in the order of the data set.
 
-    ``features`` are those of a data set of Hugging Face. A column holds images if the class of its
-    feature is named 'Image'. Only the name is compared, so that the package of Hugging Face need
-    not be imported.
+    ``features`` maps each column of a Hugging Face data set to its feature object. A column holds
+    images if the Python class of the object is named 'Image'. Only this name is compared, so the
+    package of Hugging Face need not be imported.
     """
     return [name for name, kind in features.items() if type(kind).__name__ == "Image"]

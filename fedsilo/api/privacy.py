@@ -36,24 +36,24 @@ def plan(
 ) -> Iterator[str]:
     """Compute the noise that an experiment needs for a budget.
 
-    A site spends epsilon on each optimiser step, on each release of metrics (in rounds with
-    evaluation, and once at the end), and on one release of its sample counts. The smallest site
-    needs the most noise, so the last lines have the settings for a run that all sites can join.
-    Nothing is trained.
+    A site spends epsilon on three things: each optimiser step, each release of metrics, and one
+    release of its sample counts. Metrics are released in rounds with evaluation, and once at the
+    end. The smallest site needs the most noise. Its lines come last, and have settings that suit
+    all sites. Nothing is trained.
 
     Args:
-        experiment: an experiment's name, or a method.
+        experiment: the name of an experiment, or of a method for its default settings.
         samples: the number of training samples of each site to plan for.
         epsilon: the budgets per patient.
         delta: the delta of the budgets, above 0 and below 1.
-        counts_noise: the hospital's noise for its sample counts; with 0, the noise is chosen so
+        counts_noise: the hospital's noise for its sample counts. With 0, the noise is chosen so
             that the counts cost a quarter of the budget.
         sources: changes to the experiment's settings.
 
     Yields:
         For each different number of samples, the largest first: a line with the numbers of steps
-        and releases, then for each budget a line with the settings that meet it, with the noise
-        multiplier rounded up to two decimals.
+        and releases, then a line for each budget. This line has the settings that meet the budget,
+        with the noise multiplier rounded up to two decimals.
 
     Raises:
         SettingError: the experiment is unknown, ``samples`` or ``epsilon`` is empty, or a number is
@@ -84,16 +84,16 @@ def _plan_site(
 ) -> Iterator[str]:
     """Yield the lines of ``plan`` for one site.
 
-    The first line has the optimiser steps, the share of the samples in each step, and the number of
-    releases of metrics. Then each budget has a line with the settings that meet it, with the
-    smallest sufficient noise rounded up to 0.01.
+    The first line has the number of optimiser steps, the share of the site's samples that a step
+    uses, and the number of releases of metrics. Then each budget has a line with the settings that
+    meet it. The noise multiplier is the smallest one that meets the budget, rounded up to 0.01.
 
     Args:
         common: the settings of the experiment.
         count: the number of training samples of the site.
         budgets: the epsilons to plan for.
         delta: the delta of all budgets.
-        counts_noise: the noise of the site's sample counts; 0 for a noise that costs a quarter of
+        counts_noise: the noise of the site's sample counts. 0 for a noise that costs a quarter of
             the budget.
     """
     from fedsilo.models.privacy.accountant import counts_noise_for, noise_for

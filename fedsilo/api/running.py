@@ -39,13 +39,13 @@ if TYPE_CHECKING:
 
 @options.command
 def new(project: Annotated[AnyPath, "the folder to create"]) -> Iterator[str]:
-    """Make a folder for experiments of your own.
+    """Make a folder for the user's own experiments.
 
-    It gets a simulation file, an example of a network, and a README with commands that run
-    unchanged. The folder may already exist if it is empty.
+    The new folder gets a simulation file, an example of a network, and a README with commands that
+    run unchanged. The folder may already exist if it is empty.
 
     Yields:
-        The path of each file in the new folder, and the command to run next.
+        The path of each file in the new folder. The last line is the command to run next.
 
     Raises:
         RunDirectoryError: the folder has files in it, or is a file.
@@ -80,25 +80,27 @@ def simulate(
     no_pictures: Annotated[bool, "do not draw pictures at the end"] = False,
     **sources: Unpack[options.Sources],
 ) -> FinishedRun:
-    """Run an experiment of simulation.yaml, or a method.
+    """Run an experiment, or a method with its default settings, on simulated sites.
 
     Args:
-        experiment: the experiment's name, or a method, which then has its default settings.
-        silos: the caller's own data: site -> a ``DataFrame``, a pair (X, y), a ``Dataset`` of
-            PyTorch or of Hugging Face; or only one of these, which 'split.partition' divides. None
+        experiment: the name of an experiment in the simulation file, or of a method.
+        silos: the caller's own data: site -> a ``DataFrame``, a pair (X, y), or a ``Dataset`` of
+            PyTorch or of Hugging Face. Data without sites are divided by 'split.partition'. None
             for the experiment's data.
         label: the column with the labels in frames and in data sets of Hugging Face.
         missing: 'drop' rows with missing values from a frame, or 'impute' the values.
-        network: the setting 'network.name', or a function or class of a module that builds one.
-        engine: 'inline', 'processes', 'ray' or 'auto'.
+        network: the setting 'network.name', or a function or class of a module that builds a
+            network.
+        engine: where the sites run. 'inline' is this process, 'processes' are several processes,
+            'ray' is a Ray cluster, and 'auto' chooses.
         ray_address: the address of a running Ray cluster.
-        supernodes: number of simulated sites; None for the experiment's number or, without one, for
+        supernodes: number of simulated sites. None for the experiment's number or, without one, for
             all silos.
-        seed: the seed; None for the experiment's.
-        name: name of the run directory; if it exists, a number is appended.
-        track: the tracker that also gets the metrics.
+        seed: the seed. None for the experiment's.
+        name: name of the run directory. If it exists, a number is appended.
+        track: the name of an experiment tracker that also gets the metrics.
         no_pictures: do not draw pictures at the end.
-        sources: changes to the experiment's settings.
+        sources: the files and changes that give the experiment's settings.
 
     Returns:
         The finished run, opened for reading.
@@ -127,10 +129,10 @@ def simulate(
 
 
 def _overrides(seed: int | None, name: str | None, track: str | None) -> dict[str, Value]:
-    """Collect the settings that a command sets by options of their own: key -> value.
+    """Collect the settings for which a command has separate options: key -> value.
 
     These are 'seed', 'run.name' and 'run.track'. An option that is None or empty is left out. The
-    result overrides the settings of the experiment, of a file and of --set.
+    result overrides all settings from the experiment, from a settings file and from --set.
     """
     given: dict[str, Value | None] = {"seed": seed, "run.name": name, "run.track": track}
     overrides: dict[str, Value] = {}
@@ -150,12 +152,12 @@ def plan_simulation(
     track: str | None = None,
     **sources: Unpack[options.Sources],
 ) -> Iterator[str]:
-    """Yield the lines of ``simulate --dry-run``: the plan of a run, its cost and its folder.
+    """Yield the lines of ``simulate --dry-run``: a run's plan, its estimated cost and its folder.
 
     The arguments are those of ``simulate``. Nothing is run or written.
 
     Raises:
-        FedsiloError: the run could not begin.
+        FedsiloError: the run could not begin, for example because its directory exists already.
     """
     from fedsilo.engines.dry_run import NOTHING_RUN, describe_run
     from fedsilo.engines.planning import plan_run
@@ -170,12 +172,12 @@ def plan_simulation(
 
 
 def _finish(directory: RunDirectory, *, draw: bool = True) -> FinishedRun:
-    """Open a run that has just ended, draw its pictures, and print its metrics next to a paper's.
+    """Open a run that has just ended, draw its pictures, and compare it with a published paper.
 
-    If ``draw`` is False, no pictures are drawn. If the paper's experiment had other settings than
-    the run, these differences are printed in place of the metrics. If no paper reports the run's
-    method on its data, nothing is printed. The server cannot do this, because it has neither the
-    drawing packages nor the papers' values.
+    If a paper reports the run's method on its data, the metrics of the run and of the paper are
+    printed. If the paper's experiment had other settings, a line with these differences is printed
+    instead. If there is no such paper, nothing is printed. If ``draw`` is False, no pictures are
+    drawn.
     """
     from fedsilo.datasets.registry import shown_of
     from fedsilo.pictures.learning_curves import draw_pictures
@@ -193,13 +195,13 @@ def _finish(directory: RunDirectory, *, draw: bool = True) -> FinishedRun:
 def _network_name(network: object) -> str:
     """Convert the argument ``network`` of ``simulate`` to the value of 'network.name'.
 
-    A string is returned unchanged and unchecked. A function or a class becomes 'MODULE:NAME',
-    because the sites are other processes, which import it by this name.
+    A string is returned unchanged and unchecked. A function or a class becomes 'MODULE:NAME', the
+    name by which the processes of the sites import it.
 
     Raises:
-        SettingError: the function or class is defined in the running script or within a function,
-            or is a lambda, so other processes cannot import it; or ``network`` is another kind of
-            object.
+        SettingError: ``network`` is neither a string nor a function or class. Also raised if the
+            function is a lambda, or if it is defined in the running script or within a function.
+            Other processes cannot import it then.
     """
     if isinstance(network, str):
         return network
@@ -224,11 +226,14 @@ def _write_silos(
 ) -> dict[str, Value]:
     """Write the caller's own data as silos into the cache, so that runs can read them.
 
-    The cache folder is 'data.cache-dir' if the ``settings`` in ``sources`` state it, otherwise the
-    default one. The other arguments and the errors are those of ``write_to_cache``.
+    The cache folder is the value of 'data.cache-dir' among the ``settings`` of ``sources``, or else
+    the default one. ``silos``, ``label`` and ``missing`` are those of ``simulate``.
 
     Returns:
         The settings 'dataset' and 'data.dir', which make a run read these data.
+
+    Raises:
+        FedsiloError: the data are of an unknown kind, or cannot be used.
     """
     from fedsilo.api.own_silos import write_to_cache
     from fedsilo.core.files.locations import find_places
@@ -299,13 +304,14 @@ def fit(
     tell: Tell = silent,
     **sources: Unpack[options.Sources],
 ) -> Regression:
-    """Fit a regression to the patients of all hospitals.
+    """Fit a regression to the patients of all hospitals, without collecting their rows.
 
-    Hospitals send sums of gradients and Hessians, so coefficients and standard errors are those of
-    the pooled data. A Cox regression is stratified: each hospital has its own baseline hazard.
+    Hospitals send sums of gradients and Hessians over their patients. These sums determine the same
+    coefficients and standard errors as the pooled rows would. In a Cox regression, each hospital
+    has its own baseline hazard, so the result is that of a stratified pooled regression.
 
     Returns:
-        The regression: ``document`` has all numbers, ``coefficients`` a row per coefficient.
+        The regression. ``document`` has all numbers, ``coefficients`` a row per coefficient.
 
     Raises:
         FedsiloError: a setting or the data cannot be used, or the run failed. A FitError says that
@@ -341,8 +347,9 @@ def watch(
     """Show the progress of a run, a folder of runs, a deployment or a hospital's node.
 
     Returns:
-        A function without arguments, which the command calls again and again. Each call reads the
-        progress anew and returns it as a ``View``, which the command shows.
+        A function without arguments, which the caller calls again for each update. It reads the
+        present progress and returns it as a ``View``, which can be shown as a line, in a terminal
+        or as a page.
 
     Raises:
         SettingError: more than one of ``folder``, ``deployment`` and ``hospital`` is given, or the
@@ -376,12 +383,11 @@ def runs(
     dataset: Annotated[str | None, "only runs on this data set"] = None,
     state: Annotated[options.RunState | None, "only runs in this state"] = None,
 ) -> list[ListedRun]:
-    """List the runs in a folder, with state and size.
+    """List the runs in one or more folders, with their state and size.
 
     Folders are searched down to two levels, without following links. A folder may also be a run
     directory itself. Runs are sorted by their start, the oldest first. A damaged run, or a run of
-    another version, is listed as unreadable and comes before the others. Nothing is deleted here:
-    the option --delete of the command deletes the listed runs afterwards.
+    another version of fedsilo, is listed as unreadable and comes before all readable runs.
 
     Raises:
         RunDirectoryError: a folder does not exist.
@@ -409,8 +415,9 @@ def pretrain(
 ) -> Path:
     """Train an experiment's ViT on public images.
 
-    The images are the public part of the experiment's data set, which no silo holds. By default the
-    weights are written to the file in which runs of the experiment look for them.
+    The images are the public part of the experiment's data set, which no silo holds. The ViT is
+    trained to classify them. By default the weights are written to the file in which runs of the
+    experiment look for them.
 
     Returns:
         The path of the file with the weights.

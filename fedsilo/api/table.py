@@ -192,11 +192,11 @@ RENAMED = {"datasets": "list_datasets", "runs": "list_runs"}
 
 
 def public_names() -> dict[str, str]:
-    """Map each name that ``import fedsilo`` offers to its place, ``module:name``.
+    """Map each name that ``import fedsilo`` offers to the ``module:name`` that defines it.
 
-    The place has the function or value that the name stands for. A command has a name with
-    underscores in place of spaces: ``deploy up`` is ``deploy_up``. Only the commands in ``RENAMED``
-    have other names.
+    A command's name has underscores in place of spaces: 'deploy up' is ``deploy_up``. Two commands
+    have the names in ``RENAMED`` instead, because packages have their usual names: 'runs' is
+    ``list_runs``, and 'datasets' is ``list_datasets``.
     """
     names = dict(_OTHERS)
     for commands in COMMANDS.values():

@@ -21,9 +21,9 @@ class StandardOutput(io.TextIOWrapper):
     def write(self, text: str) -> int:
         """Write ``text``, and return its length.
 
-        If standard output can no longer be written, the text is dropped without an error, so that
-        the command continues. The first time, the reason is printed on standard error, except for a
-        closed pipe.
+        If standard output can no longer be written to, the text is dropped without an error, so
+        that the command continues. Its length is returned all the same. The first time, the reason
+        is printed on standard error, except for a closed pipe.
         """
         try:
             return super().write(text)
@@ -41,9 +41,9 @@ class StandardOutput(io.TextIOWrapper):
     def _give_up(self, error: OSError) -> None:
         """Stop writing to standard output after an error, so that the command can continue.
 
-        The error is stored in ``fault``, and all later output of this process and its children goes
-        to the null device. The reason is printed on standard error, except for a closed pipe, whose
-        reader wanted no more.
+        The error is stored in ``fault``. All later output of this process and of the processes that
+        it started is discarded. The reason is printed on standard error, unless the output is a
+        pipe that its reader has closed.
         """
         self.fault = error
         # The descriptor itself, because this process's buffers and its children write there too
@@ -59,12 +59,8 @@ def run() -> None:
     """Run the command line, and end the process with its exit code.
 
     If standard output could not be written, an exit code of 0 becomes 1.
-
-    Python's garbage collector runs less often here, because it would take a third of the time of
-    PyTorch's import and finds nothing. It does not run at the end of the process either, unless
-    Triton was imported (by timm). Without that run, Triton's bindings would print 30 lines of
-    "leaks" for objects that remain.
     """
+    # The collector would take a third of the time of PyTorch's import, and finds nothing
     gc.set_threshold(20_000)
     output = None
     if isinstance(sys.stdout, io.TextIOWrapper):
@@ -77,6 +73,8 @@ def run() -> None:
     try:
         code = main()
     finally:
+        # No collection at the end. Without one, though, Triton's bindings (imported by timm) would
+        # print 30 lines of "leaks" for objects that remain
         if "triton" not in sys.modules:
             gc.freeze()
     if output:

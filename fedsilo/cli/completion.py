@@ -11,8 +11,8 @@ def complete_experiment(incomplete: str) -> list[str]:
     """List the experiments and methods that begin with ``incomplete``, for tab completion.
 
     The names are sorted. The methods are the built-in ones, and the experiments are those of the
-    default simulation file. If the file cannot be read, only methods are listed, because a shell
-    shows no error.
+    default simulation file. If the file cannot be read, no error is raised and only methods are
+    listed.
     """
     from fedsilo.core.errors import FedsiloError
     from fedsilo.engines.experiments import open_simulation, simulation_file

@@ -15,8 +15,9 @@ from fedsilo.core.errors import SettingError
 def methods(lines: Iterable[str], *, as_json: AsJson = False) -> None:
     """Print the list of methods, as text or as JSON.
 
-    Each of ``lines`` has the form "name: description". The text is these lines, unchanged. The JSON
-    is a list with an object for each line: ``method`` is the name, and ``about`` the description.
+    Each of ``lines`` has the form "name: description". As text, they are printed unchanged. The
+    JSON is a list with an object for each line. Its key ``method`` has the name, and ``about`` the
+    description.
     """
     if not as_json:
         print_result(lines)
@@ -33,19 +34,19 @@ def settings(
 ) -> None:
     """Print the list of settings, as text or as JSON.
 
-    As text, ``lines`` are printed. For JSON, the settings are read again, and each is a record with
-    its group, key, default and help.
+    As text, ``lines`` are printed. As JSON, each setting is a record with the keys ``group``,
+    ``key``, ``default`` and ``help``. These are collected here, because ``lines`` are only text.
 
     Args:
         lines: the lines of the list. They are ignored for JSON.
-        word: for JSON, the name of a group, or a text to find in the keys and help of settings;
-            empty for all settings.
+        word: for JSON, the name of a group, or a text to find in the keys and help of settings.
+            Empty for all settings. ``lines`` were already selected by it.
         pyproject: whether ``lines`` are the section of pyproject.toml, which has no JSON form.
         as_json: whether to print JSON.
 
     Raises:
-        SettingError: ``pyproject`` and ``as_json`` are both set, or, for JSON, no setting has the
-            word.
+        SettingError: ``pyproject`` and ``as_json`` are both set. Also raised for JSON if no setting
+            has the word.
     """
     if not as_json:
         print_result(lines)
@@ -74,10 +75,11 @@ def experiments(
 ) -> None:
     """Print the list of experiments, as text or as JSON.
 
-    As text, ``lines`` are printed. For JSON, they are ignored, and the list is read again from the
-    simulation file ``file``. ``method`` and ``here`` then select the experiments, as in the list. A
-    record has the experiment's name, method, description, data, silos, rounds and cost. If the
-    experiment cannot run, it has the key 'fault' in place of the last four.
+    As text, ``lines`` are printed. For JSON, ``lines`` are ignored, and the list is read again from
+    the simulation file ``file``. It then has the experiments with ``method``, or with data on this
+    machine if ``here`` is set. The keys of a record are ``experiment``, ``method``, ``about``,
+    ``data``, ``silos``, ``rounds`` and ``cost``. If the experiment cannot run, ``fault`` replaces
+    the last four.
 
     Raises:
         SettingError: ``as_json`` is set together with ``experiment`` or ``check``, whose results

@@ -38,17 +38,17 @@ _SILENT = ("", "()", "None", "False")  # defaults that would not tell the user a
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line.
+    """Run the command line, and return the exit code.
 
-    Without arguments it prints the help. An error is printed as one line on standard error, except
-    for a closed output pipe, for which nothing is printed.
+    Without arguments it prints the help. An error is printed as one line on standard error. If the
+    output is a pipe that its reader has closed, nothing is printed.
 
     Returns:
-        The exit code: 0 for success, 1 for an error or a closed output pipe, 130 if interrupted.
+        0 for success, 1 for an error or a closed pipe, 130 if the user interrupted the command.
 
     Raises:
-        SystemExit: the arguments cannot be used (2), help was printed (0), or the command ended
-            with a code of its own, such as 3 for a failed check.
+        SystemExit: with code 2 if the arguments cannot be used, and with code 0 after printing
+            help. A command may end with another code, such as 3 for a failed check.
     """
     if arguments is None:
         arguments = sys.argv[1:]
@@ -78,11 +78,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _refuse_removed(words: Sequence[str]) -> None:
-    """Check that the command line does not use a command or an option of an earlier version.
+    """Check that the command line has no command, option or argument that was removed from fedsilo.
+
+    ``words`` are the words of the command line, and the first one is the command.
 
     Raises:
-        SettingError: the first word is a removed command, or one of the next words is an option
-            that was removed from this command. The message names the replacement.
+        SettingError: the command was removed, or one of its options or arguments was. The message
+            says how to replace it.
     """
     # Before click parses the words, because it would suggest a name of similar letters in place of
     # the replacement
@@ -97,15 +99,17 @@ def _refuse_removed(words: Sequence[str]) -> None:
 
 
 def _invoke(words: list[str]) -> int:
-    """Run one command of the command line, and return 0 if it ends without an exit code.
+    """Run one command of the command line.
 
-    If a shell asks for completions, they are printed here, and the process ends. Interrupts, broken
-    pipes and errors of the command are not caught here, because ``main`` prints clearer messages
-    for them than click.
+    If a shell asks for completions, they are printed, and the process ends. Interrupts, closed
+    pipes and errors of the command are passed on to the caller, which prints messages for them.
+
+    Returns:
+        Always 0. A command with another exit code raises SystemExit.
 
     Raises:
-        SystemExit: the command ended with an exit code, or click rejected the arguments and printed
-            its message.
+        SystemExit: the command ended with an exit code, or click rejected the arguments. Click's
+            message is then already printed.
     """
     # At an interrupt, click's own ``main`` would print only "Aborted!"; the line of our caller says
     # how to go on. Errors in the arguments are still shown by click, with the usage
@@ -126,11 +130,10 @@ def _invoke(words: list[str]) -> int:
 
 @cache
 def _parser_of(_: tuple[tuple[Callable[..., Any], ...], ...]) -> click.Command:
-    """Build the parser of the command line. Later calls in the process return the same parser.
+    """Build the parser of the command line, or return the one that was built before.
 
-    It is cached because reading the signatures of all commands takes a tenth of a second. The
-    argument, the functions of all commands, is only the key of the cache: if a function was
-    replaced, as in a test, the parser is built anew.
+    The argument is the key of the cache, and has the functions of all commands. As long as these
+    functions are the same, the same parser is returned. Building it takes a tenth of a second.
     """
     return typer.main.get_command(make_app())
 
@@ -151,8 +154,8 @@ def _shown_by(name: str) -> Callable[..., Any]:
 def _show_usage_error(error: click.ClickException, words: Sequence[str]) -> None:
     """Show click's error about the arguments, with the usage of the command.
 
-    If ``suggest`` finds what the user meant, such as a setting in place of an option, the error's
-    text is replaced by this suggestion.
+    If ``suggest`` finds a suggestion for ``words``, the words of the command line, it replaces the
+    error's text.
     """
     instead = suggest(error, words)
     if instead and isinstance(error, click.UsageError):
@@ -224,12 +227,12 @@ class _ClickCommand(typer.core.TyperCommand):
 def _make_command(texts: Mapping[str, str], **words: Any) -> _ClickCommand:
     """Build a typer command, and set the help texts of its arguments and options.
 
-    They are set here because Typer 0.20 does not pass on the help of arguments.
+    Typer 0.20 gives options their help but not arguments, so all help texts are set here.
 
     Args:
-        texts: name of an argument or option -> its help; a parameter without an entry keeps its
-            own.
-        words: passed on to the class of the command.
+        texts: name of an argument or option -> its help. A parameter without an entry keeps the
+            help that it has.
+        words: the keyword arguments for the command class.
     """
     made = _ClickCommand(**words)
     for parameter in made.params:
@@ -240,7 +243,7 @@ def _make_command(texts: Mapping[str, str], **words: Any) -> _ClickCommand:
 
 @contextmanager
 def _silence(quiet: bool) -> Iterator[None]:
-    """Discard what is printed on standard output while the block runs.
+    """Make a context manager that discards all standard output of its block.
 
     If ``quiet`` is False, nothing is discarded.
     """
@@ -270,10 +273,10 @@ _DRY_RUN = inspect.Parameter(
 
 
 def _add_commands(app: typer.Typer) -> None:
-    """Add all commands to an app, below the headings (panels) under which the help lists them.
+    """Add all commands in ``COMMANDS`` to an app.
 
-    A command of two words, such as 'deploy up', is added to a group that is named by its first
-    word.
+    The help of the app lists each command below a heading. A command of two words, such as 'deploy
+    up', is added to a group that is named by its first word.
     """
     groups: dict[str, typer.Typer] = {}
     for panel, commands in COMMANDS.items():
@@ -297,18 +300,21 @@ def _add_commands(app: typer.Typer) -> None:
 def _add_command(app: typer.Typer, name: str, command: Command, panel: str) -> None:
     """Add a command to an app. The command calls its function and shows the result.
 
-    On the command line, the options of the function come first, then those of the function that
-    shows the result. An option of both appears once. Then come --quiet and, if the command has a
-    plan, --dry-run.
+    The options of the command are, in this order:
 
-    With --dry-run, only the plan is printed. With --quiet or --json, the lines that the function
-    itself prints are discarded. If the result then has a path, as a run has, only this path is
-    printed.
+    - those of its function
+    - those of the function that shows the result, as far as they are new
+    - ``--quiet``
+    - ``--dry-run``, if ``command.plan`` is set
+
+    ``--dry-run`` only prints the result of ``command.plan``. ``--quiet`` and ``--json`` discard all
+    that the function itself prints. If the result then has a path, such as that of a run, only this
+    path is printed.
 
     Args:
         app: the app, or the group of a command of two words.
         name: the name of the command, such as 'deploy up'.
-        command: the function, the plan and the example.
+        command: the function, the plan, and the example that the help ends with.
         panel: the heading under which the help lists the command.
     """
     function = command.load()
@@ -363,14 +369,15 @@ def _add_command(app: typer.Typer, name: str, command: Command, panel: str) -> N
 
 
 def _check_output_files(files: Mapping[str, Any]) -> None:
-    """Check that the options for output files can be used, before a long command runs.
+    """Check before a long command that its options for output files can be used.
 
     Args:
-        files: name of an option -> its value. Values that are not a ``Path`` are ignored.
+        files: name of an option for a file -> its value. Values that are not a ``Path`` are
+            ignored.
 
     Raises:
-        SettingError: an option names an existing folder, or the file of ``picture`` does not end
-            with .png, .svg or .pdf.
+        SettingError: a file is an existing folder, or the file of the option ``picture`` does not
+            end with .png, .svg or .pdf.
     """
     for name, path in files.items():
         if isinstance(path, Path) and path.is_dir():
@@ -385,8 +392,9 @@ def _choose(given: Mapping[str, Any], parameters: Mapping[str, object]) -> dict[
 def _typer_parameter(parameter: inspect.Parameter, option: Option) -> inspect.Parameter:
     """Convert a function's parameter to an argument or an option of the command line.
 
-    It becomes an argument if it comes before the function's ``*`` and its ``Option`` gives no name.
-    Otherwise it becomes an option, by default ``--`` and the parameter's name with hyphens.
+    A keyword-only parameter becomes an option, and any other parameter an argument. A parameter
+    whose ``option`` has a name always becomes an option with this name. Otherwise an option is
+    named by its parameter, with hyphens in place of underscores, such as ``--dry-run``.
 
     Args:
         parameter: the parameter of the function.
@@ -394,7 +402,7 @@ def _typer_parameter(parameter: inspect.Parameter, option: Option) -> inspect.Pa
             default. If it is marked as required, there is no default.
 
     Returns:
-        The keyword-only parameter that typer reads.
+        A keyword-only parameter, whose annotation tells typer about the argument or the option.
     """
     name = parameter.name
     default = parameter.default
@@ -432,9 +440,9 @@ def _typer_parameter(parameter: inspect.Parameter, option: Option) -> inspect.Pa
 def _command_type(hint: Any) -> Any:
     """Convert the type of a parameter to a type that the command line can parse.
 
-    A mapping becomes a list of strings ``key=value``, and a sequence becomes a list, even if they
-    may be None. Other optional types stay optional. A union becomes ``Path`` if ``Path`` is a
-    member, else ``str`` if ``str`` is a member, and else its first member.
+    A mapping becomes a list of strings ``key=value``, and a sequence becomes a list. Neither may
+    then be None, but all other types may be None as before. A union becomes ``Path`` if ``Path`` is
+    a member, else ``str`` if ``str`` is a member, else its first member.
     """
     members = [member for member in members_of(hint) if member is not type(None)]
     # Settings are a mapping or texts; a command line has only texts. A sequence comes

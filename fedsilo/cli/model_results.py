@@ -23,8 +23,8 @@ def finetune(result: FinetuneResult, *, out: AnyPath, as_json: AsJson = False) -
     """Print the result of fine-tuning.
 
     By default, this is a table with a row for each starting point (the weights from which networks
-    are trained), then the output folder. With ``as_json``, it is only a JSON list of records, one
-    for each row of ``metrics_table``.
+    are trained), then the output folder. With ``as_json``, it is a JSON list with the mean and
+    deviation over seeds of each metric, for each starting point.
     """
     from fedsilo.finetuning.finetune_results import metrics_table, result_table
 
@@ -43,12 +43,13 @@ def predict(
 ) -> None:
     """Print a summary of the predictions and the paths of the written files, or only JSON.
 
-    JSON has a record for each input, with the columns of the CSV file. The CSV file and the page
-    have been written before. For masks, the summary itself ends with their folder.
+    Nothing is written here: ``out`` and ``html`` are files that the prediction has written. For
+    masks, the summary names their folder, so ``out`` is not printed again. JSON has a record for
+    each input, with the columns of the CSV file.
 
     Raises:
-        typer.Exit: some input has no prediction or mask. The exit code is 3. Everything is printed
-            first.
+        typer.Exit: an input could not be read, so it has no prediction or mask. The exit code is 3.
+            Everything is printed first.
     """
     if as_json:
         print_json(result.frame().to_dict("records"))
@@ -67,7 +68,8 @@ def calibrate(
 ) -> None:
     """Print a summary of a calibration, then the path of its file.
 
-    The path is ``out``. If that is None, it is the default file in ``run_dir``.
+    The summary describes prediction sets with ``coverage``. The path is ``out``. If ``out`` is
+    None, it is the default file in ``run_dir``.
     """
     from fedsilo.inference.predict.calibration import calibration_path
 

@@ -60,7 +60,11 @@ def _finite(value: Any) -> Any:
 
 
 def print_columns(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    """Print a table from the titles of its columns and the cells of its rows, in order."""
+    """Print a table.
+
+    ``columns`` has the titles of the columns. Each of ``rows`` has its cells in the order of the
+    columns.
+    """
     from rich.table import Table
 
     table = Table(*columns)

@@ -62,9 +62,9 @@ def watch(
 ) -> None:
     """Show the progress of runs: print one line, serve web pages, or redraw the terminal.
 
-    With ``once``, the line is printed and the function ends. With ``port``, pages are served until
-    Ctrl-C. Otherwise the terminal is redrawn until the run ends or the user presses Ctrl-C. Ctrl-C
-    does not end the run itself.
+    With ``once``, a line with the present progress is printed. With ``port``, pages are served
+    until Ctrl-C. Otherwise the terminal is redrawn until Ctrl-C. If a single run is shown, the
+    display also stops at the end of the run. Ctrl-C stops only the display.
 
     Raises:
         SettingError: both ``once`` and ``port`` are given, or ``address`` without ``port``.
@@ -121,14 +121,15 @@ def fit(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Print a regression, as text or as JSON, and write the files that options name.
+    """Print a regression as text or as JSON, and write the files that are named.
 
-    The files are coefficients as CSV or LaTeX, and a forest plot as picture. If a picture is drawn,
-    its path is printed unless ``as_json`` is set.
+    ``csv`` and ``latex`` name files for the coefficients, and ``picture`` one for a forest plot of
+    the hospitals. None writes no file. If a picture is drawn, its path is printed unless
+    ``as_json`` is set.
 
     Raises:
-        SettingError: the forest plot cannot be drawn, because hospitals have no regressions of
-            their own.
+        SettingError: the forest plot cannot be drawn, because the fit has no separate regression
+            for each hospital.
     """
     if as_json:
         print_json(result.document)
@@ -168,11 +169,12 @@ def compare(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Print a comparison, as text or as JSON, and write it to files.
+    """Print a comparison as text or as JSON, and write it to files.
 
-    The text has tables of the results and the budgets, the tests, and the remarks. ``csv``,
-    ``markdown``, ``latex`` and ``picture`` are the paths of the files, or None for no file. The
-    path of a picture is also printed, unless ``as_json`` is set.
+    The text has the results, the budgets, the tests, and remarks on the results. With ``median``,
+    it shows median and range over seeds in place of mean and deviation. ``csv``, ``markdown``,
+    ``latex`` and ``picture`` name the files. None writes no file. If a picture is drawn, its path
+    is printed unless ``as_json`` is set.
     """
     if as_json:
         print_json(result.document())
@@ -192,9 +194,9 @@ def crossvalidate(
     markdown: Annotated[MaybePath, "also write the tables as Markdown"] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Print a cross-validation, as text or as JSON, and write the files that options name.
+    """Print a cross-validation as text or as JSON, and write it to files.
 
-    The text has a table for each metric.
+    The text has a table for each metric. A path that is None writes no file.
     """
     if as_json:
         print_json(result.document())
@@ -204,7 +206,7 @@ def crossvalidate(
 
 
 def deploy_up(deployment: Deployment) -> None:
-    """Print which sites of this machine are online, then how other hospitals join.
+    """Print two lines: the sites of this machine that are online, and how other hospitals join.
 
     The first line is left out if the deployment has no sites on this machine. The second line is
     left out if the server has no address that other machines can reach.
@@ -249,8 +251,9 @@ def deploy_backup(made: MadeBackup) -> None:
 def deploy_restore(restored: Restored, *, deployment: AnyPath) -> None:
     """Print the result of restoring a backup.
 
-    The first line has the folder, the number of files and the time of the backup. Then come the
-    notes for the operator, and the command that starts the deployment.
+    The first line has the folder, the number of files and the time of the backup. Then come notes
+    for the operator, such as that versions differ. The last line is the command that starts the
+    deployment.
     """
     files = format_count(len(restored.manifest.files), "file")
     line(f"{restored.deployment.folder}: {files} of the backup of {restored.manifest.made}")
@@ -262,10 +265,11 @@ def deploy_restore(restored: Restored, *, deployment: AnyPath) -> None:
 def deploy_status(
     members: list[MemberStatus], *, deployment: AnyPath, as_json: AsJson = False
 ) -> None:
-    """Print the members of a deployment as a table, then a line about its newest run.
+    """Print the members of a deployment as a table, then the progress of its newest run as a line.
 
     The table has each member's process, when the server last saw it, and its log file. A missing
-    value is "-". With ``as_json``, only a JSON list of the members is printed.
+    value is "-". If nothing has run yet, the line is left out. With ``as_json``, only a JSON list
+    of the members is printed.
     """
     if as_json:
         line(json.dumps([asdict(member) for member in members], indent=2, default=str))
@@ -288,10 +292,10 @@ def deploy_status(
 def _print_findings(target: str) -> Callable[..., None]:
     """Make the function that shows the results of ``fedsilo doctor <target>``.
 
-    The function takes the findings of the checks, and prints each one as soon as its check ends,
+    The function takes the findings of the checks. It prints each finding as soon as its check ends,
     then a summary such as "3 passed, 0 failed, 1 skipped". With ``as_json`` it prints a single JSON
-    document after the last check instead. It raises ``typer.Exit`` with code 1 if a check failed,
-    or with code 3 if no check passed.
+    document at the end instead. It raises ``typer.Exit`` with code 1 if a check failed, or with
+    code 3 if none failed and none passed.
     """
 
     def show(findings: Iterable[Finding], *, as_json: AsJson = False) -> None:
@@ -329,15 +333,15 @@ def audit(
     csv: Annotated[MaybePath, "also write the chosen messages as CSV"] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Print a hospital's audit of the messages that left it, as text or as JSON.
+    """Print the audit of a hospital's log, as text or as JSON.
 
-    The text has the chosen messages and the state of the chain, the check values that link the
-    lines of the log. If ``csv`` is given, the chosen messages are also written to that file, and
-    its path is printed unless ``as_json`` is set.
+    The text lists the messages that left the hospital, as far as the user selected them. It also
+    says whether the check values that link the lines of the log are intact. If ``csv`` is given,
+    the messages are also written to that file. Its path is printed unless ``as_json`` is set.
 
     Raises:
-        typer.Exit: the chain is broken, so lines were altered, removed or inserted. The exit code
-            is 1. Everything is printed and written first.
+        typer.Exit: lines of the log were altered, removed or inserted. The exit code is 1.
+            Everything is printed and written first.
     """
     if as_json:
         print_json(found.document())
@@ -371,7 +375,7 @@ def datasets(rows: list[dict[str, str]], *, as_json: AsJson = False) -> None:
 
 @contextmanager
 def progress_bar(what: str) -> Iterator[Callable[[int, int], None]]:
-    """Draw a progress bar on standard error while the block runs.
+    """Make a context manager that draws a progress bar on standard error during its block.
 
     If standard error is not a terminal, nothing is drawn. ``what`` is the text before the bar. The
     bar disappears at the end of the block.

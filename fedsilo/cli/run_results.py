@@ -27,11 +27,11 @@ def runs(
     """Print a table of runs, or JSON, and delete the runs if ``delete`` is set.
 
     If there are no runs, a line says so. Below the table, each run with a note gets a line. Before
-    runs are deleted, the user must confirm it, unless ``yes`` is set. Each deleted run gets a line,
-    but not with ``as_json``.
+    the first run is deleted, the user is asked, unless ``yes`` is set. A line is printed for each
+    deleted run, unless ``as_json`` is set.
 
     Raises:
-        SettingError: the question cannot be asked, because standard input is not a terminal.
+        SettingError: the user cannot be asked, because standard input is not a terminal.
         RunDirectoryError: a run cannot be deleted. The runs before it have been deleted.
     """
     if as_json:
@@ -48,15 +48,15 @@ def runs(
 
 
 def _delete_runs(found: list[ListedRun], yes: bool, quietly: bool) -> None:
-    """Delete runs, after the user has confirmed it. If the user refuses, nothing is deleted.
+    """Delete runs after the user has agreed. If the user refuses, nothing is deleted.
 
     Args:
         found: the runs to delete, in this order.
-        yes: whether to delete without a question.
+        yes: whether to delete without asking the user.
         quietly: whether to leave out the line for each deleted run.
 
     Raises:
-        SettingError: the question cannot be asked, because standard input is not a terminal.
+        SettingError: the user cannot be asked, because standard input is not a terminal.
         RunDirectoryError: a run cannot be deleted. The runs before it have been deleted.
     """
     size = bytes_text(sum(run.bytes for run in found))
@@ -74,9 +74,10 @@ def _delete_runs(found: list[ListedRun], yes: bool, quietly: bool) -> None:
 
 
 def _run_cells(run: ListedRun) -> list[str]:
-    """Format a run as the cells of a row: path, state, method, data set, seed, rounds, start, size.
+    """Format a run as the cells of a table row.
 
-    An unknown value is "-".
+    The cells are the path, state, method, data set, seed, rounds, start time and size. An unknown
+    value is "-".
     """
     seed = "-"
     if run.seed is not None:

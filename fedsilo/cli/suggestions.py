@@ -14,18 +14,18 @@ _LONGEST = 60  # characters of a user's word in a suggestion
 
 
 def suggest(error: click.ClickException, words: Sequence[str]) -> str:
-    """Suggest the words that a user meant by an unknown option or command.
+    """Suggest words to replace an unknown option or command.
 
-    If the option is named like a setting, the suggestion is ``--set``, as in ``--set rounds=3``. If
-    the command is nearly the name of a method, the suggestion is ``fedsilo simulate`` with this
-    method.
+    If an unknown option has the name of a setting, the suggestion is ``--set``, as in ``--set
+    rounds=3``. If an unknown command is nearly the name of a method, the suggestion is ``fedsilo
+    simulate`` with this method.
 
     Args:
         error: click's error about the command line.
         words: the words of the command line.
 
     Returns:
-        The text to type instead. It is empty for any other error, which click explains itself.
+        The suggested words. The text is empty if there are none, as for all other kinds of errors.
     """
     if isinstance(error, click.NoSuchOption):
         return _suggest_setting(error, words)
@@ -63,16 +63,21 @@ def _suggest_setting(error: click.NoSuchOption, words: Sequence[str]) -> str:
 
 
 def _find_keys(name: str, known: Collection[str]) -> list[str]:
-    """List the settings that a name may stand for.
+    """List the keys of the settings that a name may stand for.
 
-    A name may be a full key, the former key of a renamed setting, or the end of a key after a dot.
-    A full or former key gives only its setting. Otherwise the result has all keys that end in the
-    name, sorted. If some of these keys are common settings, the keys of single methods are left
-    out. The list is empty if no key matches.
+    The first of these rules that applies decides:
+
+    1. ``name`` is the former key of a renamed setting: its present key.
+    2. ``name`` is a full key: this key.
+    3. Full keys end with a dot and ``name``: these keys, sorted. If some belong to settings for all
+       methods, the keys of settings for a single method are left out.
 
     Args:
         name: the name, without hyphens before it.
         known: the full keys of all settings.
+
+    Returns:
+        The keys. The list is empty if no rule applies.
     """
     key = RENAMED.get(name, name)
     if key in known:
@@ -86,7 +91,8 @@ def _value_of(option: str, words: Sequence[str]) -> str:
     """Return the value that was typed for an option.
 
     The value is the part after "=", or the next word if that does not begin with "-". It is cut to
-    60 characters. If there is none, the result is "VALUE".
+    60 characters. If the option occurs several times, the first value counts. If there is no value,
+    the result is "VALUE".
     """
     for place, word in enumerate(words):
         name, equals, value = word.partition("=")

@@ -80,12 +80,12 @@ class Budget:
     def with_costs(self, runs: Sequence[FinishedRun]) -> Budget:
         """Return a copy of the budget with the costs of the experiment's finished runs.
 
-        Steps, samples and bytes are sums over all sites, and seconds are the duration of a run.
-        Each of these costs is the mean over the runs. ``rounds`` lists the number of finished
-        rounds of each run.
+        For each run, the optimiser steps, samples and bytes of all sites are summed, and the
+        duration in seconds is taken. The copy has the mean of each of these costs over the runs.
+        Its ``rounds`` is the list of the runs' numbers of finished rounds.
 
         Args:
-            runs: the finished runs, one per seed; at least one.
+            runs: the finished runs, one per seed, and at least one.
         """
         rounds: list[int] = []
         # A row of costs per run, in the order of the fields below
@@ -111,15 +111,15 @@ class Budget:
     def differences(self, other: Budget) -> Iterator[str]:
         """Yield a phrase for each difference from another budget, such as "rounds 5, not 10".
 
-        A budget has the resources of an experiment: rounds, training settings, start (network and
-        initial weights) and tuning. These are compared, in this order:
-        - Settings that both budgets have. Training settings, such as the batch size, are skipped if
-          both budgets have measured optimiser steps.
+        The parts of a budget are compared in this order:
+
+        - Settings that both budgets have. Settings of training, such as the batch size, are skipped
+          if both budgets have measured optimiser steps.
         - The numbers of points that tuning tried.
-        - The rounds that the runs finished, regardless of the order of runs. They are compared only
-          if a run of either budget ended early.
-        - Measured optimiser steps and samples, if both budgets have measured steps. They differ
-          only if they are more than 10 % apart.
+        - The numbers of rounds that the runs finished, if any run of the two budgets ended early.
+          The order of the runs does not matter.
+        - Measured optimiser steps and samples, if both budgets have measured steps. They differ if
+          they are more than 10 % above or below the other budget's.
         """
         # Measured steps are more exact than the settings of training, which are then ignored
         known = bool(self.steps and other.steps)
@@ -148,9 +148,10 @@ class Budget:
         return set(self.rounds) != {self.given["rounds"]}
 
     def rounds_text(self) -> str:
-        """Format finished and wanted rounds: "5 of 5", or "3 to 5 of 5" if the seeds differ.
+        """Format finished and planned rounds, such as "5 of 5".
 
-        Without finished runs, the text is "0 of 5".
+        If seeds finished different numbers of rounds, it is "3 to 5 of 5". Without finished runs,
+        it is "0 of 5".
         """
         done = "0"
         if self.rounds:
@@ -164,9 +165,8 @@ class Budget:
     def cells(self) -> list[str]:
         """Format the budget as cells of a table row.
 
-        The cells are rounds, steps, samples, bytes to and from the sites, duration, and the number
-        of points that tuning tried ("-" for none). ``Budgets.lines`` adds the experiment before
-        them and the differences after them.
+        The cells are rounds, steps, samples, bytes to the sites, bytes from the sites, duration,
+        and the number of points that tuning tried ("-" for none).
         """
         tuned = "-"
         if self.trials:
@@ -189,11 +189,14 @@ class Budgets:
     of: Mapping[str, Budget] = field(default_factory=dict)
 
     def unlike(self) -> dict[str, list[str]]:
-        """Find the experiments whose budgets are unequal: experiment -> a phrase per difference.
+        """Find the experiments whose budgets are unequal, with a phrase for each difference.
 
         Each experiment is compared with its baseline, which is the first experiment on the same
-        data set. An experiment without a difference is left out. The phrases are those of
-        ``Budget.differences``.
+        data set. A phrase has the form "rounds 5, not 10".
+
+        Returns:
+            The name of the experiment -> its phrases. Experiments without a difference are left
+            out.
         """
         first: dict[str, Budget] = {}
         found = {}
@@ -205,10 +208,10 @@ class Budgets:
         return found
 
     def with_costs(self, runs: Mapping[str, Sequence[FinishedRun]]) -> Budgets:
-        """Return a copy in which each budget has the costs of its experiment's finished runs.
+        """Return a copy in which each budget has the mean costs of its experiment's finished runs.
 
-        ``runs`` has experiment -> its finished runs, one per seed, for every budget. See
-        ``Budget.with_costs``.
+        Args:
+            runs: the name of each experiment -> its finished runs, one per seed.
         """
         budgets = {}
         for name, budget in self.of.items():
@@ -218,8 +221,10 @@ class Budgets:
     def with_rounds(self, rounds: Mapping[str, Sequence[int]]) -> Budgets:
         """Return a copy in which each budget has the finished rounds of its experiment's runs.
 
-        ``rounds`` has experiment -> the number of finished rounds of each run, for every budget.
-        All other costs stay as they are.
+        Everything else in the budgets stays as it is.
+
+        Args:
+            rounds: the name of each experiment -> the number of finished rounds of each run.
         """
         budgets = {}
         for name, budget in self.of.items():
@@ -231,7 +236,8 @@ class Budgets:
 
         Raises:
             SettingError: some budgets are unequal. The message names the first experiment whose
-                budget differs from its baseline's, with all differences, and ends with ``advice``.
+                budget differs from that of the first experiment on its data set. It has all
+                differences, and ends with ``advice``.
         """
         # The first remark is enough for an error
         for remark in self.remarks():
@@ -252,9 +258,10 @@ class Budgets:
                 yield f"experiment '{name}' has another budget than '{baseline}': {parts}"
 
     def lines(self) -> list[list[str]]:
-        """Format the budgets as rows of cells: the column titles, then a row for each experiment.
+        """Format the budgets as rows of cells for a table.
 
-        The last column, "differs", is present only if some budgets are unequal.
+        The first row has the column titles, and then each experiment has a row. The last column,
+        "differs", is present only if some budgets are unequal.
         """
         unlike = self.unlike()
         titles = list(COLUMNS)
@@ -269,10 +276,10 @@ class Budgets:
         return lines
 
     def title(self) -> str:
-        """Return the title of the table of budgets, which explains its numbers.
+        """Return the title of the table of budgets, which explains the numbers in the table.
 
-        They are sums over sites and means over seeds. If some budgets are unequal, the title also
-        explains ``MARK``, the sign that follows the name of such an experiment.
+        The numbers are sums over sites and means over seeds. If some budgets are unequal, the title
+        also explains the sign ``MARK``, which follows the names of the experiments concerned.
         """
         title = "cost of each row: sum over sites, mean over seeds"
         if self.unlike():
@@ -282,10 +289,11 @@ class Budgets:
     def frame(self) -> pd.DataFrame:
         """Return the budgets as a data frame: a row per experiment, with unrounded numbers.
 
-        The columns are ``experiment``, the fields of ``Budget`` except ``given``, and two more.
-        ``wanted`` has the rounds that the settings ask for, while ``rounds`` has the mean of the
-        finished rounds over seeds. ``differs`` has the differences from the first experiment on the
-        same data set, and is empty if there are none. Every budget must have finished runs.
+        The columns are ``experiment``, ``dataset``, ``trials``, ``rounds``, ``steps``, ``samples``,
+        ``down``, ``up``, ``seconds``, ``wanted`` and ``differs``. ``rounds`` is the mean of the
+        finished rounds over seeds, and ``wanted`` the rounds in the settings. ``differs`` has the
+        differences from the first experiment on the same data set, or is empty. Every experiment
+        must have a finished run.
         """
         unlike = self.unlike()
         records = []
@@ -302,8 +310,8 @@ class Budgets:
         """Return a copy of a results table in which experiments with unequal budgets are marked.
 
         An experiment is marked if its budget differs from that of the first experiment on the same
-        data set. ``MARK`` is then appended to its name in the columns ``experiment`` and
-        ``compared_with``. A column that the table lacks is skipped.
+        data set. The sign ``MARK`` is then appended to its name in the columns ``experiment`` and
+        ``compared_with``, as far as the table has them.
         """
         names = {}
         for name in self.unlike():
@@ -317,14 +325,16 @@ class Budgets:
 def budget_of(settings: RunSettings, trials: int = 0) -> Budget:
     """Build an experiment's budget from its settings, before any run.
 
-    A budget is the resources that an experiment gets. It has the settings of the number of rounds,
-    the training, and the start (network and initial weights). Settings without effect are left out:
-    'train.epoch-steps' overrides 'train.local-steps', and both override 'train.local-epochs'.
-    Without 'train.epoch-steps', 'train.pace' is left out too.
+    A budget is the resources that an experiment gets: the rounds, the settings of training, the
+    network and its initial weights. A setting that has no effect is left out:
+
+    - 'train.local-epochs', if 'train.local-steps' or 'train.epoch-steps' is set
+    - 'train.local-steps', if 'train.epoch-steps' is set
+    - 'train.pace', if 'train.epoch-steps' is not set
 
     Args:
         settings: the settings of the experiment.
-        trials: the number of points that were tried to choose the settings; 0 if they were not
+        trials: the number of points that were tried to choose the settings. 0 if they were not
             tuned.
     """
     common = settings.common
@@ -347,13 +357,13 @@ def budget_of(settings: RunSettings, trials: int = 0) -> Budget:
 def planned_budgets(plans: Mapping[str, RunSettings], sources: RunSources) -> Budgets:
     """Build the budgets of experiments from their settings, before any run.
 
-    Besides its settings, a budget has the number of points (choices of values) that tuning tried.
-    It comes from the simulation file. If the file does not state that number, or states 0, it comes
-    from the results of 'fedsilo tune' in the folder of runs (see ``tuned_over``).
+    Each budget also has the number of points (choices of values) that tuning tried for the
+    settings. This number comes from the simulation file. If the file lacks it or says 0, it comes
+    from the results of 'fedsilo tune' in the folder of runs.
 
     Args:
         plans: the name of each experiment -> its settings.
-        sources: the sources of settings that the command names, with the simulation file.
+        sources: where the command's settings come from. They include the simulation file.
 
     Raises:
         SettingError: the simulation file cannot be used.
@@ -369,8 +379,8 @@ def tuned_over(settings: RunSettings, experiment: str) -> int:
     """Return the number of points that 'fedsilo tune' tried in order to choose these settings.
 
     A point is a choice of values. The number is read from ``tune-<experiment>/chosen.json`` in the
-    folder of runs. It counts only if ``settings`` still have every value that the search chose. If
-    they do not, or if the file is missing or damaged, the result is 0.
+    folder of runs, which ``settings`` name. It counts only if ``settings`` still have every value
+    that the search chose. If they do not, or if the file is missing or damaged, the result is 0.
     """
     path = runs_folder(settings.common.out) / f"tune-{experiment}" / "chosen.json"
     if file_fault(path):  # reading a pipe would never end
@@ -391,15 +401,15 @@ def refuse_mixed_optimisers(experiments: Mapping[str, CommonSettings]) -> None:
     """Check that all methods keep the optimiser's state over rounds, or that all restart it.
 
     The state is kept if 'train.epoch-steps' is above 0 or 'train.optimiser-state' is "run". Each
-    experiment is compared with the first one. Experiments with the same method may differ, because
-    that difference may be what the user compares.
+    experiment is compared with the first one. Experiments with the first one's method may differ
+    from it, because the user may want to compare the two ways.
 
     Args:
         experiments: experiment -> its settings.
 
     Raises:
-        SettingError: an experiment with another method than the first one treats the state
-            differently.
+        SettingError: an experiment with another method keeps the state and the first one restarts
+            it, or the reverse.
     """
     first, *others = experiments
     for other in others:
@@ -440,7 +450,7 @@ def _format_value(value: Value) -> str:
 def _format_count(number: float) -> str:
     """Format a mean number of steps or samples, rounded and with commas, such as "12,500".
 
-    If the number is 0, the sites do not report it, and the result is "unknown".
+    The number 0 stands for an unknown number, and gives "unknown".
     """
     if number == 0:
         return "unknown"

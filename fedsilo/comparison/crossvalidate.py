@@ -82,10 +82,10 @@ class CrossValidation:
 def plan_folds(
     plans: Mapping[str, RunSettings], folds: int, repeats: int
 ) -> Mapping[str, Sequence[Trial]]:
-    """Plan the runs of a cross-validation, ``folds`` times ``repeats`` for each experiment.
+    """Plan the runs of a cross-validation of several experiments.
 
-    Each repetition shuffles the rows anew, and each fold is the test set of one run. Nothing is
-    run.
+    In each repetition, the rows are shuffled anew and cut into folds. Each fold is the test set of
+    one run. An experiment therefore has ``folds`` times ``repeats`` runs. Nothing is run here.
 
     Args:
         plans: the name of each experiment -> its settings.
@@ -93,10 +93,12 @@ def plan_folds(
         repeats: the number of repetitions.
 
     Returns:
-        Experiment -> its trials, in the same order of repetitions and folds for all experiments.
+        Experiment -> its planned runs (trials). All experiments have the same order of repetitions
+        and folds.
 
     Raises:
-        SettingError: the data set has a fixed split, or the experiments use different data.
+        SettingError: a data set comes with its own split, so it cannot be cut into folds. Also
+            raised if the experiments use different data.
     """
     trials = {}
     for name, settings in plans.items():
@@ -110,19 +112,20 @@ def run_folds(
 ) -> Mapping[str, Summaries]:
     """Run the planned runs (trials) of all experiments, and return their summaries.
 
-    A summary has the metrics of a finished run. A trial whose summary was written earlier is not
-    run again.
+    A summary has the metrics of a finished run, and is kept as a file. A trial that has such a file
+    from an earlier call is not run again.
 
     Args:
         trials: experiment -> its trials.
-        out: the folder of runs; summaries are written to its folder ``crossvalidation``.
-        jobs: the number of runs at once, 0 for one per core, or Slurm's parameters.
+        out: the folder of runs. Summaries are written to its folder ``crossvalidation``.
+        jobs: the number of runs at once, or 0 for one per core. For runs on a cluster, the
+            parameters of Slurm.
 
     Returns:
         Experiment -> the summaries of its runs, in the order of its trials.
 
     Raises:
-        RunFailedError: a run failed. Finished runs are kept, and are used again.
+        RunFailedError: a run failed. The summaries of the runs before it are kept.
     """
     found = run_groups(list(trials.values()), out / "crossvalidation", jobs)
     return dict(zip(trials, found, strict=True))
@@ -134,11 +137,12 @@ def compare_folds(
     """Compute intervals of all metrics, and of the differences from the first experiment.
 
     Args:
-        summaries: experiment -> the summaries of its runs, with the same splits for all
-            experiments.
-        headline: the metrics to compare. ``POOLED``, the balanced accuracy over the samples of all
-            sites, is added if every run has it.
-        folds: the number of folds, which decides the correction of the intervals.
+        summaries: experiment -> the summaries of its runs. The k-th runs of all experiments must
+            have the same split of the data.
+        headline: the metrics to compare. "pooled-balanced-accuracy", the balanced accuracy over the
+            samples of all sites, is added only if every run has it.
+        folds: the number of folds. The fewer there are, the more the intervals are widened, because
+            runs share training rows.
         budgets: the budget of each experiment.
     """
     metrics = list(headline)
@@ -167,10 +171,11 @@ def _refuse_other_data(plans: Mapping[str, RunSettings]) -> None:
 
 
 def _trials(settings: RunSettings, folds: int, repeats: int) -> list[Trial]:
-    """Plan the runs of an experiment's cross-validation, repetition by repetition, fold by fold.
+    """Plan the runs of an experiment's cross-validation.
 
-    In each run, one fold is the test set. A repetition's number is the seed of its runs and of its
-    shuffling into folds.
+    In each run, one fold is the test set. All folds of the first repetition come first, then those
+    of the second, and so on. The number of a repetition, from 0, is the seed of its runs and
+    decides how rows are shuffled into folds.
 
     Args:
         settings: the settings of the experiment.
@@ -208,16 +213,17 @@ def metric_intervals(
 
     The intervals are 95 % corrected resampled t intervals over the runs, clipped to the range of
     the metric. A metric may be undefined at a site in some runs, such as AUC with one class. Then
-    the site's interval is over its other runs, and the mean over sites leaves the site out of all
-    runs. ``POOLED`` has only the interval over the samples of all sites.
+    the site's interval is over its other runs, and the mean over sites leaves the site out. The
+    metric "pooled-balanced-accuracy" has a single interval.
 
     Args:
         summaries: experiment -> the summaries of its runs.
         metrics: the names of the metrics.
-        folds: the number of folds, which decides the correction.
+        folds: the number of folds. The fewer there are, the wider are the corrected intervals.
 
     Returns:
-        A table with the columns ``COLUMNS``, in which ``compared_with`` is empty.
+        A table with the columns ``experiment``, ``compared_with`` (always empty), ``group``,
+        ``metric``, ``mean``, ``low``, ``high``, ``p`` and ``runs``.
     """
     records = []
     for name, metric in product(summaries, metrics):
@@ -241,19 +247,18 @@ def difference_intervals(
     """Compute the intervals of the first experiment's metrics minus each other experiment's.
 
     Values are subtracted run by run, because the k-th runs of all experiments have the same split.
-    The intervals are 95 % corrected resampled t intervals, and each has the p value for a true
-    difference of 0. There is an interval for each site and one for the mean over sites. At a site,
-    runs in which either experiment lacks the metric are left out. The mean is over the sites that
-    have the metric in every run of every experiment.
+    Each 95 % corrected resampled t interval has the p value for a true difference of 0. A site's
+    interval is over the runs in which both experiments have the metric. Another interval is for the
+    mean over the sites that have the metric in every run of every experiment.
 
     Args:
         summaries: experiment -> the summaries of its runs.
         metrics: the names of the metrics.
-        folds: the number of folds, which decides the correction.
+        folds: the number of folds. The fewer there are, the wider are the corrected intervals.
 
     Returns:
-        A table with the columns ``COLUMNS``, in which ``compared_with`` is the subtracted
-        experiment.
+        A table with the columns ``experiment``, ``compared_with`` (the subtracted experiment),
+        ``group``, ``metric``, ``mean``, ``low``, ``high``, ``p`` and ``runs``.
     """
     first, *others = summaries
     records = []
@@ -269,11 +274,14 @@ def difference_intervals(
 
 
 def _intervals(by_group: pd.DataFrame, folds: int) -> Iterator[tuple[str, CorrectedInterval]]:
-    """Yield the name of each column and the interval of its mean over runs.
+    """Yield the name of each column and the interval of the column's mean over runs.
 
-    ``by_group`` has a metric's values or differences: a row per run, a column per site, and perhaps
-    a column ``all`` for the mean over sites. Missing values are left out, and a column without any
-    value is skipped. ``folds`` decides the correction of the interval.
+    Missing values are left out, and a column without any value is skipped.
+
+    Args:
+        by_group: a metric's values or differences. It has a row per run and a column per site. A
+            column ``all``, if there is one, has the mean over sites.
+        folds: the number of folds. The fewer there are, the wider is the corrected interval.
     """
     for group, values in by_group.items():
         # Runs without the metric at this site do not count
@@ -283,10 +291,11 @@ def _intervals(by_group: pd.DataFrame, folds: int) -> Iterator[tuple[str, Correc
 
 
 def interval_frame(records: Iterable[tuple[str, str, str, str, CorrectedInterval]]) -> pd.DataFrame:
-    """Build a data frame with the columns ``COLUMNS`` from intervals.
+    """Build a data frame from intervals, with a row for each record.
 
-    Each record is (experiment, compared_with, group, metric, interval) and becomes a row. The
-    interval of a single run has no limits and no p value. They become NaN.
+    A record is (experiment, compared_with, group, metric, interval). The columns are the first four
+    of these, then the interval's ``mean``, ``low``, ``high``, ``p`` and ``runs``. For an interval
+    of a single run, ``low``, ``high`` and ``p`` are NaN.
     """
     rows = []
     for experiment, compared_with, group, metric, interval in records:
@@ -312,15 +321,14 @@ def _complete_sites(summaries: Mapping[str, Summaries], metric: str) -> list[str
 def _by_group(runs: Summaries, metric: str, complete: Sequence[str]) -> pd.DataFrame:
     """Arrange one metric as a data frame: a row per run, a column per site, and the column ``all``.
 
-    Sites are in alphabetical order. ``all`` is the mean over the sites ``complete``, and NaN if
-    there are none. The metric ``POOLED`` has only the column ``all``, because no single site has
-    it. An undefined value is NaN.
+    Sites are in alphabetical order. ``all`` is the mean over the sites in ``complete``, and NaN if
+    there are none. The metric "pooled-balanced-accuracy" has only the column ``all``, because no
+    single site has it. An undefined value is NaN.
 
     Args:
         runs: the summaries of an experiment's runs.
         metric: the metric's name.
-        complete: the sites that have the metric in every run of every compared experiment. Means
-            over changing sites could not be subtracted.
+        complete: the sites that have the metric in every run of every compared experiment.
     """
     if metric == POOLED:
         return pd.DataFrame({"all": [summary["mean"][POOLED] for summary in runs]})
@@ -342,11 +350,11 @@ def _by_group(runs: Summaries, metric: str, complete: Sequence[str]) -> pd.DataF
 
 
 def metric_table(intervals: pd.DataFrame, metric: str) -> Table:
-    """Build the terminal table of one metric, with a column for each site and one for all sites.
+    """Build the terminal table of one metric, with a column for each site and one for the mean.
 
-    It has a row for each experiment, then a row for each difference between the first experiment
-    and another one. A cell has the mean and, on lines below it, the 95 % interval, the p value of a
-    difference, and the number of runs if some runs lack the metric.
+    The mean is over sites. The table has a row for each experiment, then a row for each difference
+    between the first experiment and another one. A cell has the mean, below it the 95 % interval,
+    and for a difference the p value. If some runs lack the metric, the number of runs follows.
     """
     narrow = []
     for line in _lines(intervals, metric):
@@ -356,11 +364,11 @@ def metric_table(intervals: pd.DataFrame, metric: str) -> Table:
 
 
 def _explain(intervals: pd.DataFrame, metric: str) -> str:
-    """Build the phrase that explains the cells of a metric's table, for the heading of the table.
+    """Build the phrase in the heading of a metric's table that explains the cells.
 
-    It says that a cell is a mean with its 95 % interval. If a run of some experiment lacks the
-    metric at a site, the phrase also names this site, because the column 'all' leaves it out. For
-    the pooled metric, which has only this column, no site is named.
+    The phrase says that a cell is a mean with its 95 % interval. The column 'all' leaves out each
+    site at which some run of any experiment lacks the metric. If there are such sites, the phrase
+    names them. For the pooled metric, whose table has only the column 'all', no site is named.
     """
     text = "mean and 95 % interval"
     if metric == POOLED:
@@ -402,10 +410,11 @@ def _lines(intervals: pd.DataFrame, metric: str) -> list[list[str]]:
 
 
 def _cell(interval: Any, most: int) -> str:
-    """Format a mean as "0.812 [0.790, 0.834]". For a difference, add a + or - and its p value.
+    """Format a row of the intervals as a cell, such as "0.812 [0.790, 0.834]".
 
-    The number of runs follows if it is below ``most``, the largest number of runs in the table. For
-    a single run, the cell is the mean and "(1 run)", without an interval.
+    The numbers are the mean and the limits of its interval. For a difference, they have signs, and
+    the p value follows. If the row has fewer runs than ``most``, the largest number in the table,
+    the cell ends in "(4 runs)". For a single run, it is only the mean and "(1 run)".
     """
     number = ".3f"
     if interval.compared_with:  # a difference, which has a sign and is tested
@@ -424,7 +433,7 @@ def _cell(interval: Any, most: int) -> str:
 def markdown_text(intervals: pd.DataFrame, metrics: Sequence[str]) -> str:
     """Build the text of a Markdown file with a table of ``intervals`` for each metric.
 
-    A line above each table has the metric in bold and explains the cells.
+    Above each table, a line has the metric's name in bold and a phrase that explains the cells.
     """
     parts = []
     for metric in metrics:
@@ -456,13 +465,13 @@ class CorrectedInterval(NamedTuple):
 
 
 def corrected_interval(values: Sequence[float], folds: int) -> CorrectedInterval:
-    """Compute the mean of ``values``, one per run, with its corrected resampled t interval (95 %).
+    """Compute the mean of ``values``, one per run, with its 95 % corrected resampled t interval.
 
     A value is a run's metric, or the difference between two methods on the same split. For J runs
-    and the sample variance s^2, the variance of the mean is (1/J + 1/(folds - 1)) s^2. The second
-    term is n_test/n_train. The plain 1/J would treat runs as independent, although they share
-    training rows. If all values are equal, the interval is the mean itself, and p is 1 for a mean
-    of 0, otherwise 0. For a single run, the limits and p are None.
+    and the sample variance s^2, the variance of the mean is (1/J + 1/(folds - 1)) s^2, with J - 1
+    degrees of freedom. The plain 1/J would ignore that runs share training rows. If all values are
+    equal, both limits are the mean, and p is 0, or 1 for a mean of 0. For a single run, the limits
+    and p are None.
     """
     from scipy import stats
 

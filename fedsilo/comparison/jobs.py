@@ -49,8 +49,8 @@ class Job:
         The result is False if its directory has no run yet, or a run that has not ended.
 
         Raises:
-            RunDirectoryError: the directory has a run, finished or not, that cannot be used as this
-                job's run: its settings, number of sites or data differ, or the data cannot be read.
+            RunDirectoryError: the directory has another run than this job's, whether or not it has
+                ended. Its settings, number of sites or data differ, or the data cannot be read.
         """
         run = self.directory
         if not (run.path / CONFIG).is_file():
@@ -74,13 +74,13 @@ class Job:
         """Describe in a phrase how the sites' data have changed since a run.
 
         Args:
-            silos: the run's ``silos.json``, with each site's fingerprints and schema. A site
-                without fingerprints is compared only by schema.
+            silos: the run's ``silos.json``, with each site's fingerprints (hashes of the rows) and
+                schema. A site without fingerprints is compared only by schema.
 
         Returns:
-            A phrase with the names of the changed sites; empty if no data have changed. If the data
-            cannot be read, the phrase gives the error. If this machine has no data folder at all,
-            nothing can be compared, and the phrase is empty.
+            A phrase with the names of the changed sites. If the data cannot be read, the phrase has
+            the error instead. The text is empty if nothing has changed. It is also empty if this
+            machine has no data folder, because nothing can be compared then.
         """
         common = self.settings.common
         try:
@@ -112,14 +112,15 @@ def plan_job(
 ) -> Job:
     """Plan an experiment's run with one seed: its settings and the resources of its sites.
 
-    Nothing is run here.
+    Nothing is run here. The name of the run is ``<experiment>-seed<seed>``, and decides its
+    directory.
 
     Args:
-        experiment: the experiment's name, which begins the run's name.
+        experiment: the experiment's name.
         seed: the seed of the run.
-        sources: the sources of settings that the command names.
-        engine: the engine that runs it.
-        supernodes: the number of simulated sites; None for the experiment's number or, without one,
+        sources: where the settings come from, such as files and single changes.
+        engine: the engine that shall run the job.
+        supernodes: the number of simulated sites. None for the experiment's number or, without one,
             for all silos.
         own_splits: whether the seed also shuffles the rows into splits. The run's name then has
             "split" in place of "seed".
@@ -136,10 +137,13 @@ def plan_job(
 
 
 def runs_of(jobs: Sequence[Job]) -> dict[str, list[FinishedRun]]:
-    """Group the runs of ``jobs`` by experiment: experiment -> its runs, opened for reading.
+    """Group the runs of ``jobs`` by experiment.
 
-    Experiments and runs keep the order of ``jobs``. A run is a ``FinishedRun`` of the job's
-    directory. Whether the directory exists is not checked.
+    Whether the directory of a run exists is not checked.
+
+    Returns:
+        Experiment -> its runs. Experiments and runs keep the order of ``jobs``. A run is a
+        ``FinishedRun`` of the job's directory, whose files are read only when they are used.
     """
     runs: dict[str, list[FinishedRun]] = {}
     for job in jobs:
@@ -163,8 +167,8 @@ def run_all(jobs: Sequence[Job], at_once: Jobs, tell: Callable[[str], None]) -> 
 
     Args:
         jobs: the planned runs that have not finished yet.
-        at_once: the number of runs at once, 0 for as many as the cores allow, or Slurm's
-            parameters.
+        at_once: the number of runs at once, or 0 for as many as the cores allow. For runs on a
+            cluster, the parameters of Slurm.
         tell: is called with a line about the number of runs, then with one for each finished run.
 
     Raises:
@@ -208,9 +212,9 @@ def _run_or_resume(work: _Work) -> Failure | None:
 
 
 def _work_of(job: Job) -> _Work:
-    """Convert a job to what a worker process gets: settings by key, resources and engine.
+    """Collect all that a worker process needs to run a job: settings by key, resources and engine.
 
-    If the run's directory exists, the settings say that the run is resumed.
+    If the run's directory already exists, the setting 'run.resume' is True, so the run is resumed.
     """
     values = job.settings.as_mapping() | {"run.resume": job.directory.path.is_dir()}
     return _Work(values, job.resources, job.engine)

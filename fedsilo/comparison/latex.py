@@ -38,10 +38,10 @@ _ESCAPES = {
 
 
 def escape_latex(text: str) -> str:
-    """Escape a string so that LaTeX shows it unchanged, on one line.
+    """Escape a string so that LaTeX shows it as it is, on one line.
 
-    Line breaks and repeated spaces become one space. A replacement character takes the place of
-    each character that cannot be printed.
+    Line breaks and repeated spaces become one space. Each character that cannot be printed becomes
+    the replacement character U+FFFD.
     """
     line = " ".join(terminal_text(text).split())
     return "".join(_ESCAPES.get(sign, sign) for sign in line)
@@ -63,12 +63,13 @@ def latex_text(
 ) -> str:
     """Build the LaTeX tables of a comparison: one of results, and one of p values per test.
 
-    A comment at the start names the package that the tables need. If the text has letters that
-    pdfLaTeX's usual fonts lack, such as Greek ones, a comment above it names compilers that can
-    read them.
+    The text starts with a comment that names the LaTeX package that the tables need. If pdfLaTeX's
+    usual fonts lack letters of the text, such as Greek ones, another comment names compilers that
+    have them.
 
     Args:
-        results: the tidy results (a row per value). Rows with unequal budgets are marked here.
+        results: the tidy results (a row per value). Experiments with unequal budgets are marked
+            here.
         split: ``test`` or ``val``.
         tested: the tests, one for each tested metric.
         budgets: the budget of each experiment.
@@ -76,8 +77,8 @@ def latex_text(
             interval.
 
     Raises:
-        SettingError: no metric has values of two experiments at one group of sites. The constant
-            baseline does not count as an experiment.
+        SettingError: no metric has values of two experiments at the same group of sites. The
+            baseline that always predicts one class does not count as an experiment.
     """
     _refuse_incomparable(results)
     table = _ResultsTable(budgets.mark_unequal(results), split, budgets, median)
@@ -114,11 +115,11 @@ class _ResultsTable:
     median: bool
 
     def text(self) -> str:
-        """Build the LaTeX table, with two rows for each experiment and group of sites.
+        """Build the LaTeX table of results over seeds.
 
-        The upper row has the values, and the lower one the intervals. The lower row is left out if
-        no value has an interval. A metric that a paper reports has a second column, with the
-        published numbers.
+        Each experiment and group of sites has a row with the values. If any of these has a
+        confidence interval, a row with the intervals follows. A metric that a paper reports has a
+        second column, with the paper's numbers.
         """
         spreads = over_seeds(self.results)
         metrics = list(spreads["metric"].unique())
@@ -137,15 +138,16 @@ class _ResultsTable:
     def _rows(
         self, spreads: pd.DataFrame, metrics: Sequence[str], known: set[str], best: set[Any]
     ) -> Iterator[list[str]]:
-        """Yield the rows of cells. An empty row, which becomes a rule, separates two experiments.
+        """Yield the rows of cells. An empty row, which becomes a line, separates two experiments.
 
-        Each experiment and group of sites has a row of values. If a value has an interval, a row
-        with the intervals follows.
+        Each experiment and group of sites has a row of values. If any of these has an interval, a
+        row with the intervals follows. In both rows, the first two cells are for the names of the
+        experiment and of the group.
 
         Args:
             spreads: the statistics over seeds, a row per experiment, group and metric.
             metrics: the metrics, in the order of their columns.
-            known: the metrics with a column of published numbers.
+            known: the metrics that also have a column of a paper's numbers.
             best: the values in bold, as (experiment, group, metric).
         """
         most = spreads.groupby("experiment")["seeds"].max()
@@ -169,12 +171,13 @@ class _ResultsTable:
                 yield lower
 
     def _cell(self, row: Any, best: set[Any], seeds: int) -> str:
-        """Format a metric's value over seeds as LaTeX, such as mean ± standard deviation.
+        """Format a metric's value over seeds as LaTeX: mean ± deviation, or median and range.
 
-        If fewer seeds have a value than the experiment has, the cell says how many.
+        If some seeds of the experiment lack the metric, the cell adds how many have it, as in "(2
+        of 3 seeds)".
 
         Args:
-            row: the statistics of the metric over seeds; None if the experiment lacks the metric,
+            row: the statistics of the metric over seeds. None if the experiment lacks the metric,
                 which gives an empty cell.
             best: the values in bold, as (experiment, group, metric).
             seeds: the number of the experiment's seeds.
@@ -189,12 +192,14 @@ class _ResultsTable:
         return text
 
     def _interval(self, row: Any) -> str:
-        r"""Format the 95 % t interval of a mean over seeds as LaTeX.
+        """Format the 95 % t interval of a mean over seeds as LaTeX, in small print.
 
-        It is in small print (``\scriptsize``). The interval is computed from the values of all
-        seeds and clipped to the metric's range. The result is an empty string if there is a single
-        seed, if the table shows medians, or if ``row`` is None. ``row`` has the metric's statistics
-        over seeds, or is None if the experiment lacks the metric.
+        The interval is computed from the values of all seeds and clipped to the metric's range. The
+        result is an empty string if there is a single seed, or if the table shows medians.
+
+        Args:
+            row: the metric's statistics over seeds. None if the experiment lacks the metric, which
+                gives an empty string.
         """
         if row is None or self.median:
             return ""
@@ -210,8 +215,8 @@ class _ResultsTable:
         """Yield the caption's sentences on the meaning of the numbers and on the budgets.
 
         The first sentence names the data, the split, the statistics and the number of seeds. If
-        there are bold values, the next sentence explains them. The last ones say whether the
-        budgets are equal (see ``_terms``).
+        there are bold values, the next sentence explains them. The remaining sentences say whether
+        the experiments had equal budgets (rounds, steps, samples, network, start and tuning).
         """
         data = ", ".join(sorted({budget.dataset for budget in self.budgets.of.values()}))
         most = int(spreads["seeds"].max())
@@ -235,11 +240,11 @@ class _ResultsTable:
 def _terms(budgets: Budgets) -> Iterator[str]:
     """Yield the caption's sentences on whether the experiments had equal budgets.
 
-    If some budgets are unequal, there is a sentence for each such experiment. Otherwise a single
+    If some budgets are unequal, there is a sentence for each such experiment. Otherwise one
     sentence names the equal parts: rounds, steps, samples, network, start and tuning. Steps and
-    samples are sums over sites. They may differ by a tenth, so the sentence may give a range. If
-    they are unknown, it names batch size and local steps instead. With several data sets, it has no
-    numbers and leaves out tuning. Without budgets, nothing is yielded.
+    samples are sums over sites, given as a range if they differ slightly. If steps are unknown,
+    batch size and local steps take their place. For several data sets, the sentence has no numbers
+    and no tuning. Without budgets, nothing is yielded.
     """
     if budgets.unlike():
         for said in budgets.remarks():
@@ -263,9 +268,10 @@ def _terms(budgets: Budgets) -> Iterator[str]:
 
 
 def _format_range(numbers: Sequence[float], noun: str) -> str:
-    """Format rounded numbers with their noun, such as "5 rounds", or "3 to 5 rounds" as a range.
+    """Format numbers with their noun, such as "5 rounds" or "3 to 5 rounds".
 
-    A range goes from the smallest to the largest number, and is used unless all are equal.
+    The numbers are rounded first. If they are then all equal, only one is given. Otherwise the text
+    has the smallest and the largest number.
     """
     low, high = round(min(numbers)), round(max(numbers))
     if low == high:
@@ -276,8 +282,8 @@ def _format_range(numbers: Sequence[float], noun: str) -> str:
 def _format_published(row: Any) -> str:
     """Format the number that a paper reports for a metric, as LaTeX.
 
-    ``row`` has the metric's statistics over seeds, with the published number. The result is an
-    empty string if there is no such number, or if ``row`` is None.
+    ``row`` has the metric's statistics over seeds, with the paper's number and perhaps its standard
+    deviation. The result is an empty string if there is no such number, or if ``row`` is None.
     """
     if row is None:
         return ""
@@ -287,9 +293,9 @@ def _format_published(row: Any) -> str:
 def _find_best(spreads: pd.DataFrame, median: bool) -> set[Any]:
     """Find the best value of each group and metric, as a set of (experiment, group, metric).
 
-    Values are compared after rounding to three decimals, so several experiments may be best. The
-    metric decides whether high or low values are better. A group has no best value of a metric such
-    as entropy, for which neither is better, or if all values are equal after rounding.
+    The metric decides whether high or low values are better. Values are compared after rounding to
+    three decimals, so several experiments may be best. There is no best value in two cases: neither
+    high nor low is better, such as for entropy, or all rounded values of the group are equal.
 
     Args:
         spreads: the statistics over seeds, a row per experiment, group of sites and metric.
@@ -312,9 +318,9 @@ def _find_best(spreads: pd.DataFrame, median: bool) -> set[Any]:
 def _tests_table(test: Tested, split: str) -> str:
     """Build the LaTeX table of one metric's p values, with a cell for each pair of experiments.
 
-    The cells form a triangle, because each pair occurs once. The caption has the result of the
-    ANOVA, the kind of the t-tests, the reason for each missing p value, and ``split`` (``test`` or
-    ``val``).
+    The cells form a triangle, because each pair occurs once. The caption names ``split``, which is
+    ``test`` or ``val``. It gives the result of the ANOVA over all experiments, and says which
+    t-test compares the pairs. If p values are missing, the caption has the reasons.
     """
     columns, *rows = test.lines()
     caption = [f"{test.heading(split)}.", f"Below, {test.kind()}."]
@@ -328,15 +334,15 @@ def _tests_table(test: Tested, split: str) -> str:
 def build_table(
     caption: str, label: str, columns: Sequence[str], rows: Sequence[Sequence[str]], names: int
 ) -> str:
-    r"""Build a table with booktabs' rules.
+    r"""Build a LaTeX table in the style of the package booktabs.
 
     Args:
         caption: the caption, as LaTeX.
         label: the label for ``\ref``.
         columns: the titles of the columns, as plain text.
-        rows: the cells of each row, as LaTeX; an empty row becomes a rule.
-        names: the number of columns at the left that are aligned left; all others are aligned
-            right.
+        rows: the cells of each row, as LaTeX. An empty row becomes a horizontal line.
+        names: the number of columns at the left that are aligned left. All other columns are
+            aligned right.
     """
     lines = [
         "\\begin{table}",

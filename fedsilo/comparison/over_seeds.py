@@ -87,8 +87,8 @@ class Comparison:
             median: whether to show median and range over seeds in place of mean and deviation.
 
         Yields:
-            A table of the results, in which experiments with unequal budgets are marked; a table of
-            the budgets; the tests; and the remarks.
+            A table of the results, in which experiments with unequal budgets are marked. Then come
+            a table of the budgets, the tests, and the remarks.
         """
         yield comparison_table(self.budgets.mark_unequal(self.results), self.split, median)
         yield rich_table(self.budgets.title(), self.budgets.lines())
@@ -99,7 +99,9 @@ class Comparison:
         return html_of_lines(self.lines())
 
     def draw(self, path: Path) -> None:
-        """Draw the means over seeds by metric, experiment and group of sites, as a picture file.
+        """Draw the means over seeds as a bar chart, and write it to a picture file.
+
+        Each metric has a panel, with a bar for each experiment at each group of sites.
 
         Raises:
             SettingError: ``path`` does not end with .png, .svg or .pdf.
@@ -116,8 +118,8 @@ class Comparison:
     def document(self) -> dict[str, Any]:
         """Return the comparison as a dictionary for JSON.
 
-        It has the split, the results over seeds, the budgets, the tests, and the remarks as
-        ``notes``.
+        The keys are ``split``, ``results`` (over seeds), ``budgets``, ``tests`` and ``notes`` (the
+        remarks).
         """
         tests: list[dict[str, Any]] = []
         for test in self.tested:
@@ -133,10 +135,10 @@ class Comparison:
     def latex(self, median: bool = False) -> str:
         """Build the tables of results and tests as LaTeX.
 
-        With ``median``, they show median and range over seeds in place of mean and deviation.
+        With ``median``, the tables show median and range over seeds in place of mean and deviation.
 
         Raises:
-            SettingError: no metric has values of two experiments at one group of sites.
+            SettingError: no metric has values of two experiments at the same group of sites.
         """
         return latex_text(self.results, self.split, self.tested, self.budgets, median)
 
@@ -153,15 +155,17 @@ class Comparison:
         A path that is None is skipped. Existing files are replaced.
 
         Args:
-            csv: the file for the results over seeds. The budgets are written next to it as
-                NAME-budgets, and the tests, if there are any, as NAME-tests.
+            csv: the file for the results over seeds. For ``results.csv``, the budgets are written
+                to ``results-budgets.csv`` beside it. If there are tests, they are in
+                ``results-tests.csv``.
             markdown: the file for all tables as Markdown.
             median: for Markdown and LaTeX, whether to show median and range in place of mean and
                 deviation.
             latex: the file for all tables as LaTeX.
 
         Raises:
-            SettingError: the results cannot be compared in a LaTeX table.
+            SettingError: ``latex`` is given, but no metric has values of two experiments at the
+                same group of sites.
         """
         if csv:
             texts = {
@@ -184,15 +188,16 @@ def check_jobs(
     """Check before any run that the planned runs can be compared and tested.
 
     Args:
-        jobs: the planned runs. If one uses a plugin, metric names are not checked.
-        metrics: names and patterns of metrics, separated by commas; None for the headline metrics.
-        tests: names and patterns of metrics to test; None for no tests.
+        jobs: the planned runs. If the method of any run is a plugin, metric names are not checked.
+        metrics: names and patterns of metrics, separated by commas. None for the headline metrics.
+        tests: names and patterns of metrics to test. None for no tests.
         paired: whether the tests compare seed by seed.
         seeds: the number of seeds.
 
     Raises:
-        SettingError: methods treat the optimiser's state differently, a metric is unknown, or the
-            tests are impossible.
+        SettingError: some methods keep the optimiser's state over rounds and others do not, a
+            metric is unknown, or ``paired`` is set without tests. Also raised if tests are wanted
+            for a single experiment, a single seed, or several data sets.
     """
     if all(job.settings.common.method in METHODS for job in jobs):  # a plugin may measure anything
         for wanted, option in ((metrics, "--metrics"), (tests, "--tests")):
@@ -220,22 +225,22 @@ def compare_runs(
 ) -> Comparison:
     """Compare finished runs: collect their metrics, test differences, and add remarks.
 
-    Unless ``no_floor`` is set, metrics that rest on too few samples are left out, as in a report.
-    The means are then those of a report. A mean covers only sites at which all runs have the
-    metric.
+    Means over sites cover only sites at which all runs have the metric. If ``no_floor`` is False,
+    values over fewer samples than the setting 'privacy.sums-min-count' are left out, also from the
+    means.
 
     Args:
         jobs: the runs, which have ended.
         split: ``test`` or ``val``.
-        metrics: names and patterns, separated by commas; None for the data set's headline metrics.
-        tests: names and patterns of metrics to test for differences; None for no tests.
+        metrics: names and patterns, separated by commas. None for the data set's headline metrics.
+        tests: names and patterns of metrics to test for differences. None for no tests.
         paired: whether to test the differences seed by seed.
         budgets: the budget of each experiment, with the costs of its runs.
-        no_floor: whether to compare all metrics, also those that no page may show.
+        no_floor: whether to compare all metrics, regardless of the number of samples.
 
     Raises:
-        SettingError: no site has enough samples in the split to show a metric, a name matches no
-            metric, or paired tests lack a seed.
+        SettingError: no metric may be shown, a name matches no metric, or ``paired`` is set and the
+            experiments have values for different seeds.
     """
     whole = [job.directory for job in jobs]
     runs: Sequence[FinishedRun] = whole
@@ -269,11 +274,11 @@ def compare_runs(
 
 
 def _have_one_split(jobs: Sequence[Job]) -> bool | None:
-    """Tell whether the seeds of each experiment have the same sites and samples in each split.
+    """Tell whether all seeds of an experiment have the same sites and samples in each split.
 
-    Only runs of the same experiment are compared, because experiments may have different splits,
-    for example on two data sets. The result is None if a site in any run did not send the
-    fingerprints of its splits.
+    Each experiment is checked by itself, because two experiments may have different data. The
+    result is True only if it holds for all experiments. It is None if a site in any run did not
+    send the fingerprints (hashes) of its samples.
     """
     answers = [same_split(runs) for runs in runs_of(jobs).values()]
     if None in answers:
@@ -299,11 +304,11 @@ def _nothing_to_compare(split: str, *, too_few: bool) -> SettingError:
 
 
 def _explain_hidden(runs: Sequence[FinishedRun], split: str, metrics: Sequence[str]) -> list[str]:
-    """Build sentences on the metrics that may not be shown at some sites.
+    """Build sentences on the metrics that are hidden at some sites.
 
-    Metrics that are hidden at the same sites share a sentence, which gives the reason, such as too
-    few samples. A last sentence names the option that shows all values. If the ``runs`` hide none
-    of ``metrics``, the list is empty.
+    A metric is hidden if it rests on too few samples, for example. Metrics that are hidden at the
+    same sites share a sentence, which gives the reason. A last sentence names the option that shows
+    all values. If the ``runs`` hide none of ``metrics``, the list is empty.
     """
     sites_of: dict[str, dict[str, None]] = {}
     for run in runs:
@@ -319,10 +324,13 @@ def _explain_hidden(runs: Sequence[FinishedRun], split: str, metrics: Sequence[s
 
 
 def _left_out(runs: Sequence[FinishedRun], split: str) -> list[str]:
-    """Build a sentence that names the sites at which means leave out some metric.
+    """Build the remark on the sites at which some metrics are left out of the means.
 
     A mean must cover the same sites in all runs. If one run lacks a metric at a site, the metric is
-    therefore not used there for any run. If no metric is left out, the list is empty.
+    therefore not used there for any run.
+
+    Returns:
+        A list with one sentence that names these sites. The list is empty if no metric is left out.
     """
     ends = [run.last_metrics(split) for run in runs]
     sites: set[str] = set()
@@ -344,19 +352,20 @@ def _results(
     wanted: str | None,
     measured: Collection[str] = (),
 ) -> pd.DataFrame:
-    """Collect the tidy results of each experiment, then those of a constant baseline.
+    """Collect the tidy results of each experiment, then those of a baseline.
 
     Tidy results have a row for each experiment, group of sites, metric and seed. The baseline
-    always predicts class 1, the second of two classes. It is added once per data set. If the seeds
-    have different splits, it is added once per seed.
+    always predicts the second of two classes. It is added for each data set: for every seed if the
+    seeds have different splits, otherwise once.
 
     Args:
         jobs: the jobs of all runs.
         runs: the run of each job.
         summaries: experiment -> seed -> summary (the run's means over sites).
         split: ``test`` or ``val``.
-        wanted: names and patterns of metrics; None for the data set's headline metrics.
-        measured: the names of all metrics that the runs have, hidden ones too.
+        wanted: names and patterns of metrics. None for the data set's headline metrics.
+        measured: the names of all metrics that the runs have, also of hidden ones, for the error
+            about a hidden metric.
     """
     metrics = None
     if wanted:
@@ -384,19 +393,19 @@ def _results(
 
 
 def refuse_without(split: str, jobs: Sequence[Job], no_floor: bool = False) -> None:
-    """Check before any run that some site has samples in ``split``, ``test`` or ``val``.
+    """Check before any run that some site has enough samples in ``split`` to show a metric.
 
-    If the data are not on this machine, the check passes, because finished runs can be shown.
+    One sample is enough if ``no_floor`` is True, or if 'privacy.trust' is not ``server``. Otherwise
+    'privacy.sums-min-count' samples are needed. If the data are not on this machine, nothing can be
+    checked and no error is raised.
 
     Args:
-        split: the split to compare.
+        split: the split to compare, ``test`` or ``val``.
         jobs: the planned runs.
-        no_floor: whether to compare all metrics. If False, and the level of trust is ``server``
-            (the server sees each site's values), some site must have at least
-            'privacy.sums-min-count' samples, because no metric over fewer samples is shown.
+        no_floor: whether to compare all metrics, regardless of the number of samples.
 
     Raises:
-        SettingError: no site of any job has (enough) samples in the split.
+        SettingError: no site of any job has enough samples in the split.
     """
     has_samples = False
     for job in jobs:
@@ -416,8 +425,8 @@ def refuse_without(split: str, jobs: Sequence[Job], no_floor: bool = False) -> N
 def refuse_one_split(jobs: Sequence[Job]) -> None:
     """Check that the seeds of an experiment have different splits, which ``--splits`` asks for.
 
-    Only seeds 0 and 1 of each experiment are compared. If the data are not on this machine, the
-    check passes, because finished runs can still be shown.
+    For each experiment, only the splits of seeds 0 and 1 are compared. If the data are not on this
+    machine, nothing can be checked and no error is raised.
 
     Raises:
         SettingError: the splits of an experiment's seeds 0 and 1 are the same.

@@ -29,11 +29,12 @@ CONSTANT = "always positive (class 1)"
 
 
 def of_split(summary: Summary, split: str) -> dict[str, Any]:
-    """Return a copy of a run's summary with the means of ``split``, which is ``test`` or ``val``.
+    """Return a copy of a run's summary for a split, ``test`` or ``val``.
 
-    For ``test``, the copy is equal to ``summary``. For ``val``, the means over all sites and by
-    distribution are those of validation. The published numbers (those of a paper) are then None,
-    because papers publish test metrics. The metrics of each site are always those of test samples.
+    The copy for ``test`` is equal to ``summary``. In the copy for ``val``, the means over all sites
+    and over each distribution (a group of sites) are those of the validation samples. The published
+    numbers are then None, because papers publish test metrics. The metrics of single sites are
+    always those of test samples.
     """
     if split == "test":
         return dict(summary)
@@ -45,10 +46,9 @@ def shared_metrics(
 ) -> list[SiteMetrics]:
     """Keep only metrics that all runs have at a site, so that their means cover the same sites.
 
-    If a run lacks a metric at a site, the metric is removed there from all runs on the same data
-    set. There are two exceptions. If a run has a metric at none of its sites, its method does not
-    measure it, and the other runs keep it. If the runs on a data set have no site in common, each
-    run is checked only at its own sites.
+    If a run lacks a metric at a site, all runs on the same data set lose it at this site. A run
+    that has the metric at none of its sites does not count. If the runs on a data set have no site
+    in common, each run is checked only at its own sites.
 
     Args:
         runs: the finished runs.
@@ -78,8 +78,9 @@ def _lacking_metrics(
 ) -> set[tuple[str, str, str]]:
     """Find each (data set, site, metric) where a run lacks a metric that it has at another site.
 
-    A run is checked at all sites of the runs on its data set, provided that these runs have at
-    least one site in common. Otherwise it is checked only at its own sites.
+    If the runs on a data set have a site in common, each run is checked at all sites of these runs.
+    It also lacks its metrics at sites that it does not have. Without a common site, each run is
+    checked only at its own sites.
 
     Args:
         runs: the finished runs.
@@ -108,18 +109,18 @@ def _lacking_metrics(
 def shared_summaries(runs: Sequence[FinishedRun], split: str) -> list[dict[str, Any]]:
     """Return a copy of each run's summary for a split, with means over the same sites.
 
-    If one of the runs on a data set lacks a metric at a site, no mean of these runs includes the
-    metric there. ``shared_metrics`` has the two exceptions. If a distribution (a group of sites)
-    has a single site, its row keeps all metrics of that site, because the row is not a mean.
+    If a run lacks a metric at a site, no mean of the runs on its data set includes the metric at
+    this site. A run that has the metric at no site does not count. The row of a distribution (a
+    group of sites) with a single site is not a mean, so it keeps all metrics of the site.
 
     Args:
         runs: the finished runs.
         split: ``test`` or ``val``, the samples that the metrics were measured on.
 
     Returns:
-        The summaries in the order of ``runs``. Each also has ``published``, the paper's numbers,
-        which are None for ``val``; ``lacking``, metric -> sites that its mean leaves out; and
-        ``site_count``, the number of the run's sites.
+        The summaries in the order of ``runs``, with three more keys. ``published`` has the paper's
+        numbers, or None for ``val``. ``lacking`` has for each metric the sites that its mean leaves
+        out. ``site_count`` is the number of the run's sites.
     """
     ends = [run.last_metrics(split) for run in runs]
     summaries = []
@@ -149,8 +150,8 @@ def summaries_by_seed(
 ) -> dict[str, dict[int, dict[str, Any]]]:
     """Group the summaries of runs for a split: experiment -> seed -> summary.
 
-    The summaries are those of ``shared_summaries``, so their means cover the same sites. If several
-    runs of an experiment have the same seed, the last one counts.
+    The means in all summaries of a data set cover the same sites, as far as the runs have sites in
+    common. If several runs of an experiment have the same seed, the last run is used.
 
     Args:
         experiments: the name of each run's experiment, in the order of ``runs``.
@@ -173,10 +174,10 @@ def chosen_metrics(
         summaries: the runs' summaries, without metrics that are hidden because they rest on too few
             samples.
         option: the command's option that gave ``wanted``. Error messages begin with it.
-        measured: all metrics that the runs have, hidden ones too.
+        measured: all metrics that the runs have, also hidden ones.
 
     Returns:
-        The metrics, each once, in the order of ``wanted``. Those that match the same pattern are
+        The metrics, each once, in the order of ``wanted``. Metrics that match one pattern are
         sorted by name.
 
     Raises:
@@ -200,9 +201,8 @@ def chosen_metrics(
 def refuse_unmeasured(wanted: str, option: str) -> None:
     """Check before any run that fedsilo can measure the metrics that the user names.
 
-    Patterns such as ``auc-*``, and metrics of a family such as ``routing.<site>.mean``, are not
-    checked, because only finished runs show which of them exist. ``matching`` checks them after the
-    runs.
+    Only the runs show which metrics match a pattern, such as ``auc-*``, and which metrics depend on
+    the names of sites, such as ``routing.<site>.mean``. These are not checked.
 
     Args:
         wanted: names and patterns of metrics, separated by commas.
@@ -223,10 +223,11 @@ def refuse_unmeasured(wanted: str, option: str) -> None:
 
 
 def matching(wanted: str, known: Sequence[str], option: str) -> list[str]:
-    """Return the metrics of ``known`` that ``wanted`` names, each once, in the order of ``wanted``.
+    """Select metrics from ``known`` by name, each once.
 
-    ``wanted`` has names and shell-style patterns, separated by commas, such as ``auc, loss*``.
-    Metrics that match one pattern are in the order of ``known``.
+    ``wanted`` has names and shell-style patterns, separated by commas, such as ``auc, loss*``. The
+    result has the order of ``wanted``. Metrics that match one pattern are in the order of
+    ``known``.
 
     Raises:
         SettingError: a name or pattern matches no known metric. The message begins with ``option``.
@@ -242,7 +243,9 @@ def matching(wanted: str, known: Sequence[str], option: str) -> list[str]:
 
 
 def metric_of(summary: Summary, group: str, metric: str) -> float | None:
-    """Return the value of a metric in a run's summary; None if the run lacks it there.
+    """Return the value of a metric for a group of sites in a run's summary.
+
+    The result is None if the run lacks the metric for the group.
 
     Args:
         summary: the summary.
@@ -262,8 +265,8 @@ def values_by_seed(
 ) -> dict[str, dict[int, float]]:
     """Collect the mean of a metric over sites: experiment -> seed -> mean.
 
-    ``runs`` has experiment -> seed -> summary. A seed whose run lacks the mean is left out. An
-    experiment without any mean stays, with an empty mapping.
+    ``runs`` has the summary of each seed of each experiment. A seed whose run lacks the mean is
+    left out. An experiment in which all seeds lack it has an empty mapping.
     """
     values: dict[str, dict[int, float]] = {}
     for name, by_seed in runs.items():
@@ -280,11 +283,11 @@ def experiment_results(
 ) -> pd.DataFrame:
     """Build the tidy results of one experiment: a row for each group, metric and seed.
 
-    A row has the experiment, method, seed, group, metric and value, and the number and standard
-    deviation that a paper published, or None. Groups are the distributions (groups of sites) of the
-    runs, then ``all``. Rows are in the order of groups, then metrics, then seeds. If a run lacks a
-    metric for a group, such as AUC with one class, there is no row. The method and the published
-    numbers are those of the first summary.
+    A row has the experiment, method, seed, group, metric and value. It also has the value and
+    standard deviation that a paper published, or None. Groups are the distributions (groups of
+    sites) of the runs, then ``all``. Rows are in the order of groups, then metrics, then seeds. A
+    metric that a run lacks for a group, such as AUC with one class, has no row. Method and
+    published values come from the first summary.
 
     Args:
         experiment: the experiment's name.
@@ -315,17 +318,16 @@ def constant_results(
 ) -> pd.DataFrame:
     """Build the tidy results of a baseline that always predicts the second of two classes.
 
-    At a site, its accuracy is the share of that class. Its balanced accuracy and its AUC are 0.5
-    with samples of both classes, and missing otherwise. The table has a row for each metric of each
-    distribution (group of sites), and of ``all``, the mean over sites. Sites are left out if they
-    have no samples in the split, a hidden count, or another number of classes. If no site remains,
-    the table is empty.
+    At a site, its accuracy is the share of that class. Its balanced accuracy and its AUC are 0.5,
+    or missing if the samples have one class. The table has a row for each metric of each
+    distribution (group of sites), and of ``all``, the mean over sites. It covers sites with two
+    classes, at least one sample in the split, and no hidden count. If there are none, it is empty.
 
     Args:
         silos: the content of ``silos.json``, with the label counts of each site.
         split: ``test`` or ``val``.
-        metrics: the metrics to return; None for all.
-        seed: the seed of the rows.
+        metrics: the metrics to return. None for all.
+        seed: the value in the column ``seed``.
     """
     scores: dict[str, dict[str, float]] = {}
     for site, facts in silos.items():
@@ -387,10 +389,10 @@ class TwoClassMetrics:
 def pooled_balanced_accuracy(sites: Iterable[TwoClassMetrics]) -> float | None:
     """Compute the balanced accuracy over the samples of all sites together, from 0 to 1.
 
-    For each class, the samples and the correct predictions of all sites are added up.
-    ``count_correct`` recovers the correct predictions from a site's metrics. The result is None if
-    it cannot do so for some site, such as one with equally many samples of both classes. It is also
-    None if all samples are of one class.
+    For each class, the samples and the correct predictions of all sites are added up. A site's
+    correct predictions are computed from its accuracy and balanced accuracy. This is impossible
+    with equally many samples of both classes, because the two metrics are then equal. The result is
+    None if it is impossible at some site, or if all samples are of one class.
     """
     counts = [0, 0]
     correct = [0, 0]
@@ -409,14 +411,14 @@ def pooled_balanced_accuracy(sites: Iterable[TwoClassMetrics]) -> float | None:
 def pooled_metric(run: FinishedRun, split: str) -> dict[str, float]:
     """Compute a run's balanced accuracy over the samples of all sites together.
 
-    It is computed from each site's number of samples in each of two classes, and from the last
-    values of the site's accuracy and balanced accuracy on ``split``. Sites without an accuracy are
+    It is computed from each site's number of samples in each of two classes, and from its accuracy
+    and balanced accuracy on ``split`` in the last evaluated round. Sites without an accuracy are
     left out.
 
     Returns:
-        A dictionary with only the key ``POOLED`` ("pooled-balanced-accuracy"). It is empty if a
-        site with metrics on ``split`` does not report counts of two classes, or if
-        ``pooled_balanced_accuracy`` returns None.
+        A dictionary with only the key "pooled-balanced-accuracy". It is empty if a site with any
+        metric on ``split`` does not have the counts of two classes. It is also empty if a site's
+        metrics do not determine its correct predictions, or if all samples are of one class.
     """
     own: dict[str, dict[str, float]] = {}
     # Later rows overwrite earlier ones, so the last measured round stays
