@@ -252,12 +252,14 @@ def _terms(budgets: Budgets) -> Iterator[str]:
         return
     rows = list(budgets.of.values())
     data = {budget.dataset for budget in rows}
+    known = all(budget.steps for budget in rows)
     if len(data) > 1:
-        yield "Rows on one data set had the same rounds, steps, samples, network and start."
+        work = "steps, samples" if known else "batch size, local steps"
+        yield f"Rows on one data set had the same rounds, {work}, network and start."
     elif rows:
         rounds = _format_range([int(budget.given["rounds"]) for budget in rows], "round")
         work = "the same batch size and local steps"
-        if all(budget.steps for budget in rows):
+        if known:
             steps = _format_range([budget.steps for budget in rows], "optimiser step")
             samples = _format_range([budget.samples for budget in rows], "sample")
             work = f"{steps} on {samples} over all sites"
