@@ -312,7 +312,7 @@ def _leaving_metrics(lab: Lab) -> dict[str, float]:
 
 
 def _store(lab: Lab, keep: Arrays) -> bool:
-    """Write the site's state (the arrays that it keeps) after this phase; return True if written.
+    """Write the site's state (the arrays that it keeps), and tell whether one was written.
 
     A state has ``keep``, ``lab.counted``, and the arrays from which training continues, such as the
     optimiser's moments. If this phase trained nothing, these last arrays are copied from the

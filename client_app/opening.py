@@ -270,7 +270,7 @@ def _log_what_is_left_out(silo: Silo, settings: CommonSettings) -> None:
 
 
 def _load(name: str, settings: CommonSettings, context: Context) -> Silo:
-    """Load the site's data; a real hospital logs which samples and files are left out.
+    """Load the site's data, and log which samples and files a real hospital leaves out.
 
     If loading fails and 'data-dir' is empty or unreadable, the text of the DataError says so.
 
