@@ -198,11 +198,11 @@ class Lab:
         return cast(SiteNetwork, self.session.method.open(self))
 
     def measure(self, network: SiteNetwork) -> None:
-        """Measure the received model on validation and test data; add the results to ``metrics``.
+        """Measure the received model on validation and test data, and add its ``metrics``.
 
-        Nothing is measured if the server's request has ``evaluate`` off. The keys of the results
+        Nothing is measured if the server's request has ``evaluate`` off. The keys of the metrics
         are ``incoming.val.<metric>`` and ``incoming.test.<metric>``. A split without samples adds
-        no metrics.
+        none.
 
         If the hospital has its own cap on epsilon, nothing is added to ``metrics``. Instead, each
         sample's contribution to each metric goes into ``sample_parts``. ``pack`` later adds noise

@@ -27,8 +27,6 @@ class FedDBESite(SiteMethod):
     def admit(self, session: SiteSession) -> None:
         """Check that the site reports enough training samples to send its mean feature.
 
-        This feature is the encoder's mean output.
-
         Raises:
             SiteError: the site reports fewer training samples than 'privacy.sums-min-count'.
         """

@@ -33,14 +33,14 @@ class FedPACSite(FedRepSite):
         return SiteMethod.open(self, lab)
 
     def train(self, lab: Lab) -> Outgoing:
-        """Train the network; send it with each class's mean embedding before and after training.
+        """Train the network, and send it with class means from before and after the training.
 
         The received network is measured first, if the server asks for metrics. The site sends the
         trained network and these means over its training samples:
 
-        - ``received/<class>`` (d + 1,), computed with the received network: the mean embedding,
-          followed by the mean of the embeddings' squared lengths.
-        - ``prototype/<class>`` (d,), computed with the trained network: the mean embedding.
+        - ``received/<class>`` (d + 1,), computed with the received network: the class's mean
+          embedding, followed by the mean of the embeddings' squared lengths.
+        - ``prototype/<class>`` (d,), computed with the trained network: the class's mean embedding.
 
         A class with too few training samples has no means (``_class_means``). The site stores no
         arrays.
