@@ -22,8 +22,9 @@ class APFLSite(SiteMethod):
     def open(self, lab: Lab) -> SiteNetwork:
         """Build the network with the weights of the mixture alpha v + (1 - alpha) w.
 
-        w is the received global model, and v is the site's stored own model. If no own model is
-        stored, as in the site's first round, v equals w. alpha is 'apfl.mixing-alpha'.
+        w is the received global model, and v is the site's own model, stored in its last round. If
+        none is stored, as in the site's first round, v equals w. alpha is 'apfl.mixing-alpha': with
+        1 the mixture is v alone.
         """
         w = {name: array for name, array in lab.arrays().items() if "/" not in name}
         return lab.classifier(mixture(lab.state() or w, w, self.settings.mixing_alpha))

@@ -32,8 +32,7 @@ class CDLSite(DecentralisedSite):
         """Train the main and the support model together, send the main model, and store both.
 
         The support model is a second model that never leaves the silo. If the server asks for
-        metrics, the received mean of all silos' models is measured first. If the server sent no
-        mean, the silo's own model is measured.
+        metrics, the model of ``open`` is measured first.
 
         The main model starts from the silo's own model mixed with its neighbours' models, and the
         support model from its stored weights. Both are trained on the same batches. The loss is the

@@ -46,8 +46,8 @@ class DecentralisedSite(SiteMethod):
     def train(self, lab: Lab) -> Outgoing:
         """Train from a mixture of the silo's own and its neighbours' models, and send the result.
 
-        If the server asks for metrics, the received mean of all silos' models is measured first. If
-        the server sent no mean, the silo's own model is measured. The trained model is sent to the
+        If the server asks for metrics, the model of ``open`` is measured first: the received mean
+        of all silos' models or, without it, the silo's own model. The trained model is sent to the
         server, and is stored as the silo's own model for the next round.
 
         Raises:

@@ -52,8 +52,8 @@ class FedDBESite(SiteMethod):
 
         - Until the server knows the mean feature, it sends zeros. Only the network is then trained,
           and the site sends the mean feature of its own samples.
-        - Afterwards network and bias are trained. A penalty (``MeanPull``) pulls the running mean
-          of this site's tokens towards the received mean feature, which is sent back unchanged.
+        - Afterwards network and bias are trained. A penalty (``MeanPull``) pulls this site's
+          running mean towards the received mean feature, which is sent back unchanged.
 
         The network is always sent, and the bias is stored at the site.
         """

@@ -61,10 +61,10 @@ class FedEFMSite(DecentralisedSite):
     def distil(self, lab: Lab) -> Outgoing:
         """Train the silo's own model by distillation from the copies that neighbours have trained.
 
-        If the server asks for metrics, the received mean of the silos' models is measured first. If
-        the server sent no mean, the silo's own model is measured. The training starts from the
-        weights of ``_start``. The loss is that of ``_distillation_loss``. Without received copies,
-        as in round 1, the network's usual loss is used. The trained model is sent and stored.
+        If the server asks for metrics, the received mean of the silos' models or, without it, the
+        silo's own model is measured first. The training starts from the weights of ``_start``, and
+        its loss is that of ``_distillation_loss``. Without received copies, as in round 1, the
+        network's usual loss is used. The trained model is sent and stored.
         """
         network = cast(TokenClassifier, lab.open())
         lab.measure(network)

@@ -309,11 +309,11 @@ class SecureSite:
         return key_words(self.run, self.round, site, keys, self.terms, splits)
 
     def _share_secrets(self) -> ConfigRecord:
-        """Check all sites' keys, and return encrypted shares of this site's secrets for the others.
+        """Check all sites' keys, and return this site's secrets as shares for the other sites.
 
-        Enough shares reconstruct a secret, and only the site that a share is encrypted for can open
-        it. The record also has a hash of the seed of this site's own mask. With it the server can
-        later verify the seed that it reconstructs.
+        Enough shares reconstruct a secret. A share is encrypted, and only the site that it is for
+        can open it. The record also has a hash of the seed of this site's own mask. With it the
+        server can later verify the seed that it reconstructs.
 
         Raises:
             SiteError: the server's lists of keys are malformed, or the site has no keys for this
@@ -453,9 +453,9 @@ class SecureSite:
         - For a site whose weights arrived, the share of the seed of its own mask is returned.
         - For a site that dropped out, the share of its masking key is returned.
 
-        Both shares of a site would unmask its weights, so this site never returns both. A site is
-        left out if its encrypted shares are missing or cannot be opened. Before the record is made,
-        the sum is noted in this site's records, and this site's secrets of the round are deleted.
+        This site never returns both, because together they would unmask the other site's weights. A
+        site is left out if its encrypted shares are missing or cannot be opened. Before the record
+        is made, the sum is noted in this site's records, and this site's secrets are deleted.
 
         Returns:
             A record with the sites' names in ``of`` and their shares in ``shares``, in the same
