@@ -90,10 +90,10 @@ def open_declared(
 ) -> SiteSession:
     """Load a hospital's real data for this message, in place of the zeros used so far.
 
-    At trust 'sums' (the server learns only sums over sites) a hospital works with zero samples, in
-    rounded numbers, until it needs its data. The phase and the secret sum are checked before the
-    data are read, so such a refusal cannot depend on a patient. Later errors may, and the caller
-    hides them. The data are always loaded: the caller decides whether they are needed.
+    At trust 'sums' (the server learns only sums over sites) a hospital works with zero samples
+    until it needs its data. The phase and the secret sum are checked before the data are read, so
+    such a refusal cannot depend on a patient. Later errors may, and the caller hides them. The data
+    are always loaded: the caller decides whether they are needed.
 
     Args:
         session: the run at this hospital, with zero samples in place of the data.

@@ -167,9 +167,8 @@ def _summary(answering: Answering) -> RecordDict:
     """Answer a survey (a question about the data before a run) with counts that describe the data.
 
     The server's versions of fedsilo and Flower must match the site's, which is checked first. A
-    hospital answers with only those counts that its site file allows. If it allows none, the survey
-    is refused. A simulated site answers with all counts. The site's name precedes the text of any
-    FedsiloError.
+    hospital answers with only those counts that its site file allows, or refuses the survey. A
+    simulated site answers with all counts. The site's name precedes the text of any FedsiloError.
     """
     from fedsilo.client_app.summary.survey_answer import answer_survey
 
@@ -206,7 +205,7 @@ def _reply(message: Message, context: Context, answer: Answer) -> Message:
     - At any real site: ``hide_failure_in_sum`` hides a failure in a secret sum, and
       ``enforce_bounds`` applies the hospital's limits and quotas.
 
-    After the guards, a site with a site file writes a line to its audit log. At last a real site
+    After the guards, a site with a site file writes a line to its audit log. Finally a real site
     bundles the reply: the arrays of each record are joined into one.
 
     Args:
@@ -421,7 +420,7 @@ def _ledger_mark(context: Context) -> "LedgerMark | None":
 
 
 def _reason(error: Exception, context: Context) -> str:
-    """Return the text that the server gets for an error, without a real site's file names.
+    """Return the text that the server gets for an error, without a real site's paths.
 
     - A FileNamesError, whose text may quote names of the hospital's files, gets a constant text at
       a real site.

@@ -300,8 +300,8 @@ class Lab:
     ) -> None:
         """Give a training the hospital's minimums, the noise of a private run, and class weights.
 
-        - A batch needs a minimum number of samples, and a reply of optimiser steps. Under the
-          hospital's own cap on epsilon, a model that stays at the site needs no minimum of steps.
+        - A batch needs a minimum number of samples, and a reply a minimum number of steps. Under
+          the hospital's own cap on epsilon, a model that stays at the site has no minimum of steps.
         - In a private run DP-SGD adds noise, and the privacy ledger is charged. A model that stays
           at the site gets no noise and costs no epsilon.
         - If the run weights classes, each sample gets the weight of its class.

@@ -109,9 +109,9 @@ class Aligner:
     def _train_discriminator(self, own: Tensor) -> None:
         """Train this site's discriminator by one step for each other site, sorted by name (eq. 2).
 
-        Such a step teaches it to tell this site's embeddings from those of one other site. The step
-        uses as many of that site's embeddings as ``own`` has, drawn at random without replacement.
-        If there are fewer, it uses all of them.
+        Such a step teaches the discriminator to tell this site's embeddings from those of one other
+        site. The step uses as many of that site's embeddings as ``own`` has, drawn at random
+        without replacement. If there are fewer, it uses all of them.
 
         Args:
             own: this batch's embeddings (batch, c).
@@ -135,7 +135,7 @@ class Aligner:
 
         - With received D', the loss is -E log D(own) minus the mean of E log D'(sent) over the
           other sites. ``sent`` is ``own`` with the noise that leaving embeddings get.
-        - Without them, the loss is -E log D(own) - E log(1 - D(own)).
+        - Without received D', the loss is -E log D(own) - E log(1 - D(own)).
 
         The loss is multiplied by ``share`` and by the weight of alignment.
 

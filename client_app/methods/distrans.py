@@ -31,9 +31,9 @@ class DisTransSite(SiteMethod):
         """Build the two-channel network, on the compute device, with the received weights.
 
         The offset is a trained array of the image's size. The network sees each image twice: moved
-        towards the offset, and moved away from it. Its last layer is doubled to take both. With
-        'distrans.offset-aggregation' "none", the offset is the site's stored one. In the site's
-        first round it is drawn from the site's own seed. With any other value the offset is
+        towards the offset, and moved away from it. The last layer is doubled for the two channels.
+        With 'distrans.offset-aggregation' "none", the offset is the site's stored one. In the
+        site's first round it is drawn from the site's own seed. With any other value the offset is
         received.
 
         Raises:

@@ -20,11 +20,11 @@ class DittoSite(SiteMethod):
         """Train the global model to be sent, and then the site's own model near received weights.
 
         The own model's loss has a penalty: 'ditto.personal-lambda' / 2 times the squared distance
-        from the received weights. It continues from the stored own model, or from the received
-        weights if none is stored. The own model stays at the site, so it is trained without noise
-        even in a private run. If the server asks for metrics, only the own model is measured,
-        before and after its training. Only the global model is sent, and only the own model is
-        stored.
+        from the received weights. The own model continues from its stored weights, or from the
+        received weights if none is stored. The own model stays at the site, so it is trained
+        without noise even in a private run. If the server asks for metrics, only the own model is
+        measured, before and after its training. Only the global model is sent, and only the own
+        model is stored.
         """
         own, shared = lab.open(), lab.classifier(lab.arrays())
         lab.measure(own)

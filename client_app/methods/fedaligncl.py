@@ -116,9 +116,9 @@ class FedAlignCLSite(SiteMethod):
         a forgotten sample is 'fedaligncl.forgotten-weight' times as likely as another. The share of
         forgotten samples is also reported as a metric.
 
-        The result is None, which means a random order, if the site has stored no predictions of the
-        last epoch. It stores them at an epoch's end only if the next epoch has a curriculum.
-        Nothing is reported then.
+        If the site has stored no predictions of the last epoch, nothing is reported, and the result
+        is None, which means a random order. The site stores predictions at an epoch's end only if
+        the next epoch has a curriculum.
 
         Raises:
             SiteError: the site has more or fewer training samples than at the end of the last
@@ -146,8 +146,8 @@ class FedAlignCLSite(SiteMethod):
 
         With embeddings and 'fedaligncl.align-target' "others", the site's discriminator leaves too,
         because the other sites align to it. A discriminator is a small network that tells this
-        site's embeddings from others. If this round did not align, it is the stored one or, without
-        one, one drawn from the seed.
+        site's embeddings from others. If this round did not align, the stored discriminator leaves
+        or, if none is stored, one drawn from the seed.
 
         All these arrays get Gaussian noise ('fedaligncl.noise-variance'), except batch norm's
         statistics.

@@ -26,7 +26,7 @@ class FedDistillSite(LocalSite):
     def train(self, lab: Lab) -> Outgoing:
         """Train near the other sites' mean logits, then send this site's mean logits of each class.
 
-        The stored network is measured first, if the server asks for metrics. Its loss has a penalty
+        The stored network is measured first, if the server asks for metrics. The loss has a penalty
         on the distance from the received mean logits (``_logit_loss``), except in round 1, when
         none are received. After the training, mean logits are computed for each class over this
         site's training samples, one value per output. A class with fewer samples than

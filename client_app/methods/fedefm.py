@@ -35,9 +35,9 @@ class FedEFMSite(DecentralisedSite):
     def overseas(self, lab: Lab) -> Outgoing:
         """Train each visiting model on this silo's data (eq. 1), and send it to the server.
 
-        A visiting model is another silo's model, which the server sent here to be trained. It takes
-        'fedefm.overseas-steps' steps with the usual loss. Each trained model is sent under the name
-        of the silo that it came from. Nothing is stored here.
+        A visiting model is another silo's model, which the server sent here to be trained. Its
+        training takes 'fedefm.overseas-steps' steps with the usual loss. Each trained model is sent
+        under the name of the silo that it came from. Nothing is stored here.
         """
         returned: dict[str, Tensor] = {}
         for owner, trained in self._train_models(lab, VISITOR).items():
@@ -117,8 +117,8 @@ class FedEFMSite(DecentralisedSite):
         Such a copy is called an expert. The loss (``multishot_loss``) combines the task's loss with
         the distance of the network's predictions from each expert's. An expert counts more if its
         feature maps are close to the network's. Each call of the loss also updates one metric per
-        expert: the mean of its closeness over the batches so far. If no experts were received, the
-        result is None.
+        expert: the expert's mean closeness over the batches so far. If no experts were received,
+        the result is None.
         """
         returned = by_site(lab.arrays(EXPERT))
         if not returned:

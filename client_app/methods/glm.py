@@ -103,9 +103,9 @@ class GLMSite(SiteMethod):
         - Otherwise they are the log-likelihood, gradient, Hessian and two counts at the received
           coefficients (``GLMSums``). The reported loss is minus the log-likelihood per patient.
 
-        The sums are divided by the message's ``scale``, so that they fit a secret sum. They are
-        also divided by the site's weight (its number of training samples, in a secret sum at most
-        'secure-samples'), because the server multiplies by it. They leave as three arrays
+        The sums are divided by the message's ``scale``, so that they fit a secret sum, and by the
+        site's weight, by which the server multiplies them again. The weight is the number of
+        training samples, in a secret sum at most 'secure-samples'. The sums leave as three arrays
         (``split_numbers``). A constant in a fourth array shows the server whether numbers were
         clipped.
 

@@ -77,8 +77,8 @@ def follow_path(
 
     Raises:
         RefusedError: the message is not the next question: its phase, round, settings, units,
-            coefficients, scale or arrays differ. No question may follow if a hospital failed to
-            answer the last one, or if the fit has ended.
+            coefficients, scale or arrays differ. The fit has ended, or a hospital could not answer
+            the last question.
         SettingError: the settings name a column that the table lacks, or name one twice.
         SiteError: the message's notes (its small settings beside the arrays) cannot be read.
         CheckpointError: this hospital's file of questions is damaged, or cannot be written.
