@@ -48,19 +48,22 @@ _OF_NO_PATIENT = (STEPS, "inverse-steps", "new-codewords")
 
 
 def answer(lab: Lab) -> RecordDict:
-    """Run the phase that the server asks for, and return the packed reply.
+    """Run the phase that the server asks for, and pack its result as the reply.
 
-    A phase is a named step of a round, such as "train", of the method or of secure aggregation. If
-    a training phase ends in a secret sum (the server sees only the total over sites), everything
-    that could make the sum fail is checked before the training. The reply to a phase of secure
-    aggregation, such as the exchange of keys, also has the record that the phase made.
+    A phase is a named step of a round, such as "train".
+
+    - A phase of the method returns ``Outgoing``, and ``pack`` makes the reply from it. If a
+      training phase ends in a secret sum (the server sees only the total over sites), the site
+      first checks that it can take part in this sum (``refuse_before_data``).
+    - A phase of secure aggregation, such as the exchange of keys, trains nothing. The record that
+      it makes is added to the reply.
 
     Raises:
-        SiteError: the method does not have the phase, or the phase does not return ``Outgoing``; an
-            operation is not deterministic although 'machine.deterministic' is 'true'; or the server
-            asks for a phase of secure aggregation in a run without it.
-        FedsiloError: the secret sum is refused, the method's phase fails, or the reply cannot be
-            packed.
+        SiteError: the method lacks the phase, or the phase does not return ``Outgoing``. Two more
+            causes are a non-deterministic operation although 'machine.deterministic' is 'true', and
+            a phase of secure aggregation in a run without secure aggregation.
+        FedsiloError: the site cannot take part in the secret sum, the method's phase fails, or the
+            reply cannot be packed.
     """
     phase = lab.instruction.phase
     with collect_unrepeatable_operations() as lab.unrepeatable:
@@ -85,26 +88,25 @@ def answer(lab: Lab) -> RecordDict:
 def open_declared(
     session: SiteSession, instruction: Instruction, content: RecordDict, final: bool
 ) -> SiteSession:
-    """Load the real data of a hospital that so far has only declared its data.
+    """Load a hospital's real data for this message, in place of the zeros used so far.
 
-    At trust 'sums' (the server learns only sums over sites) a hospital declares rounded counts.
-    Zero samples take the place of its data until the data are needed. This function checks the
-    phase and the secret sum before it reads the data, so that a refusal cannot depend on the data.
-    It always loads the data: the caller decides whether they are needed.
+    At trust 'sums' (the server learns only sums over sites) a hospital works with zero samples
+    until it needs its data. The phase and the secret sum are checked before the data are read, so
+    such a refusal cannot depend on a patient. Later errors may, and the caller hides them. The data
+    are always loaded: the caller decides whether they are needed.
 
     Args:
-        session: the run at this site, with zero samples in place of the data.
+        session: the run at this hospital, with zero samples in place of the data.
         instruction: the server's request.
         content: the message's records.
-        final: True for the final evaluation. It is not a phase of the method, so no phase is
-            checked.
+        final: True for the final evaluation, for which the method needs no phase.
 
     Returns:
         A copy of the session with the real data.
 
     Raises:
-        FedsiloError: the method lacks the phase, the secret sum is refused, this site failed in an
-            earlier answer to the same received arrays, or the data are unusable.
+        FedsiloError: the method lacks the phase, the hospital cannot take part in the secret sum,
+            it has failed before on the same received arrays, or the data are unusable.
     """
     if not final:
         session.phase_function(instruction.phase)
@@ -118,16 +120,16 @@ def open_declared(
 def failed_answer(
     session: SiteSession, instruction: Instruction, content: RecordDict
 ) -> RecordDict:
-    """Build a hospital's reply after a failure, in the form of a successful reply.
+    """Build a hospital's reply after a failure, so that it looks like a successful reply.
 
-    From this form the server cannot tell that this hospital failed. If the server expects arrays or
-    this is the final evaluation, the reply has zeros in their place. They are masked, like the
-    numbers that a successful site adds to a secret sum.
+    If the server expects arrays, and in every final evaluation, the reply has masked zeros
+    (``failed_part``). They add 0 to the secret sum. The only metric says whether a state was
+    stored.
 
-    Except in the final evaluation, the site's newest stored arrays (its state) are stored again
-    under this message's round and step. If there are none, an empty state is stored. The reply says
-    that a state was stored, even if the old state could not be read or the new one could not be
-    written.
+    A state is the arrays that a site stores after a phase. Except in the final evaluation, the
+    newest earlier state is stored again under this message's round and step. Without an earlier
+    state, an empty one is stored. If a file is damaged or cannot be written, the metric still says
+    that a state was stored.
 
     Args:
         session: the run at this site, with zero samples in place of the data.
@@ -154,10 +156,11 @@ def failed_answer(
 def evaluate(lab: Lab) -> RecordDict:
     """Measure the received model on validation and test data, and return the packed reply.
 
-    This is the answer to the final evaluation. A split without samples adds no metrics. At trust
-    'sums' the metrics leave masked, as this site's part of a last secret sum. At any other trust no
-    secret sum follows, so the site first deletes its secrets of secure aggregation, if the run has
-    it.
+    This answers the final evaluation. A split without samples adds no metrics.
+
+    - At trust 'sums' the metrics leave masked, so that the server learns only their sum over sites.
+    - At any other trust no secret sum follows. If the run has secure aggregation, the site deletes
+      its keys for it before it measures.
 
     Raises:
         FedsiloError: the model cannot be opened or measured, or the reply cannot be packed.
@@ -171,16 +174,15 @@ def evaluate(lab: Lab) -> RecordDict:
 
 
 def pack(lab: Lab, outgoing: Outgoing) -> RecordDict:
-    """Store the arrays that stay at the site, and build the reply from the arrays that leave.
+    """Store the arrays that stay at the site, and build the reply from those that leave.
 
-    - If the server asks for metrics, and ``outgoing.network`` is the network that ``fit`` trained,
-      this network is first measured on validation data.
+    - If the server asks for metrics, and ``fit`` has trained ``outgoing.network``, this network is
+      first measured on validation data.
     - Arrays leave only if the server expects arrays. They are ``outgoing.send`` or, if it is None,
-      the arrays of ``outgoing.network`` that sites exchange.
-    - In a run with secure aggregation, the arrays leave masked, so that the server can read only
-      their sum over sites. The masked record also has sample counts and, at trust 'sums', metrics.
-      At trust 'sums' it leaves in the final evaluation too, and even if the method sends no arrays
-      although the server expects some.
+      those of ``outgoing.network`` (``exchanged_arrays``).
+    - With secure aggregation, arrays leave masked, with sample counts and, at trust 'sums',
+      metrics. At trust 'sums' this masked record leaves even without arrays to send, if the server
+      expects arrays or this is the final evaluation.
 
     Args:
         lab: the message's lab, with the metrics that were measured so far.
@@ -188,12 +190,12 @@ def pack(lab: Lab, outgoing: Outgoing) -> RecordDict:
 
     Returns:
         A record of the metrics that may leave, and a record of arrays if arrays leave. The metrics
-        also say whether a state was stored, and may name the operations that were not
-        deterministic.
+        also say whether a state was stored, and may name operations that were not deterministic.
 
     Raises:
         FedsiloError: a stored array or a compressed update is not finite, a file cannot be written,
-            noisy metrics would exceed a cap on epsilon, or the mask is refused.
+            noise on the metrics would cost more epsilon than allowed, or the numbers cannot be
+            masked.
     """
     network, session = outgoing.network, lab.session
     if network is not None and network is lab.trained and lab.instruction.evaluate:
@@ -224,11 +226,11 @@ def pack(lab: Lab, outgoing: Outgoing) -> RecordDict:
 
 
 def _plain_record(lab: Lab, leaving: Arrays) -> ArrayRecord:
-    """Pack unmasked arrays as float32 or, in a compressed run, as compressed updates.
+    """Pack arrays without masks: as float32 or, in a compressed run, as compressed updates.
 
-    An update is a weight minus the received array of the same name, in the precision
-    'server.wire-precision'. In a compressed run updates leave in place of the weights. Arrays that
-    are no weights, such as batch norm's statistics, leave uncompressed.
+    An update is a weight minus the received array of the same name. In a compressed run each weight
+    leaves as its update, in the precision 'server.wire-precision'. Arrays that are not weights,
+    such as batch norm's statistics, leave uncompressed.
 
     Raises:
         SiteError: a compressed update is not finite. The error names site, round and array.
@@ -247,12 +249,12 @@ def _plain_record(lab: Lab, leaving: Arrays) -> ArrayRecord:
 
 
 def _adds_to_a_sum(lab: Lab) -> bool:
-    """Tell whether the reply must have a masked part even if the method sends no arrays.
+    """Tell whether the reply must have a masked record even if the method sends no arrays.
 
-    A masked part is what this site adds to a secret sum. The result is True at trust 'sums' if the
-    server expects arrays or this is the final evaluation. A failed site sends masked zeros in these
-    cases. If a successful site sent nothing, the server could tell who failed. The phases of secure
-    aggregation itself, such as the exchange of keys, need no part.
+    The masked record adds this site's numbers to a secret sum. At trust 'sums' the result is True
+    if the server expects arrays, and in the final evaluation. A site that failed sends masked zeros
+    in these cases. If successful sites sent no record, the server could tell which site failed. For
+    a phase of secure aggregation itself, such as the exchange of keys, the result is False.
     """
     phase = lab.instruction.phase
     if lab.common.trust != SUMS or phase in SECURING:
@@ -261,28 +263,26 @@ def _adds_to_a_sum(lab: Lab) -> bool:
 
 
 def _leaving_metrics(lab: Lab) -> dict[str, float]:
-    """Choose the metrics of this reply by the run's level of trust: key -> value.
+    """Choose the metrics that leave in this reply, by the run's level of trust: key -> value.
 
-    The measured metrics come first:
+    Of the measured metrics these leave:
 
-    - At trust 'sums' none of them leave here, because they are part of the secret sum.
-    - At any other trust, if the hospital has its own cap on epsilon, exact metrics leave only if
-      they depend on no patient, such as the number of optimiser steps (``_OF_NO_PATIENT``).
-    - At any other trust, without such a cap, metrics leave if they belong to no split, or to a
-      split with at least 'minimum-measured' reported samples. At trust 'server' the numbers of
-      optimiser steps and of used samples leave too, unless the run is private.
+    - At trust 'sums', none, because they are part of the secret sum.
+    - Under the hospital's own cap on epsilon, only metrics that depend on no patient, such as the
+      number of optimiser steps.
+    - In any other case, all except those of a split with fewer than 'minimum-measured' reported
+      samples. At trust 'server', in a run that is not private, the numbers of optimiser steps and
+      of used samples leave too.
 
-    Under the hospital's own cap, ``lab.sample_parts`` may have each sample's contribution to some
-    metrics. The noisy sums of these contributions are added, and the privacy ledger is charged.
-
-    Last, some figures are added that do not measure the model:
+    If ``lab.sample_parts`` has samples' contributions to metrics, their sums are added with noise,
+    and the privacy ledger is charged. These figures follow:
 
     - At trust 'server', the time and the peak memory of this answer.
     - At any trust but 'sums', the reported number of training samples.
-    - In a private run, at any trust, the epsilon that the site has spent.
+    - In a private run, the epsilon that the site has spent.
 
     Raises:
-        EpsilonSpentError: the noisy metrics would exceed a cap on epsilon.
+        EpsilonSpentError: the noise would cost more epsilon than a cap allows.
         CheckpointError: a privacy ledger is damaged, or cannot be written.
     """
     session, common, limits = lab.session, lab.common, lab.session.limits
@@ -312,24 +312,24 @@ def _leaving_metrics(lab: Lab) -> dict[str, float]:
 
 
 def _store(lab: Lab, keep: Arrays) -> bool:
-    """Write the site's private state after this phase; return True if a state was written.
+    """Write the site's state (the arrays that it keeps), and tell whether one was written.
 
-    A state has three groups of arrays:
+    A state has ``keep``, ``lab.counted``, and the arrays from which training continues, such as the
+    optimiser's moments. If this phase trained nothing, these last arrays are copied from the
+    earlier state.
 
-    - ``keep``, the arrays that the method stores.
-    - ``lab.counted``, the arrays of the last reply that the server used.
-    - The arrays from which the training continues, such as the optimiser's moments. If this phase
-      trained nothing, they stay as they were stored before.
+    If ``keep`` is empty and the training left nothing to continue from, no state is written. A
+    hospital that declares its data then still writes ``lab.counted`` after a phase of the method. A
+    failed site stores a state too, and the replies must look alike.
 
-    Nothing is written if ``keep`` is empty and the training left nothing to continue from. The
-    exception is a hospital that declares its data. After each phase of the method it writes at
-    least ``lab.counted``, because a failed site writes a state too, and the replies must look
-    alike.
+    Args:
+        lab: the message's lab. ``lab.counted`` has the arrays that were stored with this site's
+            last reply that the server used.
+        keep: the arrays that the method stores, by name.
 
     Raises:
         SiteError: an array is not finite, because training diverged. Under the hospital's own cap
-            on epsilon no error is raised, because it would reveal the values. They are replaced by
-            finite ones.
+            on epsilon such values are replaced by finite ones, because an error would reveal them.
         CheckpointError: the state cannot be written.
     """
     continued = lab.continued

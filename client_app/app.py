@@ -125,9 +125,10 @@ def evaluate(message: Message, context: Context) -> Message:
 def _phase(answering: Answering, final: bool = False) -> RecordDict:
     """Answer a phase of a round, such as "train", or the final evaluation if ``final`` is True.
 
-    A phase belongs to the method or to secure aggregation. A hospital that has only declared its
-    data so far opens the real data here. In a phase of secure aggregation, such as the exchange of
-    keys, its data stay closed. The session of any other site has its data already.
+    A phase belongs to the method or to secure aggregation. A hospital that declares its data has
+    only zero samples so far, and loads its real data here. It keeps the zeros in a phase of secure
+    aggregation, such as the exchange of keys, which needs no data. Any other site has loaded its
+    data before.
     """
     # Imported here and below, because only the first message needs PyTorch, not importing the app
     from fedsilo.client_app.answer import answer, evaluate, open_declared
@@ -148,10 +149,10 @@ def _phase(answering: Answering, final: bool = False) -> RecordDict:
 def _hello(answering: Answering) -> RecordDict:
     """Answer a hello (the server's question before round 1) with facts about this site.
 
-    The facts (``site_facts``) include the site's name, its task, the label counts that may leave,
-    and its software. The server's version is checked first. Then the site is always opened anew,
-    because its data may have changed since an earlier run. The site's name precedes the text of any
-    FedsiloError.
+    The facts (``site_facts``) include the site's name, its task, its software and, unless the trust
+    is 'sums', its label counts. The server's versions of fedsilo and Flower must match the site's.
+    After this check the data are read anew, because they may have changed since an earlier run. The
+    site's name precedes the text of any FedsiloError.
     """
     from fedsilo.client_app.hello import site_facts
     from fedsilo.client_app.session import session_of
@@ -165,9 +166,9 @@ def _hello(answering: Answering) -> RecordDict:
 def _summary(answering: Answering) -> RecordDict:
     """Answer a survey (a question about the data before a run) with counts that describe the data.
 
-    The server's version is checked first. A hospital answers with only those counts that its site
-    file allows, or refuses. A simulated site answers with all counts. The site's name precedes the
-    text of any FedsiloError.
+    The server's versions of fedsilo and Flower must match the site's, which is checked first. A
+    hospital answers with only those counts that its site file allows, or refuses the survey. A
+    simulated site answers with all counts. The site's name precedes the text of any FedsiloError.
     """
     from fedsilo.client_app.summary.survey_answer import answer_survey
 
@@ -178,11 +179,11 @@ def _summary(answering: Answering) -> RecordDict:
 
 @contextmanager
 def _prefix_site(context: Context) -> Iterator[None]:
-    """Put "<name>: " before the text of a FedsiloError that the block raises.
+    """Put "<site's name>: " before the text of a FedsiloError raised in the ``with`` block.
 
-    At the hello or survey, which come before a run, the server does not know the site's name yet.
-    The name is the node config's 'site' or, in a simulation, the name of the site's silo
-    (``own_name``). The error keeps its type. Other exceptions pass unchanged.
+    Before a run, at the hello or survey, the server does not yet know the name of the site that
+    answers. The name is the node config's 'site' or, in a simulation, that of the simulated site.
+    The error keeps its type. Other exceptions pass unchanged.
     """
     try:
         yield
@@ -196,16 +197,16 @@ def _prefix_site(context: Context) -> Iterator[None]:
 def _reply(message: Message, context: Context, answer: Answer) -> Message:
     """Answer a message, and turn any exception on the way into an error reply.
 
-    ``answer`` runs inside guards. Each guard is a context manager that checks the message before
+    ``answer`` runs inside guards. A guard is a context manager that checks the message before
     ``answer`` runs, and may act again afterwards. From the outermost to the innermost they are:
 
-    - At a site with a site file (the hospital's own rules): the file's rules, and a check that the
-      privacy ledger is the newest.
-    - At a real site: the guard that hides a failure in a secret sum, and the hospital's limits and
-      quotas.
+    - With a site file (the hospital's own rules): ``enforce_site_file`` applies these rules, and
+      ``require_newest_ledger`` refuses an outdated privacy ledger.
+    - At any real site: ``hide_failure_in_sum`` hides a failure in a secret sum, and
+      ``enforce_bounds`` applies the hospital's limits and quotas.
 
-    Then a site with a site file writes a line to its audit log. Last, a real site bundles the reply
-    (joins the arrays of each record into one).
+    After the guards, a site with a site file writes a line to its audit log. Finally a real site
+    bundles the reply: the arrays of each record are joined into one.
 
     Args:
         message: the server's message.
@@ -264,15 +265,16 @@ def _reply(message: Message, context: Context, answer: Answer) -> Message:
 def hide_failure_in_sum(answering: Answering) -> Iterator[None]:
     """Let a site that fails after opening its data add 0 to the secret sum, instead of raising.
 
-    Otherwise the server would learn that this site failed, and a malicious server could make the
-    failure depend on a single patient. The real reason goes to the site's log and into
-    ``answering.opened.why``.
+    Otherwise a malicious server could make the failure depend on a single patient, and see it.
+    ``failed_answer`` builds the reply. The site's log and ``answering.opened.why`` get the real
+    reason. The exception passes unchanged in three cases:
 
-    The exception passes unchanged if the run's trust is not 'sums', if the message is a hello or a
-    survey, or if the data were not opened yet.
+    - The run's trust is not 'sums'.
+    - The message is a hello or a survey.
+    - No data were opened.
 
-    In any case ``answering.opened.hidden`` is set first. It is True if the server must not see any
-    answer of this site alone, not even an error.
+    Before the ``with`` block runs, ``answering.opened.hidden`` is set. It is True if the server
+    must not see any answer of this site alone (``tells_single_answers``).
     """
     message, context, opened = answering.message, answering.context, answering.opened
     opened.hidden = not tells_single_answers(context.node_config, context.run_config)
@@ -320,10 +322,11 @@ def refuse(message: Message, context: Context, error: RefusedError) -> Message:
 def _failure(message: Message, context: Context, error: Exception, opened: Opened) -> Message:
     """Build the error reply to a message: an error code and a one-line reason.
 
-    A real site writes the full reason to its own log. The reply hides the reason if patients' data
-    were opened and ``opened.hidden`` is True (the server must not see any answer of this site
-    alone). Then the reply has a constant code and text, with the site and the round, and
-    ``opened.why`` gets the real reason. Only an EpsilonSpentError keeps its code and text.
+    Usually they come from ``_code`` and ``_reason``. The exact reason is hidden if patients' data
+    were opened and ``opened.hidden`` is True. The reply then has one fixed code and sentence for
+    all errors, after the site's name and the round, and ``opened.why`` gets the reason. An
+    EpsilonSpentError keeps its code and text even then. A real site always writes the full reason
+    to its own log.
     """
     reason = _reason(error, context)
     if "site" in context.node_config:  # in a simulation the server's own log line is enough
@@ -361,17 +364,17 @@ def _log(
     """Write the line about a message to the audit log, and return the reply that may leave.
 
     The line says whether the message was answered, refused (``error`` is a RefusedError) or failed.
-    Once it is written, ``reply`` is returned.
+    Once the line is written, ``reply`` is returned. If writing fails, only an error may leave:
 
-    If the line cannot be written, only an error reply may leave, because nothing may leave
-    unlogged. If ``reply`` is an answer, a new error reply takes its place, with the code and the
-    text of the log's error. If ``reply`` is an error reply, it keeps its code, and the text of the
-    log's error is appended to its text, unless both texts are equal.
+    - If ``reply`` is an answer, an error reply with the code and text of the writing error takes
+      its place.
+    - If ``reply`` is an error reply, it keeps its code, and the text of the writing error is
+      appended, unless both texts are equal.
 
     Args:
         answering: the message. If its ``opened.why`` is set, it is logged as the reason of a
             failure, even if the reply gives no reason.
-        context: Flower's own context, without the limits of the site file.
+        context: Flower's own context, to which the site file's limits are not added.
         reply: the reply that is about to leave.
         error: the exception that caused an error reply; None if there was none.
     """
@@ -402,11 +405,11 @@ def _log(
 
 
 def _ledger_mark(context: Context) -> "LedgerMark | None":
-    """Return the state of the hospital's privacy ledger for the audit log; None if it has none.
+    """Return the state of the hospital's privacy ledger for the audit log; None without a ledger.
 
-    The state is a mapping: "releases" -> the number of noisy results that the ledger counts, and
-    "sha256" -> the digest of its file. A damaged ledger gives None too and raises no error. It
-    already stops every noisy result, and the line about that refusal must still be logged.
+    The state maps "releases" to the number of noisy results in the ledger, and "sha256" to the
+    digest of the ledger's file. For a damaged ledger the result is None too, and no error is
+    raised. Such a ledger stops every noisy result, and the log must still get its line.
     """
     from fedsilo.client_app.privacy.ledger import ledger_mark
 
@@ -417,12 +420,13 @@ def _ledger_mark(context: Context) -> "LedgerMark | None":
 
 
 def _reason(error: Exception, context: Context) -> str:
-    """Return an error's text for the server, without a real site's paths and file names.
+    """Return the text that the server gets for an error, without a real site's paths.
 
-    - A FileNamesError, whose text quotes names of found files, gets a constant text at a real site.
-    - Any other FedsiloError keeps its text, except that a real site removes its paths.
-    - An exception from outside fedsilo may quote a patient's value. So the text is only its class
-      and the system's reason, such as "disk full". Its full traceback is logged here.
+    - A FileNamesError, whose text may quote names of the hospital's files, gets a constant text at
+      a real site.
+    - Any other FedsiloError keeps its text. At a real site the paths are removed from it.
+    - The text of any other exception may quote a patient's value. Only its class and the system's
+      reason, such as "disk full", are returned. The traceback goes to the log.
     """
     if isinstance(error, FileNamesError) and not is_simulated(context):
         return (
@@ -446,8 +450,9 @@ def _reason(error: Exception, context: Context) -> str:
 def _code(error: Exception) -> int:
     """Return the code that tells the server the kind of error.
 
-    An exception from outside fedsilo, or of a kind without a code, has Flower's general code for an
-    exception in a ClientApp.
+    Each kind of FedsiloError has a code in ``ERROR_CODES``. A kind that is missing there has
+    Flower's general code for an exception in a ClientApp, as has any exception from outside
+    fedsilo.
     """
     if not isinstance(error, FedsiloError):
         return _CLIENT_APP_RAISED

@@ -12,10 +12,13 @@ from fedsilo.models.maths.standardisation import sums_of
 def site_facts(session: SiteSession) -> SiteFacts:
     """Build the site's answer to a hello: name, task, label counts, fingerprints and software.
 
-    A hello is the server's question before round 1. Fingerprints (digests of the data) and the
-    number of broken samples are included only at trust 'server', because anyone who guesses the
-    data could check the guess. At trust 'sums' label counts are left out too, because the server
-    may learn only sums over sites. A simulated site reports no software.
+    A hello is the server's question before round 1. The run's trust decides what is left out:
+
+    - At trust 'sums' label counts are left out, because the server may learn only sums over sites.
+    - At any trust but 'server' the fingerprints (digests of the data) are left out, because anyone
+      who guesses the data could check the guess. The number of unusable samples is then 0.
+
+    A simulated site reports no software.
 
     Raises:
         RefusedError: the site has too few rows for the feature sums that the run asks for.
@@ -53,15 +56,15 @@ def site_facts(session: SiteSession) -> SiteFacts:
 
 
 def feature_sums(session: SiteSession) -> Sums | None:
-    """Compute the count, the sum and the sum of squares of each feature and of a numeric outcome.
+    """Compute the count, the sum and the sum of squares of each feature and of a numeric label.
 
-    The sums are over the training rows, without missing values. The server combines the sums of all
-    sites into one mean and standard deviation. Returns None if 'data.standardise' is not 'pooled',
-    or if the data have neither features nor a numeric outcome.
+    Only the known values in the training rows enter. The server combines the sums of all sites into
+    one mean and standard deviation. Returns None if 'data.standardise' is not 'pooled', or if the
+    data have neither features nor a numeric label.
 
     Raises:
-        RefusedError: the site has fewer training rows than 'privacy.sums-min-count'; or a column
-            has known values in some rows, but in fewer than that number.
+        RefusedError: the site has fewer training rows than 'privacy.sums-min-count'. The same
+            minimum holds for the known values of each column that has any.
     """
     silo, settings = session.silo, session.settings
     columns = silo.columns()

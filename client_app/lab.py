@@ -122,10 +122,10 @@ class Lab:
             torch.cuda.reset_peak_memory_stats(self.compute.device)
 
     def arrays(self, prefix: str = "") -> dict[str, Tensor]:
-        """Return the received arrays whose names begin with ``prefix``, without the prefix.
+        """Return the received arrays whose names begin with ``prefix``, without this prefix.
 
-        The arrays keep their order in the message, and are decompressed. The result is empty if no
-        name matches.
+        They come from the message's record ``ARRAYS``, in the order of the message. If the run
+        compresses messages, the result is decompressed. It is empty if no name matches.
         """
         if self._arrays is None:
             packed = self.content.array_records.get(ARRAYS, ArrayRecord())
@@ -136,13 +136,12 @@ class Lab:
         return {n.removeprefix(prefix): a for n, a in self._arrays.items() if n.startswith(prefix)}
 
     def state(self, prefix: str = "") -> dict[str, Tensor]:
-        """Return this site's stored arrays whose names begin with ``prefix``, without the prefix.
+        """Return this site's stored arrays whose names begin with ``prefix``, without this prefix.
 
-        They are the arrays that the site stored in its last phase before this message. Without a
-        prefix, the result also has ``counted/<name>``: the arrays of the last reply that the server
-        used, if ``counted_state`` stored them again. The optimiser's moments are left out, because
-        ``fit`` handles them itself. The result is empty if nothing was stored, or if no name
-        matches.
+        They are the newest arrays that the site stored before this message. Names with ``counted/``
+        belong to copies of older arrays, which ``counted_state`` has made. The optimiser's moments
+        are left out, because ``fit`` handles them itself. The result is empty if nothing was
+        stored, or if no name matches.
         """
         kept = {}
         for name, array in self.stored_state.items():
@@ -153,12 +152,13 @@ class Lab:
     def counted_state(self) -> dict[str, Tensor]:
         """Return the arrays that were stored with this site's last reply that the server used.
 
-        The server's sums do not contain a reply that was lost, refused or late, so a method whose
-        arrays must agree with these sums calls this function. The result maps names to arrays. It
-        is empty if the server has used no reply of this site yet.
+        A reply that was lost, refused or late is not in the server's sums. If a method's stored
+        arrays must match these sums, it starts from this result and not from ``state``. The message
+        says which reply the server used last. The result maps names to arrays, and is empty if the
+        server has used no reply yet.
 
-        The returned arrays are also put into ``self.counted``. ``pack`` then stores them once more,
-        beside the new arrays, in case the reply to this message is lost.
+        The arrays are also put into ``self.counted``. ``pack`` stores them once more beside the new
+        arrays, in case the reply to this message is lost.
         """
         if self.state_files.is_counted(self.instruction):
             newest = self.state()
@@ -179,11 +179,11 @@ class Lab:
         return self.state_files.load_before(self.instruction) or {}
 
     def classifier(self, arrays: dict[str, Tensor] | None) -> TokenClassifier:
-        """Build the run's network on the compute device.
+        """Build the run's network, such as a ViT, on the compute device.
 
         Args:
-            arrays: the network's weights by name; None for initial weights drawn from the seed.
-                Names with a '/' (``<kind>/<name>``) do not belong to the network and are ignored.
+            arrays: the network's weights by name; None for initial weights drawn from the run's
+                seed. Names with a '/' do not belong to the network and are ignored.
 
         Raises:
             SettingError: the network cannot be built, or the arrays do not fit it.
@@ -198,18 +198,18 @@ class Lab:
         return cast(SiteNetwork, self.session.method.open(self))
 
     def measure(self, network: SiteNetwork) -> None:
-        """Measure the received model on validation and test data; add the results to ``metrics``.
+        """Measure the received model on validation and test data, and add its ``metrics``.
 
-        Nothing is measured if the server's request has ``evaluate`` off. The keys of the results
+        Nothing is measured if the server's request has ``evaluate`` off. The keys of the metrics
         are ``incoming.val.<metric>`` and ``incoming.test.<metric>``. A split without samples adds
-        no metrics.
+        none.
 
         If the hospital has its own cap on epsilon, nothing is added to ``metrics``. Instead, each
-        sample's contribution to the metrics goes into ``sample_parts``. ``pack`` later adds noise
+        sample's contribution to each metric goes into ``sample_parts``. ``pack`` later adds noise
         to the sums of the contributions.
 
         Args:
-            network: the network of the received model, on the compute device.
+            network: the network with the received model's weights, on the compute device.
         """
         if self.instruction.evaluate:
             self.metrics |= self.measure_splits(network, INCOMING, ("val", "test"))
@@ -232,34 +232,35 @@ class Lab:
     ) -> None:
         """Train ``network`` in place, and add its training loss to the metrics.
 
-        If the method then returns the network in its ``Outgoing``, ``pack`` measures it again. If
-        epochs or the optimiser span rounds ('train.epoch-steps', 'train.optimiser-state'), training
-        continues from the stored state of the last round. In a private run the optimiser of a model
-        that stays at the site always begins anew.
+        If the method's ``Outgoing`` has this network, ``pack`` measures it on validation data. With
+        'train.epoch-steps' an epoch may span rounds, and training continues where the last round
+        stopped. With 'train.optimiser-state' "run" the optimiser continues too, except that of a
+        model that stays at the site in a private run.
 
         Args:
-            network: on the compute device.
+            network: the network, on the compute device.
             objective: maps a batch's inputs and labels to its loss; None for the network's own
                 loss.
-            penalty: returns a term that is added to each batch's loss, or None.
+            penalty: returns a term that is added to each batch's loss; None for no term.
             after_step: called after each step with the batch's inputs and the optimiser, or None.
-            beside: a second optimiser that steps with the same gradients, or None.
+            beside: a second optimiser, which steps with the gradients of the same backward pass, or
+                None.
             plan: the passes over the data, each a list of batches of sample indices; None for the
                 passes that the settings ask for.
-            order: maps an epoch's number to the order (n,) of its samples; used only if epochs span
-                rounds. None for a random order.
+            order: maps an epoch's number to the order (n,) of its samples; used only with
+                'train.epoch-steps'. None for a random order.
             settings: the length and the optimiser of the training; None for the run's.
             split: the samples; None for the site's training samples.
             steps: the number of optimiser steps; 0 for the number in ``settings``.
-            aside: empty for the main training. A further training in the same phase has a key here,
-                such as ("head",). Then its loss is not reported, its optimiser is not stored, and
-                ``pack`` does not measure its network.
-            stays: whether the model, and everything made from it, stays at the site. Then a private
-                run trains it without noise.
+            aside: empty for the main training. A further training in the same phase has a key, such
+                as ("head",), which also seeds its random draws. Its loss is not reported, its
+                optimiser is not stored, and ``pack`` does not measure its network.
+            stays: whether the model, and everything made from it, stays at the site. A private run
+                then trains it without noise.
 
         Raises:
-            RefusedError: a batch or the training is smaller than the hospital allows, or a cap on
-                epsilon is reached (EpsilonSpentError).
+            RefusedError: a batch has fewer samples, or the training fewer steps, than the hospital
+                allows. An EpsilonSpentError says that a cap on epsilon is reached.
             SiteError: the training diverged.
         """
         settings, round_ = settings or self.sampling, self.instruction.round
@@ -297,13 +298,18 @@ class Lab:
     def _protect_patients(
         self, training: LocalTraining, aside: tuple[str, ...], stays: bool
     ) -> None:
-        """Give a training the hospital's minimums, class weights and, in a private run, DP-SGD.
+        """Give a training the hospital's minimums, the noise of a private run, and class weights.
 
-        The minimums are those for the samples in a batch and for the optimiser steps in a reply.
-        DP-SGD is charged to the privacy ledger. A model that stays at the site (``stays``) gets no
-        noise and costs nothing, because nothing that is made from it leaves. Under the hospital's
-        own cap on epsilon it also needs no minimum number of steps. ``aside`` names a further
-        training in the same phase, and is empty for the main training.
+        - A batch needs a minimum number of samples, and a reply a minimum number of steps. Under
+          the hospital's own cap on epsilon, a model that stays at the site has no minimum of steps.
+        - In a private run DP-SGD adds noise, and the privacy ledger is charged. A model that stays
+          at the site gets no noise and costs no epsilon.
+        - If the run weights classes, each sample gets the weight of its class.
+
+        Args:
+            training: the training, changed in place.
+            aside: the key of a further training in the same phase, or empty.
+            stays: whether the model and everything made from it stays.
 
         Raises:
             RefusedError: the private batches are too small, or a cap on epsilon is reached
@@ -328,7 +334,7 @@ class Lab:
     ) -> Outgoing:
         """Return ``Outgoing(network, send=send, keep=keep)``; to be removed after version 0.2.
 
-        Plugins written for version 0.1 call it.
+        Plugins written for version 0.1 call it. New ones return ``Outgoing`` directly.
         """
         return Outgoing(network, send=send, keep=keep)
 
@@ -337,15 +343,13 @@ class Lab:
     ) -> dict[str, float]:
         """Measure a model on splits of the site's data, and return its metrics.
 
-        The method's function ``measured`` chooses the networks to measure: usually ``network``, but
-        a method may replace it or add others. A split without samples is left out. If a network is
-        measured on only some labels, a split with fewer than 'privacy.sums-min-count' samples of
-        these labels is left out too.
+        The method's ``measured`` gets ``network`` and chooses the networks to measure, usually
+        ``network`` alone. A split without samples adds no metrics. If only samples with certain
+        labels are measured, a split needs at least 'privacy.sums-min-count' of them.
 
-        If the hospital has its own cap on epsilon, the result is always empty. Instead, each
-        sample's contribution to the metrics is recorded, and ``pack`` adds noise to the sums of
-        these contributions. Only the received model is measured then: for "trained" nothing is
-        recorded.
+        Under the hospital's own cap on epsilon the result is empty. For "incoming" each sample's
+        contribution to the metrics is recorded, and ``pack`` adds noise to their sums. For
+        "trained" nothing is measured then.
 
         Args:
             network: the network that the method's ``measured`` gets.
@@ -373,17 +377,16 @@ class Lab:
     def _measure_split(self, measured: Measured, model: str, split: str) -> dict[str, float]:
         """Return a network's metrics on one split, by their names in the reply.
 
-        ``measured`` has the network and the options of its measurement:
+        The result is empty if the split has no samples. The fields of ``measured`` decide:
 
-        - With ``within``, only samples with these labels are measured. The result is empty if there
-          are fewer than 'privacy.sums-min-count' such samples. Without ``within``, it is empty if
-          the split has no samples.
-        - With ``names``, only the metrics named there are returned, under the given names. Without
-          ``names``, the test split gets further counts of the task in the final evaluation, such as
-          the correct predictions of each class.
-        - ``probe`` makes an object that sees the network's tokens and adds metrics.
+        - ``within``: only samples with these labels are measured. The result is empty if there are
+          fewer than 'privacy.sums-min-count'.
+        - ``names``: only the metrics in it are returned, under new names. Without it, all metrics
+          are returned. In the final evaluation the test split then has further counts, such as each
+          class's correct predictions.
+        - ``probe``: an object that sees the outputs of the network's encoder and adds metrics.
 
-        ``model`` is "incoming" or "trained", and only seeds the dropout draws.
+        ``model``, "incoming" or "trained", only enters the random seed of the measurement.
         """
         samples: Split = getattr(self.silo, split)
         fewest = 1
@@ -426,18 +429,18 @@ class Lab:
         key: tuple[str, ...],
         metrics: Collection[str] | None = None,
     ) -> None:
-        """Record each sample's part in a split's metrics; ``pack`` later adds noise to their sums.
+        """Record each sample's contribution to a split's metrics, so that ``pack`` can add noise.
 
-        This replaces exact metrics at a hospital with its own cap on epsilon. A part is a sample's
-        contribution to a metric, scaled to 0 to 1. The parts (n,) of each metric go into
-        ``sample_parts``. Nothing is recorded if the metrics of the split may not leave, or if this
-        site's reported count for the split is 0. The true count does not decide, because even an
-        empty split must stay hidden.
+        This replaces exact metrics under a hospital's own cap on epsilon. Contributions range from
+        0 to 1, and ``sample_parts`` gets an array (n,) of them for each metric. Nothing is recorded
+        if the split's metrics may not leave (``measured_splits``), or if this site reports 0
+        samples for the split. The true number of samples must not be revealed, so it decides
+        nothing here.
 
         Args:
             network: the received network.
             split: "val" or "test".
-            key: keys of the dropout seed in addition to round and site.
+            key: with round and site, the seed of the dropout during the measurement.
             metrics: the names of the metrics to record; None for all metrics that can get noise in
                 the run's task.
         """

@@ -53,9 +53,10 @@ class MaskedPart:
         The masks hide the part from the server, which can remove them only from the sum over sites.
 
         Args:
-            leaving: the arrays that leave, by name. They must be those that the server asks to sum.
-            received: the arrays that the site received, by name. The update that is summed is
-                ``leaving`` minus ``received``, clipped to norm 'secure.clip-norm'.
+            leaving: the arrays that leave, by name. They must be exactly those that the server asks
+                to sum.
+            received: the arrays that the site received, by name. The update is ``leaving`` minus
+                ``received``, scaled down to the joint norm 'secure.clip-norm' if it is larger.
             metrics: the measured metrics. Only those that the server asks for are summed.
 
         Returns:
@@ -72,14 +73,15 @@ class MaskedPart:
             return to_record(self._mask(update, metrics))
 
     def refuse_before_data(self) -> None:
-        """Check everything that can make the secret sum fail, before the training.
+        """Check before the training that nothing in the message can make the secret sum fail.
 
-        A hospital that declares its data makes the check before it opens them. Afterwards nothing
-        may be refused, because a refusal could depend on a patient. The check covers the message's
-        record, the bounds of the metrics, the requested arrays, and the rules of
-        ``SecureSite.prepare_masking``, such as enough sites and unused keys. In a method whose sums
-        the server must prove, the message must also ask for exactly what the method itself computes
-        from the last sum.
+        A hospital that declares its data does this before it opens them, because a later refusal
+        could depend on a patient. These things are checked:
+
+        - The message's record of secure aggregation, and the metrics and arrays in it.
+        - The rules of ``SecureSite.prepare_masking``, such as enough sites and unused keys.
+        - If the method requires the server to prove each sum: the message asks for exactly the sum
+          that follows from the last one.
 
         Raises:
             FedsiloError: the sum is impossible or reveals too much. The error names site and round.
@@ -99,10 +101,10 @@ class MaskedPart:
         """Check that the message asks the question that follows from the sum of the round before.
 
         A question is the values at which the server asks for a sum, such as the coefficients of a
-        fit. This check is for methods whose sums the server proves to each site. The site checks
-        the proof of the last sum, and that this sum was over the same sites. Then the method
-        computes the next question from the last sum, and compares it with the message. In round 1
-        there is no sum before.
+        fit. Some methods require the server to prove each sum to the sites. From the second round
+        on, the site checks this proof, and that the proven sum was over the same sites. Then the
+        method computes the next question itself, and compares it with the message. In round 1 there
+        is no sum before, and only the method checks.
 
         Args:
             secure: the site's side of secure aggregation.
@@ -129,16 +131,16 @@ class MaskedPart:
     def refuse_after_failure(self) -> None:
         """Check that this site did not fail in an earlier answer to the same received arrays.
 
-        Failed sites add 0 to a sum. If this site answered now, the difference between the two sums
-        would reveal its own part. A simulated site keeps no record of failures, so nothing is
-        checked there.
+        A site that fails adds 0 to a sum. A second answer would add this site's part, and the
+        server could subtract the first sum from the second. A simulated site keeps no record of
+        failures and passes. Each error names site and round.
 
         Raises:
             SiteError: the site failed on these arrays before, or the message has no record of
                 secure aggregation.
             RefusedError: the hospital has no usable signing key, or no 'state-dir'.
             CheckpointError: the record of earlier sums is damaged, or the lock file of the signing
-                key cannot be written. All errors name site and round.
+                key cannot be written.
         """
         with self.prefix_round():
             self.secure_site().refuse_after_failure(self.received_arrays())
@@ -161,18 +163,17 @@ class MaskedPart:
         """Clip this site's update, turn it and the metrics into integers, and add the masks.
 
         The result has the names and shapes that the server expects, whether or not the site could
-        answer. At a hospital that declares its data, non-finite values of the update are first
-        replaced by finite ones, because an error could depend on a single patient.
+        answer. At a hospital that declares its data, finite numbers first replace all others in the
+        update, because an error could depend on a single patient.
 
         Args:
-            update: the arrays minus the received arrays, by name; None if the site could not
-                answer, and zeros are masked instead.
-            metrics: the measured metrics by name; only the metrics that the server asks for are
-                used, clipped to their bounds. A metric that is missing or not finite counts no
-                samples.
+            update: the arrays minus the received arrays, by name; None for zeros, if the site could
+                not answer.
+            metrics: the measured metrics by name. Those that the server asks for are clipped to
+                their bounds. A metric that is missing or not finite adds 0, and counts no samples.
 
         Raises:
-            SiteError: the update's names or shapes differ from what the server asks for.
+            SiteError: the update's names or shapes differ from those that the server asks for.
             FedsiloError: a metric has no bounds, or the mask is refused (``SecureSite.mask``).
         """
         received = self.received_arrays()
@@ -212,8 +213,11 @@ class MaskedPart:
     def _zero_update(self, received: Mapping[str, NDArray]) -> dict[str, Tensor]:
         """Return float64 zeros in the shape of each array that the server asks to sum, by name.
 
+        Args:
+            received: the message's arrays, named ``<record>/<array>``, which give the shapes.
+
         Raises:
-            SiteError: the server asks for an array that it has not sent.
+            SiteError: the server asks for an array that the message lacks.
         """
         zeros = {}
         for name in read_texts(self._secure_record(), "arrays"):
@@ -225,8 +229,8 @@ class MaskedPart:
     def _bounds_of(self, name: str) -> tuple[float, float]:
         """Return the bounds, lowest first, to which a metric is clipped before it is summed.
 
-        The run's task and the metric's name decide them. ``name`` is a metric that the server asks
-        for.
+        They depend on the metric's name and the run's task. Only at trust 'sums' are metrics
+        summed.
 
         Raises:
             RefusedError: the metric is not one that is summed, or the run's trust is not 'sums'.
@@ -239,15 +243,15 @@ class MaskedPart:
     def answer_phase(self) -> ConfigRecord:
         """Answer a phase of secure aggregation that trains nothing, such as "secure-keys".
 
-        Such phases come before and after the phase whose weights are summed in secret. They
-        exchange keys, agree on the sites in the sum, and unmask it.
+        Before the weights are summed, such phases exchange keys. Afterwards they agree on the sites
+        in the sum, and help the server to remove the masks from the sum. Each error names site and
+        round.
 
         Returns:
             The record for the reply (``SecureSite.answer``).
 
         Raises:
-            SiteError: the run has no secure aggregation, or the message is malformed. This and any
-                other error names site and round.
+            SiteError: the run has no secure aggregation, or the message is malformed.
             RefusedError: the answer would reveal more than a sum.
             CheckpointError: the site's secrets or records are damaged, or cannot be written.
         """
@@ -257,14 +261,14 @@ class MaskedPart:
             return self.secure_site().answer(self.instruction.phase)
 
     def secure_site(self, failed: bool = False) -> SecureSite:
-        """Build the site's side of secure aggregation for this message.
+        """Build the object that does this site's side of secure aggregation for one message.
 
-        The returned object makes keys, masks this site's numbers and signs lists of sites. It
-        weighs the site by its exact sample counts or, under the hospital's own cap on epsilon, by
-        the noisy counts that the site reports.
+        The object makes keys, masks this site's numbers, and signs the list of sites in the sum.
+        The site's weight in the sum depends on its exact sample counts. Under the hospital's own
+        cap on epsilon the reported noisy counts are used instead.
 
         Args:
-            failed: True if the site could not answer. Then it adds zeros, and 1 to the count of
+            failed: True if the site could not answer. It then adds zeros, and 1 to the count of
                 failures.
 
         Raises:
@@ -317,20 +321,21 @@ class MaskedPart:
         return record
 
     def _sum_record(self, samples: int) -> SummedBefore | None:
-        """Open this hospital's record of the secret sums in all its runs, with two digests.
+        """Return the object that records this hospital's secret sums over all its runs.
 
-        With this record the hospital refuses to contribute twice, in different ways, to sums over
-        the same received arrays. The difference between the two sums would reveal its own part. No
-        file is read here.
+        With the record the hospital refuses a second, different contribution to sums over the same
+        received arrays, because the difference would reveal it. No file is read here. The object
+        has two digests:
 
-        - The first digest is over all settings that decide the size of a part: the run's settings,
+        - The first is over all settings that scale a contribution: the run's settings,
           'secure.clip-norm' and ``samples``.
-        - The second digest is over the data set and the method's settings. It is for methods whose
-          sums the server proves, because they may ask different questions with the same arrays. For
-          any other method it is an empty text.
+        - The second is over the data set and the method's settings, if the server proves the
+          method's sums. Such methods may ask different questions with the same arrays. For any
+          other method it is "".
 
         Args:
-            samples: 'secure-samples', the number of samples by which each site's part is scaled.
+            samples: 'secure-samples', the number of samples by which each site's contribution is
+                scaled.
 
         Returns:
             The record. None at a simulated site, or if the node config has no 'state-dir'.
@@ -350,10 +355,11 @@ class MaskedPart:
 
     @contextmanager
     def prefix_round(self) -> Iterator[None]:
-        """Put site, round and "secure aggregation" before the text of a FedsiloError of the block.
+        """Put site, round and "secure aggregation" before a FedsiloError that the block raises.
 
-        The text becomes "site <name>, round <number>: secure aggregation: <text>". The error keeps
-        its type, and other exceptions pass unchanged.
+        The block is the body of the ``with`` statement. The text becomes "site <name>, round
+        <number>: secure aggregation: <text>". The error keeps its type. Other exceptions pass
+        unchanged.
         """
         try:
             yield

@@ -80,10 +80,10 @@ class OpenedSite:
             )
 
     def read_declared(self) -> Silo:
-        """Read and return the real data, which until now zero samples (``stand_in``) replaced.
+        """Read and return the real data, in place of the zero samples (``stand_in``) used so far.
 
-        The session itself is not changed. From here on, an error must not reach the server, because
-        it may depend on a patient.
+        The object itself is not changed. The caller must hide any error from the server, because
+        the error may depend on a patient.
 
         Raises:
             DataError: the data cannot be read.
@@ -112,7 +112,9 @@ class OpenedSite:
 
 
 def _refuse_other_task(silo: Silo, settings: CommonSettings) -> None:
-    """Check that the labels of this site's data are those of the run's task, such as regression.
+    """Check that the labels of this site's data suit the run's task, such as regression.
+
+    Each data set has labels for one task.
 
     Raises:
         SettingError: the site's labels are for another task.
@@ -130,22 +132,22 @@ def _kind_of(silo: Silo) -> tuple[object, ...]:
 
 
 def open_site(context: Context, with_data: bool = True) -> OpenedSite:
-    """Read this node's settings, limits and data for a run, without admitting it to the run.
+    """Open a site for a run: read its settings, its limits and its data.
 
     Args:
         context: Flower's context of the message.
-        with_data: True for the real data. If False, a hospital at trust 'sums' gets zero samples in
-            their place, in the numbers that it has declared. Any other site gets its data all the
-            same.
+        with_data: True to read the real data. If False, a hospital at trust 'sums' gets zero
+            samples instead, in the rounded numbers that it has declared. Any other site reads its
+            data in both cases.
 
     Raises:
-        RefusedError: the hospital's rules forbid the run's settings (``_run_settings``), or a
-            required 'state-dir' or the consent to send folder names is missing. A hospital that
-            declares its data also refuses if it has stored too many declarations, or has fewer
-            samples than its own minimum.
+        RefusedError: the hospital's rules forbid the run's settings (``_run_settings``). A required
+            'state-dir' or the consent to send folder names is missing. A hospital that declares its
+            data has stored too many declarations, or has fewer samples than its own minimum.
         SettingError: a setting is invalid, settings of privacy contradict each other, or the labels
-            are for another task than the run.
-        SiteError: the node config names no site, or the data no longer match their declaration.
+            are for another task than the run's.
+        SiteError: the node config names no site, or the data no longer match the stored
+            declaration.
         DataError: the data cannot be read.
         CheckpointError: the stored declaration of the data is damaged, or cannot be written.
         OSError: a simulated site's files cannot be opened.
@@ -188,16 +190,16 @@ def open_site(context: Context, with_data: bool = True) -> OpenedSite:
 
 
 def _run_settings(context: Context) -> CommonSettings:
-    """Return the run's settings, overridden by the site's own folders, device and limits.
+    """Return the run's settings, with the site's own folders, device and limits in their place.
 
-    If the server must not see any answer of this site alone, broken images are always skipped,
-    because an error would depend on a patient.
+    If the server must not see any answer of a real site alone, broken images are always skipped
+    there, because an error would depend on a patient.
 
     Raises:
-        RefusedError: the run's folds or sampling choose among a real site's samples without
-            'allow-folds'. Or the hospital has a cap on epsilon, but the run adds no noise, so its
-            epsilon would be infinite. Or a real site would have to read a file that the run names,
-            or lacks a plugin of the run.
+        RefusedError: the run's folds or sampling would choose among a real site's samples, but
+            'allow-folds' is not set. The run adds no noise, but the hospital has a cap on epsilon.
+            The run names a file that a real site would have to read, or a plugin that the site
+            lacks.
         SettingError: a value of the run or of the node config is invalid.
     """
     settings, node = site_settings(context), context.node_config
@@ -214,14 +216,14 @@ def _run_settings(context: Context) -> CommonSettings:
 
 
 def _refuse_chosen_samples(settings: CommonSettings) -> None:
-    """Check that a run's folds and sampling have their defaults, so it uses all of the samples.
+    """Check that the run's folds and sampling have their defaults, which use all of the samples.
 
-    Nothing else is checked: the caller skips this check at simulated sites and at hospitals that
-    set 'allow-folds=true'.
+    Results over different samples would reveal single patients. The caller skips this check at
+    simulated sites, and at hospitals that set 'allow-folds=true'.
 
     Raises:
-        RefusedError: a setting differs. The error names the settings, and the consent 'allow-folds'
-            that would permit them.
+        RefusedError: a setting differs from its default. The error names the settings, and
+            'allow-folds', which would permit them.
     """
     values, usual = as_mapping(settings), defaults(CommonSettings)
     chosen = [key for key in _CUTS if values[key] != usual[key]]
@@ -234,12 +236,13 @@ def _refuse_chosen_samples(settings: CommonSettings) -> None:
 
 
 def _refuse_without_epsilon(settings: CommonSettings) -> None:
-    """Check that a run clips gradients and adds noise, so that its epsilon is finite.
+    """Check that a run is private, because the epsilon of any other run is infinite.
 
-    The caller skips this check at a site without a cap on epsilon.
+    A private run clips gradients and adds noise. The caller skips this check at a site without a
+    cap on epsilon.
 
     Raises:
-        RefusedError: the run is not private.
+        RefusedError: the run is not private ('privacy.sample-clip-norm' is 0).
     """
     if not settings.is_private():
         raise RefusedError(
@@ -251,11 +254,11 @@ def _refuse_without_epsilon(settings: CommonSettings) -> None:
 
 
 def _log_what_is_left_out(silo: Silo, settings: CommonSettings) -> None:
-    """Log the number of samples, and the files, that a run leaves out at this site.
+    """Log how many samples a run cannot use at this site, and which files it does not read.
 
-    The number counts samples that cannot be used, and is logged in each call unless it is 0. Each
-    sentence about files that are not read is logged once per process. The caller makes sure that
-    the site is a real hospital.
+    The number of samples is logged in each call, unless it is 0. The data set writes a sentence
+    about each kind of unread file, and a sentence is logged once per process. The caller calls this
+    only at a real hospital.
     """
     if silo.dropped:
         logging.getLogger("flwr").warning(
@@ -267,14 +270,14 @@ def _log_what_is_left_out(silo: Silo, settings: CommonSettings) -> None:
 
 
 def _load(name: str, settings: CommonSettings, context: Context) -> Silo:
-    """Load the site's data; a real hospital logs which samples and files are left out.
+    """Load the site's data, and log which samples and files a real hospital leaves out.
 
-    If 'data-dir' is empty or unreadable, the error says so too.
+    If loading fails and 'data-dir' is empty or unreadable, the text of the DataError says so.
 
     Raises:
-        DataError: the files are unusable, or a real site's files cannot be opened. A text that
-            quotes names of found files is a FileNamesError. A real site never sends that text,
-            because file names may identify a patient.
+        DataError: the files are unusable, or a real site's files cannot be opened. If the text
+            quotes names of files in the data, the error is a FileNamesError. Its text never leaves
+            a real site, because a file name may identify a patient.
         OSError: a simulated site's files cannot be opened.
     """
     note_opening()
@@ -298,9 +301,9 @@ def _load(name: str, settings: CommonSettings, context: Context) -> Silo:
 
 
 def _folder_fault(context: Context) -> str | None:
-    """Explain that the node config's 'data-dir' cannot be read or is empty; None if neither holds.
+    """Return a sentence that 'data-dir' is empty or cannot be read; None if neither is the case.
 
-    Returns None if the folder has an entry, or if the node config has no 'data-dir'.
+    'data-dir' is the data folder in the node config. Without it the result is None.
     """
     folder = str(context.node_config.get("data-dir", ""))
     if not folder:

@@ -29,9 +29,10 @@ class PatientPrivacy:
     def training(self, settings: CommonSettings, aside: tuple[str, ...] = ()) -> PrivateTraining:
         """Charge the ledger for a DP-SGD training, and return the mechanism of the training.
 
-        The mechanism draws the batches, clips the gradients and adds noise. The ledger counts the
-        epsilon that the site has spent. The number of steps and the sampling rate follow from the
-        sample count that the site reports, which may be noisy.
+        The mechanism draws the batches, clips the gradients and adds noise. The run's ledger counts
+        the epsilon that the site has spent. A hospital with its own cap on epsilon has a second
+        ledger, which is charged too. The number of steps and the sampling rate follow from the
+        reported sample count, which may be noisy.
 
         Args:
             settings: the settings of the training.
@@ -40,9 +41,9 @@ class PatientPrivacy:
 
         Raises:
             EpsilonSpentError: the training would exceed a cap on epsilon.
-            RefusedError: batches are drawn at random, and 'train.batch-size' is smaller than 4
-                times the hospital's 'minimum-batch'. This is not checked at a site with its own cap
-                on epsilon.
+            RefusedError: randomly drawn batches may be too small, because 'train.batch-size' is
+                below 4 times the hospital's 'minimum-batch'. A site with its own cap on epsilon
+                skips this check.
             CheckpointError: a ledger is damaged, or cannot be written.
         """
         key: tuple[int | str, ...] = (self.round, self.session.silo.name, *aside)
@@ -59,10 +60,10 @@ class PatientPrivacy:
         return PrivateTraining(settings, reported, release, sampling)
 
     def steps(self, settings: CommonSettings) -> int:
-        """Return the number of optimiser steps in a round; nothing is charged to the ledger.
+        """Return the number of optimiser steps that the settings give in a round, without a charge.
 
-        In a private run the number follows from the sample count that the site reports, so it
-        reveals nothing more. In any other run it follows from the true count and the hospital's
+        In a private run the number follows from the reported sample count, so the server learns
+        nothing new from it. In any other run it follows from the true count and the hospital's
         'minimum-batch'.
         """
         if settings.is_private():
@@ -71,12 +72,13 @@ class PatientPrivacy:
         return steps_of(samples, settings, floor)
 
     def means(self) -> PrivateMeans | None:
-        """Charge the ledger for noisy means of rows, and return the object that computes them.
+        """Charge the ledger for noisy means of vectors, and return the object that computes them.
 
-        The object can be used once, for the means of all classes or for one mean over all samples.
-        It clips each row to 'privacy.statistics-clip-norm'. The noise multiplier is
-        'privacy.statistics-noise' or, if that is 0, 'privacy.noise-multiplier'. If the run is not
-        private, nothing is charged, the result is None, and exact means may leave.
+        There is one vector per training sample, and it is clipped to
+        'privacy.statistics-clip-norm'. The object can be used once, for the means of all classes or
+        for one mean over all samples. The noise multiplier is 'privacy.statistics-noise' or, if
+        that is 0, 'privacy.noise-multiplier'. If the run is not private, nothing is charged, the
+        result is None, and exact means may leave.
 
         Raises:
             EpsilonSpentError: the means would exceed a cap on epsilon. Nothing is charged then.
@@ -91,13 +93,14 @@ class PatientPrivacy:
         return PrivateMeans(release, self.session.reported["train"])
 
     def measurements(self, bound: float) -> Release:
-        """Charge the ledger for the metrics of one reply, and return the release that adds noise.
+        """Charge the ledger for one reply's metrics, and return the object that adds their noise.
 
-        The release is an object that can be used once. The noise multiplier is that of ``means``,
-        and the noise comes from the operating system, even in a simulation.
+        The object can be used once. The noise multiplier is 'privacy.statistics-noise' or, if that
+        is 0, 'privacy.noise-multiplier'. The noise comes from the operating system, even in a
+        simulation.
 
         Args:
-            bound: the largest L2 norm of one patient's part in the metrics.
+            bound: the largest L2 norm of one patient's contribution to the metrics.
 
         Raises:
             EpsilonSpentError: the metrics would exceed a cap on epsilon. Nothing is charged then.
@@ -115,16 +118,17 @@ class PatientPrivacy:
     ) -> Release:
         """Charge the ledgers for noisy results, and return the ``Release`` that adds their noise.
 
-        The charge is entered in the run's ledger and, if the hospital has its own cap, in the
-        hospital's ledger. It is for ``releases`` results with this noise multiplier and sampling
-        rate. The returned object works for as many results, and raises an error at any further one.
+        The charge goes to the run's ledger and, if the hospital has its own cap, to the hospital's
+        ledger. The returned object adds noise to as many results as are paid for. One more raises
+        an error.
 
         Args:
-            bound: C, the maximum norm of a patient's part.
+            bound: the largest norm of one patient's contribution to a result.
             noise: the noise multiplier: the standard deviation of the noise in units of ``bound``.
             source: the random generator that draws the noise; None for the operating system's.
             releases: the number of noisy results, such as DP-SGD steps.
-            rate: the probability that a patient is in one result.
+            rate: the probability that a patient's sample is drawn for one result; 1 if all are
+                used.
 
         Raises:
             EpsilonSpentError: the results would exceed a cap on epsilon. Nothing is charged then.
@@ -136,9 +140,9 @@ class PatientPrivacy:
     def _refuse_small_batches(self, settings: CommonSettings, rate: float) -> None:
         """Check that a randomly drawn batch is practically never smaller than the site's minimum.
 
-        If the mean size ('train.batch-size') is at least 4 times the minimum, the probability is
-        below one in a million. The check also passes if the minimum is 1, or if every batch has all
-        samples.
+        If the mean size ('train.batch-size') is at least 4 times the minimum, a batch is smaller
+        than the minimum with a probability below one in a million. The check also passes if the
+        minimum is 1, or if ``rate`` is 1, because every batch then has all samples.
 
         Args:
             settings: the settings of the training.

@@ -107,11 +107,11 @@ class Aligner:
             return mean_embeddings(self.network, float_inputs(inputs))
 
     def _train_discriminator(self, own: Tensor) -> None:
-        """Train the discriminator by one step against each other site, sorted by name (eq. 2).
+        """Train this site's discriminator by one step for each other site, sorted by name (eq. 2).
 
-        In each step the discriminator learns to tell this site's embeddings from those of one other
-        site. The step uses as many of the other site's embeddings as ``own`` has, drawn at random
-        without replacement, or all of them if there are fewer.
+        Such a step teaches the discriminator to tell this site's embeddings from those of one other
+        site. The step uses as many of that site's embeddings as ``own`` has, drawn at random
+        without replacement. If there are fewer, it uses all of them.
 
         Args:
             own: this batch's embeddings (batch, c).
@@ -128,18 +128,21 @@ class Aligner:
             self.discriminator_optimiser.step()
 
     def _add_alignment_gradients(self, own: Tensor, share: float) -> None:
-        """Add the gradients of the weighted alignment loss to the network's gradients (eq. 3).
+        """Add the gradients of the alignment loss to the network's gradients (eq. 3).
 
-        The loss is -E log D plus the mean of -E log D' over the other sites. D is this site's
-        discriminator, and D' is that of another site. So the network learns embeddings that each
-        discriminator takes for those of its own site. If no D' was received, 1 - D takes its place.
-        A received D' gets the embeddings with noise, as they are when they leave. D gets them
-        without noise.
+        The loss teaches the network embeddings whose site cannot be told. D is this site's
+        discriminator, which tells this site's embeddings from others, and D' is another site's.
+
+        - With received D', the loss is -E log D(own) minus the mean of E log D'(sent) over the
+          other sites. ``sent`` is ``own`` with the noise that leaving embeddings get.
+        - Without received D', the loss is -E log D(own) - E log(1 - D(own)).
+
+        The loss is multiplied by ``share`` and by the weight of alignment.
 
         Args:
-            own: the embeddings (n, c) of this part of the batch.
-            share: this part's share of the batch, 0 to 1, so that the parts' losses add up to the
-                mean.
+            own: the embeddings (n, c) of a part of the batch.
+            share: the part's share of the batch, 0 to 1, so that the losses of all parts add up to
+                the batch's mean.
         """
         if self.rivals:
             sent = own
@@ -155,16 +158,16 @@ class Aligner:
 def open_aligner(
     lab: Lab, network: TokenClassifier, settings: FedAlignCLSettings
 ) -> Aligner | None:
-    """Build the aligner of one message, which makes this site's embeddings like the other sites'.
+    """Build the object that makes this site's embeddings like the other sites' in one message.
 
-    It uses the other sites' received embeddings and this site's discriminator, a small network that
-    tells this site's embeddings from others. With 'fedaligncl.align-target' "others", the other
-    sites' received discriminators are loaded too. Returns None if the settings align nothing in
-    this epoch, or if no other site's embeddings were received.
+    It uses the embeddings that the other sites have sent, and this site's discriminator, a small
+    network that learns to tell this site's embeddings from others. With 'fedaligncl.align-target'
+    "others", the other sites' received discriminators are loaded too. The result is None if the
+    settings align nothing in this round's epoch, or if no other site's embeddings were received.
 
     Raises:
-        SiteError: received embeddings have another width or are not finite, this site's own
-            embeddings came back, or a received discriminator is unusable.
+        SiteError: received embeddings have a width other than the network's or are not finite, this
+            site's own embeddings came back, or the arrays of a received discriminator do not fit.
     """
     round_, width = lab.instruction.round, network.channels
     if not settings.aligns(epoch_of(round_, lab.common)):
@@ -215,11 +218,12 @@ def open_discriminator(lab: Lab, width: int) -> Discriminator:
 
 
 def kept_discriminator(lab: Lab) -> dict[str, Tensor]:
-    """Return the stored arrays of the site's discriminator, and of its optimiser.
+    """Return the arrays that the site has stored of its discriminator, to store them again.
 
-    The discriminator tells this site's embeddings from other sites'. A round without alignment does
-    not train it, and uses this function to store the same arrays again. The names have the prefix
-    under which the arrays are stored. The result is empty if none are stored.
+    A discriminator is a small network that tells this site's embeddings from other sites'. The
+    arrays are its weights (``discriminator/``) and its optimiser's moments
+    (``discriminator-moments/``), under these names. A round that does not train the discriminator
+    stores them unchanged. The result is empty if none are stored.
     """
     kept = (DISCRIMINATOR, _MOMENTS)
     return {name: array for name, array in lab.state().items() if name.startswith(kept)}
@@ -227,6 +231,8 @@ def kept_discriminator(lab: Lab) -> dict[str, Tensor]:
 
 def _received_embeddings(lab: Lab, width: int) -> dict[str, Tensor]:
     """Read the embeddings that the other sites have sent, and check them.
+
+    All sites' embeddings must have the same ``width``.
 
     Returns:
         Site -> embeddings (m, width), sorted by site; empty if none were received.

@@ -22,19 +22,21 @@ class APFLSite(SiteMethod):
     def open(self, lab: Lab) -> SiteNetwork:
         """Build the network with the weights of the mixture alpha v + (1 - alpha) w.
 
-        w is the received global model, and v is the site's stored own model. If no own model is
-        stored, as in the site's first round, v equals w. alpha is 'apfl.mixing-alpha'.
+        w is the received global model, and v is the site's own model, stored in its last round. If
+        none is stored, as in the site's first round, v equals w. alpha is 'apfl.mixing-alpha': with
+        1 the mixture is v alone.
         """
         w = {name: array for name, array in lab.arrays().items() if "/" not in name}
         return lab.classifier(mixture(lab.state() or w, w, self.settings.mixing_alpha))
 
     def train(self, lab: Lab) -> Outgoing:
-        """Train the global model w on its own loss, and the own model v on their mixture's loss.
+        """Train the global model w on its own loss, and the site's model v on the mixture's loss.
 
-        The mixture is alpha v + (1 - alpha) w ('apfl.mixing-alpha'). If the server asks for
-        metrics, the mixture is measured before and after the training. Both models train on the
-        same batches, with two optimisers that have the same settings. In the site's first round v
-        starts from the received weights. w is sent and v is stored.
+        The mixture is alpha v + (1 - alpha) w, where alpha is 'apfl.mixing-alpha'. Both models
+        train on the same batches, with two optimisers that have the same settings. In the site's
+        first round v starts from the received w, and later from the stored v. If the server asks
+        for metrics, the mixture is measured before the training, and the mixture of the trained
+        models afterwards. w is sent and v is stored.
         """
         network = cast(TokenClassifier, lab.open())
         lab.measure(network)
@@ -49,14 +51,15 @@ class APFLSite(SiteMethod):
         return Outgoing(network, send=w, keep=v)
 
     def _joint_loss(self, batch: Batch, w: TokenClassifier, v: TokenClassifier) -> Tensor:
-        """Compute the global model w's loss plus the loss of a mixture of w and the own model v.
+        """Compute the loss that trains the global model w and the site's own model v together.
 
-        The mixture is alpha v + (1 - alpha) w, where alpha is 'apfl.mixing-alpha'. w is a constant
-        in it. So w is trained only by its own loss, and v only by the loss of the mixture. The
-        mixture's loss is computed from its logits with w's criterion.
+        It is the loss of w plus the loss of the mixture alpha v + (1 - alpha) w, where alpha is
+        'apfl.mixing-alpha'. In the mixture w gets no gradients. Only its own loss trains w, and
+        only the mixture's loss trains v.
 
         Args:
-            batch: the inputs and labels, with w's own loss and its criterion (the loss of logits).
+            batch: the inputs and labels; ``loss`` computes the loss of w, and ``criterion`` the
+                loss of the mixture's logits.
             w: the global model.
             v: the site's own model, with the same arrays.
 

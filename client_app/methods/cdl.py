@@ -29,20 +29,18 @@ class CDLSite(DecentralisedSite):
     trains_stacked = True
 
     def train(self, lab: Lab) -> Outgoing:
-        """Train the main model and the support model together; send the main model and store both.
+        """Train the main and the support model together, send the main model, and store both.
 
-        The support model is a second model that never leaves the silo.
+        The support model is a second model that never leaves the silo. If the server asks for
+        metrics, the model of ``open`` is measured first.
 
-        - If the server asks for metrics, the received mean of all silos' models is measured first
-          or, if the server sent none, the silo's own model.
-        - The main model starts from the silo's own model mixed with its neighbours' models. The
-          support model starts from its stored weights.
-        - Both are trained on the same batches, by two optimisers with the same settings. The loss
-          is the main model's task loss plus the divergence between both models
-          (``_divergence_loss``).
+        The main model starts from the silo's own model mixed with its neighbours' models, and the
+        support model from its stored weights. Both are trained on the same batches. The loss is the
+        main model's task loss plus the divergence between the models' outputs
+        (``_divergence_loss``).
 
-        In the silo's first round no support model is stored. Then only the main model is trained,
-        with the usual loss, and a copy of it is stored as the support model.
+        In the silo's first round no support model is stored. The main model is then trained alone
+        with its usual loss, and a copy of the result is stored as the support model.
         """
         network = cast(TokenClassifier, lab.open())
         lab.measure(network)
@@ -63,12 +61,13 @@ class CDLSite(DecentralisedSite):
     ) -> Tensor:
         """Compute the main model's task loss plus the divergence between both models, for a batch.
 
-        The divergence is ``contrastive_divergence`` between the outputs of both models, with
-        'cdl.divergence-beta'. It has two terms: one trains only the main model, and the other
-        trains only the support model. The support model has no other loss.
+        The divergence is beta * H(main, support) + (1 - beta) * H(support, main), where beta is
+        'cdl.divergence-beta' and H compares the models' logits. The first term trains only the main
+        model, and the second trains only the support model. The support model has no other loss.
 
         Args:
-            batch: the inputs and labels, with the functions for the task's loss and for means.
+            batch: the inputs and labels. ``criterion`` computes the task's loss, and ``mean`` turns
+                values per sample into the loss's form.
             main: the main model.
             support: the support model, which stays at the silo.
 

@@ -23,14 +23,12 @@ class CrossSite(EnsembleSite):
     def measured(self, lab: Lab, network: SiteNetwork) -> Iterator[Measured]:
         """Yield the site's own model and, in the final evaluation, then each received model.
 
-        The own model is measured with all its metrics. A received model is measured only with the
-        metrics of ``crossed_metrics``, such as accuracy, under the names ``<metric>-from-<site>``.
-        All models are measured on the same samples with the same dropout draws. An evidential model
-        always has this site's prior.
+        The site's own model is measured with all its metrics. Each received model is measured on
+        the same samples, with only the metrics of ``crossed_metrics``, such as accuracy. Their
+        names are ``<metric>-from-<site>``. The received models come in the order of their sites'
+        names, and this site's own model is among them.
 
-        The received models come in the order of their sites' names. This site's own model is
-        received too, and is then measured a second time. The results differ only if the model left
-        with noise. ``network`` is loaded with one model after another, so measure each before
+        The same ``network`` is loaded with one model after another, so measure each before
         requesting the next.
 
         Raises:

@@ -33,10 +33,10 @@ class DecentralisedSite(SiteMethod):
     trains_stacked = True
 
     def open(self, lab: Lab) -> SiteNetwork:
-        """Build the network with the received mean model or, without it, the silo's own model.
+        """Build the network with the received mean of all silos' models, or the silo's own model.
 
-        The mean model is the mean of all silos' models. The server sends it only in some messages.
-        The silo's own model is the one that it stored in its last round.
+        The mean is not in every message. Without it, the silo's own model is used, which it stored
+        in its last round.
 
         Raises:
             SiteError: the server sent no mean model, and the silo has no stored model.
@@ -44,11 +44,11 @@ class DecentralisedSite(SiteMethod):
         return lab.classifier(lab.arrays(MODEL) or own_model(lab))
 
     def train(self, lab: Lab) -> Outgoing:
-        """Train from a mixture of the silo's own model and its neighbours' models; send the result.
+        """Train from a mixture of the silo's own and its neighbours' models, and send the result.
 
-        If the server asks for metrics, the received mean of all silos' models is measured first or,
-        if the server sent none, the silo's own model. The trained model is also stored as the
-        silo's own model for the next round.
+        If the server asks for metrics, the model of ``open`` is measured first: the received mean
+        of all silos' models or, without it, the silo's own model. The trained model is sent to the
+        server, and is stored as the silo's own model for the next round.
 
         Raises:
             SiteError: there is no own model to start from, a mixing weight is missing, or the
@@ -65,10 +65,9 @@ class DecentralisedSite(SiteMethod):
     def _start(self, lab: Lab) -> dict[str, Tensor]:
         """Return the weights to train from: the silo's own model mixed with its neighbours' models.
 
-        The own model is the stored one or, if none is stored, the received mean model. The server's
-        message has the neighbours' models, and the weight of each model in the mixture (this silo's
-        row of the mixing matrix). If it has no neighbours' models, the own model is returned
-        unchanged.
+        The own model is the stored one or, if none is stored, the received mean model. The message
+        has the neighbours' models and the weight of each model in the mixture. If the message has
+        no neighbours' models, the own model is returned unchanged.
 
         Raises:
             SiteError: there is neither a stored nor a received model, or neighbours' models came
@@ -82,11 +81,11 @@ class DecentralisedSite(SiteMethod):
     def measured(self, lab: Lab, network: SiteNetwork) -> Iterator[Measured]:
         """Yield the network once for each model to measure: the mean model, then the silo's own.
 
-        First ``network`` is yielded as it is, with the mean of the silos' models. Only in the final
-        evaluation, and only if the silo has stored its own model, more is yielded:
+        First ``network`` is yielded as it was opened, usually with the mean of the silos' models.
+        In the final evaluation, a silo that has stored its own model goes on:
 
-        - ``network`` is loaded with the own model and yielded again. Its accuracy, balanced
-          accuracy, AUC and loss are reported as ``own-<metric>``, if the task has them.
+        - ``network`` is loaded with the own model and yielded again, for accuracy, balanced
+          accuracy, AUC and loss, which are reported as ``own-<metric>``.
         - If some test samples have labels that the silo never trained on, the own model is yielded
           once more, to be measured only on the labels that it was trained on.
 
@@ -100,11 +99,11 @@ class DecentralisedSite(SiteMethod):
 
 
 def send_and_keep(network: SiteNetwork, keep: dict[str, Tensor] | None = None) -> Outgoing:
-    """Return the silo's own model to be sent, and to be stored as ``own/<array>``.
+    """Send the silo's own model, and store it under ``own/<array>`` together with ``keep``.
 
     Args:
         network: the trained network, which is the own model.
-        keep: more arrays to store, by name; None for no more.
+        keep: more arrays to store, under the names that they have; None for no more.
     """
     own = with_prefix(OWN, exchanged_arrays(network))
     return Outgoing(network, keep=own | (keep or {}))
@@ -128,12 +127,12 @@ def own_model(lab: Lab) -> dict[str, Tensor]:
 
 
 def _mixing_row(lab: Lab) -> dict[str, float]:
-    """Read the weights with which this silo mixes the models: site -> weight.
+    """Read the weights with which this silo mixes its model and its neighbours': site -> weight.
 
-    They are the silo's row of the mixing matrix, which the message has as a note.
+    The server sends them in the message's notes. They are the silo's row of the mixing matrix.
 
     Raises:
-        SiteError: the row has no weight for this silo. Weights of neighbours are not checked.
+        SiteError: the row has no weight for this silo. A neighbour's weight may be missing.
     """
     mixing = MixingNotes.from_values(lab.instruction.notes).mixing
     row = {str(site): float(weight) for site, weight in mixing.items()}

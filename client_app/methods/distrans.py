@@ -30,14 +30,15 @@ class DisTransSite(SiteMethod):
     def open(self, lab: Lab) -> SiteNetwork:
         """Build the two-channel network, on the compute device, with the received weights.
 
-        The network sees each image in two channels: once moved towards an offset, and once away
-        from it. The offset is an array of the image's size, which is trained with the network. If
-        offsets stay at the sites, it is the stored one or, in the first round, one drawn from the
-        site's own seed. Otherwise it is the received one.
+        The offset is a trained array of the image's size. The network sees each image twice: moved
+        towards the offset, and moved away from it. The last layer is doubled for the two channels.
+        With 'distrans.offset-aggregation' "none", the offset is the site's stored one. In the
+        site's first round it is drawn from the site's own seed. With any other value the offset is
+        received.
 
         Raises:
-            SettingError: the network's head cannot be doubled, or the arrays do not fit the
-                network.
+            SettingError: the last layer has no form that can be doubled, or the arrays do not fit
+                the network.
         """
         single, shape = (
             initial_classifier(lab.common, lab.silo, lab.task),
@@ -50,10 +51,10 @@ class DisTransSite(SiteMethod):
     def train(self, lab: Lab) -> Outgoing:
         """Train the network and the offset of its input images together, and send the network.
 
-        In each step the run's optimiser changes the network, and SGD with
-        'distrans.offset-learning-rate' changes the offset. Both use the gradients of the same
-        backward pass, as in the authors' code. The received model is measured first, if the server
-        asks for metrics.
+        An offset is a trained array that shifts the images. In each step the run's optimiser
+        changes the network, and SGD with 'distrans.offset-learning-rate' changes the offset. Both
+        use the gradients of the same backward pass. The received model is measured first, if the
+        server asks for metrics.
 
         If 'distrans.offset-aggregation' is "none", the offset is stored at the site. Otherwise it
         is sent with the network.
@@ -73,10 +74,12 @@ class DisTransSite(SiteMethod):
     def _weights(self, lab: Lab, network: DoubleChannelClassifier) -> dict[str, Tensor]:
         """Return the received arrays with this site's offset, and without the other sites' offsets.
 
-        An offset is an array that shifts a site's input images. If offsets stay at the sites, this
-        site's stored offset is used or, in the first round, the network's initial one. Otherwise
-        the received offset is used. After the last round, the received model has an offset for each
-        site, and this site's is taken.
+        An offset is a trained array that shifts a site's input images. If offsets stay at the
+        sites, the site's stored offset is used. If none is stored, it is the offset that
+        ``network`` was built with.
+
+        If offsets are exchanged, the received offset is used. A finished run's model has one offset
+        for each site, and this site's is taken.
         """
         arrays = lab.arrays()
         if self._stays():

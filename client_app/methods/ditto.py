@@ -17,13 +17,14 @@ class DittoSite(SiteMethod):
         return lab.classifier(lab.state() or lab.arrays())
 
     def train(self, lab: Lab) -> Outgoing:
-        """Train the global model to be sent, and the site's own model near the received weights.
+        """Train the global model to be sent, and then the site's own model near received weights.
 
-        A penalty ('ditto.personal-lambda') pulls the own model towards the received weights, not
-        towards the global model after its training. Both trainings have the length that the run's
-        settings ask for. The own model is trained without noise even in a private run, because it
-        stays at the site, where it is stored. If the server asks for metrics, only the own model is
-        measured, before and after its training. Only the global model is sent.
+        The own model's loss has a penalty: 'ditto.personal-lambda' / 2 times the squared distance
+        from the received weights. The own model continues from its stored weights, or from the
+        received weights if none is stored. The own model stays at the site, so it is trained
+        without noise even in a private run. If the server asks for metrics, only the own model is
+        measured, before and after its training. Only the global model is sent, and only the own
+        model is stored.
         """
         own, shared = lab.open(), lab.classifier(lab.arrays())
         lab.measure(own)

@@ -12,10 +12,10 @@ class EnsembleSite(LocalSite):
     measures_what_stays = False  # the stored model is also sent, so it was trained with noise
 
     def open(self, lab: Lab) -> SiteNetwork:
-        """Build a network that averages the predictions of all sites' received models.
+        """Build a network that averages the class probabilities of all sites' received models.
 
-        If no models were received, as in a training round, build the site's own model from its
-        stored weights or, if none are stored, from the initial ones.
+        If no models were received, as in a training round, the site's own model is built. It has
+        the stored weights or, if none are stored, the initial weights.
 
         Raises:
             SettingError: the arrays of a model do not fit the network.
@@ -28,8 +28,8 @@ class EnsembleSite(LocalSite):
     def train(self, lab: Lab) -> Outgoing:
         """Train the site's own model, and store it for the next round.
 
-        The model is measured first, if the server asks for metrics. The trained model is also sent
-        to the server, but only if the server asks for arrays.
+        The training starts from the stored model. The model is measured first, if the server asks
+        for metrics. If the server asks for arrays, the trained model is also sent.
         """
         network = lab.open()
         lab.measure(network)

@@ -49,7 +49,8 @@ class FedAlignCLSite(SiteMethod):
     def admit(self, session: SiteSession) -> None:
         """Require a real hospital's consent if the run sends embeddings of images to other sites.
 
-        It does so if 'fedaligncl.align' is true. Simulated sites pass.
+        Embeddings are sent if 'fedaligncl.align' is true. Without it, and at a simulated site, no
+        consent is needed.
 
         Raises:
             RefusedError: the run aligns embeddings, but the node config does not set
@@ -65,14 +66,16 @@ class FedAlignCLSite(SiteMethod):
     def train(self, lab: Lab) -> Outgoing:
         """Train on the samples in the curriculum's order, and align embeddings after each step.
 
-        - In the curriculum's order, samples that the averaged model has forgotten tend to come
-          early. In an epoch without a curriculum the order is random.
-        - Alignment makes this site's embeddings like those of other sites. It is left out in early
-          epochs, and if no other site's embeddings were received.
+        - In the curriculum's order, samples that the local model predicted correctly but the
+          averaged model does not tend to come early. In an epoch without a curriculum the order is
+          random.
+        - Alignment is a further optimiser step that makes this site's embeddings like other sites'.
+          It is left out before 'fedaligncl.warmup-epochs' have passed, and if no other site's
+          embeddings were received.
         - In round 1 the network is first pretrained, if 'fedaligncl.pretraining-epochs' is above 0.
 
-        The weights leave with noise ('fedaligncl.noise-variance'). If the server asks for
-        embeddings, they leave with noise too.
+        The weights, and the embeddings that the server asks for, leave with noise
+        ('fedaligncl.noise-variance').
 
         Raises:
             SiteError: received embeddings or discriminators are unusable, or the training diverged.
@@ -89,10 +92,11 @@ class FedAlignCLSite(SiteMethod):
         return Outgoing(network, keep=keep, send=self._arrays_to_send(lab, network, aligner))
 
     def _pretrain(self, lab: Lab, network: TokenClassifier) -> None:
-        """Train the network on this site's data for 'pretraining-epochs' epochs, as round 1 begins.
+        """Train the network on this site's data alone, before the training of round 1.
 
-        An epoch has 'train.epoch-steps' steps, in a random order of the samples that depends on the
-        epoch and the site. The training has its own optimiser, and its loss is not reported.
+        It trains for 'fedaligncl.pretraining-epochs' epochs of 'train.epoch-steps' steps each. Each
+        epoch has its own random order of the samples at each site. This training has a separate
+        optimiser, and its loss is not reported.
         """
         settings, count = lab.sampling, len(lab.silo.train)
         steps, size = settings.epoch_steps, batch_of(count, settings)
@@ -107,14 +111,14 @@ class FedAlignCLSite(SiteMethod):
     def _order_by_curriculum(self, lab: Lab, network: SiteNetwork, epoch: int) -> Tensor | None:
         """Draw the order (n,) in which the epoch uses its samples, forgotten ones early (eq. 4).
 
-        A sample is forgotten if the local model predicted it correctly at the end of the last
-        epoch, but ``network``, as it is now, does not. Samples are drawn one by one, and a
-        forgotten sample is 'fedaligncl.forgotten-weight' times as likely as another. The share of
+        A sample is forgotten if this site's trained model predicted it correctly at the end of the
+        last epoch, but ``network``, the received model, does not. Samples are drawn one by one, and
+        a forgotten sample is 'fedaligncl.forgotten-weight' times as likely as another. The share of
         forgotten samples is also reported as a metric.
 
-        The comparison needs the site's predictions at the end of the last epoch. They are not
-        stored if this epoch has no curriculum, or if the site missed the last epoch's final round.
-        Then the result is None, which means a random order, and nothing is reported.
+        If the site has stored no predictions of the last epoch, nothing is reported, and the result
+        is None, which means a random order. The site stores predictions at an epoch's end only if
+        the next epoch has a curriculum.
 
         Raises:
             SiteError: the site has more or fewer training samples than at the end of the last
@@ -140,11 +144,13 @@ class FedAlignCLSite(SiteMethod):
     ) -> dict[str, Tensor]:
         """Return the arrays that leave: the weights and, if the server asks for them, embeddings.
 
-        If embeddings leave and 'align-target' is "others", this site's discriminator (which tells
-        its embeddings from other sites') leaves too, because the other sites align to it. If this
-        round did not align, the discriminator is the stored one, or one drawn from the seed.
-        Weights, embeddings and discriminator get Gaussian noise ('noise-variance'), but batch
-        norm's statistics do not.
+        With embeddings and 'fedaligncl.align-target' "others", the site's discriminator leaves too,
+        because the other sites align to it. A discriminator is a small network that tells this
+        site's embeddings from others. If this round did not align, the stored discriminator leaves
+        or, if none is stored, one drawn from the seed.
+
+        All these arrays get Gaussian noise ('fedaligncl.noise-variance'), except batch norm's
+        statistics.
         """
         arrays = exchanged_arrays(network)
         # Only parameters get noise, not batch norm's statistics: a noisy variance could be negative
@@ -170,10 +176,12 @@ class FedAlignCLSite(SiteMethod):
     ) -> dict[str, Tensor]:
         """Return the arrays to store: the discriminator and, at an epoch's end, right predictions.
 
-        The discriminator tells this site's embeddings from other sites'. If this round did not
-        align, the stored one is kept. Right predictions, (n,) uint8, are 1 for each sample that the
-        trained local model predicts correctly. They are stored, with the number of the epoch, only
-        if the next epoch has a curriculum.
+        The discriminator is a small network that tells this site's embeddings from others. If this
+        round did not align, the stored arrays are kept.
+
+        Predictions are stored only if the next epoch has a curriculum. ``right`` (n,) uint8 is 1
+        for each training sample that the trained model predicts correctly, otherwise 0.
+        ``right-epoch`` is the number of the epoch that ends.
         """
         kept = kept_discriminator(lab)
         if aligner is not None:
@@ -188,10 +196,10 @@ class FedAlignCLSite(SiteMethod):
     def _embedding_count(self, lab: Lab) -> int:
         """Return the number of embeddings to send to the server after this round's training.
 
-        The server's message requests a number. The site sends that many, but at least 0 and at most
-        'shared-embeddings'. It sends none if the next round (this round's number + 1) belongs to an
-        epoch in which the settings align no embeddings, because nobody would use them. Whether the
-        site has that many samples is not checked here.
+        The server's message requests a number. The site sends that many, at most
+        'fedaligncl.shared-embeddings'. The number is 0 if the settings do not align embeddings in
+        the epoch of the next round, because nobody would use them. It is never negative, and may
+        exceed the site's number of samples.
         """
         used = epoch_of(lab.instruction.round + 1, lab.common)
         if not self.settings.aligns(used):
@@ -200,15 +208,15 @@ class FedAlignCLSite(SiteMethod):
         return max(0, min(number, self.settings.shared_embeddings))
 
     def _embeddings(self, lab: Lab, network: TokenClassifier, count: int) -> Tensor:
-        """Compute embeddings (n, c) of random training samples, which may leave the site.
+        """Compute embeddings (n, c) of random training samples, on the CPU and without noise.
 
         n is ``count``, or the number of training samples if that is smaller. With
-        'fedaligncl.embedding-draw' "round", each round draws other samples. Otherwise every round
-        takes the same samples. The result is on the CPU.
+        'fedaligncl.embedding-draw' "round" each round draws its own samples. Otherwise every round
+        takes the same samples. An embedding is the mean of the encoder's outputs for a sample.
 
-        The network is in training mode, in which batch norm scales embeddings like those that they
-        are compared with. In eval mode a discriminator would learn to tell the modes apart instead
-        of the sites. Batch norm's running statistics do not change.
+        The network is put into training mode, in which the embeddings of the alignment are computed
+        too, because batch norm scales them differently in eval mode. Batch norm's running
+        statistics do not change.
         """
         inputs = lab.silo.train.inputs
         key: tuple[int | str, ...] = (lab.site,)
@@ -229,7 +237,8 @@ class FedAlignCLSite(SiteMethod):
 def _right_predictions(lab: Lab, network: SiteNetwork) -> Tensor:
     """Return a bool tensor (n,): whether the network predicts each training sample correctly.
 
-    The network is put into eval mode and stays in it. Ties between classes go to the first class.
+    The samples keep their order. The network is put into eval mode and stays in it. Ties between
+    classes go to the first class.
     """
     train = lab.silo.train
     logits = over_batches(network, train.inputs, lab.compute, network)

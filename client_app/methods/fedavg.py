@@ -9,9 +9,10 @@ class FedAvgSite(SiteMethod):
     trains_stacked = True
 
     def train(self, lab: Lab) -> Outgoing:
-        """Train the received global model on this silo's data, and send it to the server.
+        """Train the received global model on this silo's data, and send the trained model.
 
-        The received model is measured first, if the server asks for metrics.
+        The received model is measured first, if the server asks for metrics. Batch norm's
+        statistics are sent too.
         """
         network = lab.open()
         lab.measure(network)

@@ -13,7 +13,7 @@ class FedBABUSite(FedAvgFTSite):
     def train_shared(self, lab: Lab, network: SiteNetwork) -> Outgoing:
         """Train and send the body, which is all layers but the last.
 
-        The last layer is frozen, is not sent, and remains frozen after the training.
+        The last layer keeps its weights and is not sent. It remains frozen after this training.
         """
         head = set(last_layers(network, 1))
         for name, parameter in network.named_parameters():

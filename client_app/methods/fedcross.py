@@ -12,8 +12,9 @@ class FedCrossSite(SiteMethod):
     def train(self, lab: Lab) -> Outgoing:
         """Train the model that the server drew for this site, and send it back.
 
-        If the message also has the mean of all models, the mean is measured first. Otherwise
-        nothing is measured before the training. Nothing is stored at the site.
+        If the message also has the mean of all models, the mean is measured first, if the server
+        asks for metrics. Without the mean nothing is measured before the training. Nothing is
+        stored.
         """
         network = lab.open()
         mean = lab.arrays(MODEL)

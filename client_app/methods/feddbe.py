@@ -25,7 +25,7 @@ class FedDBESite(SiteMethod):
     settings: FedDBESettings
 
     def admit(self, session: SiteSession) -> None:
-        """Check that the site has enough training samples for a mean feature.
+        """Check that the site reports enough training samples to send its mean feature.
 
         Raises:
             SiteError: the site reports fewer training samples than 'privacy.sums-min-count'.
@@ -47,15 +47,15 @@ class FedDBESite(SiteMethod):
         """Train the network together with the site's bias, near the mean feature of all sites.
 
         The bias is a learned array that this site adds to its tokens (the encoder's outputs). The
-        mean feature is the mean of the tokens without bias. The received model is measured first,
-        if the server asks for metrics.
+        mean feature is the mean of all sites' tokens without bias. The received model is measured
+        first, if the server asks for metrics.
 
-        - Until the server knows the mean feature, the message has zeros in its place. Only the
-          network is trained, and the site sends the mean feature of its own samples.
-        - Later both are trained, with a penalty that pulls this site's mean feature towards the
-          received one (``MeanPull``). The site sends the received mean feature back unchanged.
+        - Until the server knows the mean feature, it sends zeros. Only the network is then trained,
+          and the site sends the mean feature of its own samples.
+        - Afterwards network and bias are trained. A penalty (``MeanPull``) pulls this site's
+          running mean towards the received mean feature, which is sent back unchanged.
 
-        In both cases the network is sent, and the bias is stored at the site.
+        The network is always sent, and the bias is stored at the site.
         """
         network, mean = cast(BiasedNetwork, lab.open()), lab.arrays()[MEAN]
         lab.measure(network)
@@ -73,9 +73,9 @@ class FedDBESite(SiteMethod):
 def mean_feature(lab: Lab, network: BiasedNetwork) -> Tensor:
     """Compute the mean of the network's tokens over all training samples, (l, c), on the CPU.
 
-    A sample's tokens (l, c) are the outputs of the encoder, here without the site's bias. The
-    network is put into eval mode and stays in it. The mean is exact, because no noise is added.
-    There must be at least one training sample, which is not checked here.
+    A sample's tokens are the outputs of the encoder: l tokens of c channels. The site's bias is not
+    added. The network is put into eval mode and stays in it. No privacy noise is added. There must
+    be at least one training sample, which is not checked here.
     """
 
     def rows(inputs: Tensor) -> Tensor:

@@ -24,14 +24,14 @@ class FedDistillSite(LocalSite):
     measures_what_stays = False
 
     def train(self, lab: Lab) -> Outgoing:
-        """Train near the other sites' mean logits, then send this site's mean logits per class.
+        """Train near the other sites' mean logits, then send this site's mean logits of each class.
 
-        The received model is measured first, if the server asks for metrics. The loss has a penalty
+        The stored network is measured first, if the server asks for metrics. The loss has a penalty
         on the distance from the received mean logits (``_logit_loss``), except in round 1, when
-        none are received. After the training, the network computes the mean logits (classes,) of
-        each class over this site's training samples. A class with fewer samples than
-        'feddistill.class-min-count' or 'privacy.sums-min-count' is not sent. Only the means leave.
-        The network itself is stored at the site for the next round.
+        none are received. After the training, mean logits are computed for each class over this
+        site's training samples, one value per output. A class with fewer samples than
+        'feddistill.class-min-count' or 'privacy.sums-min-count' is not sent. The network itself is
+        stored and does not leave.
         """
         network = cast(TokenClassifier, lab.open())
         lab.measure(network)
@@ -39,11 +39,11 @@ class FedDistillSite(LocalSite):
         return send_class_means(lab, network, LOGITS, network, self.settings.class_min_count)
 
     def _logit_loss(self, lab: Lab, network: TokenClassifier) -> StackableLoss | None:
-        """Build the network's own loss plus the distance from the other sites' mean logits.
+        """Build the loss: the network's own loss plus a distance from the received mean logits.
 
-        The distance is the mean squared error between each sample's logits and the received mean
-        logits of its label (``matching_loss``), times 'feddistill.logit-weight'. A sample whose
-        label has no received mean logits adds 0.
+        For each sample, the distance is the mean squared difference between its logits and the
+        received mean logits of its label. A label without mean logits gives 0. The mean over the
+        batch is multiplied by 'feddistill.logit-weight' and added to the network's own loss.
 
         Returns:
             The loss; None if no mean logits were received, as in round 1. The network's own loss is

@@ -24,14 +24,15 @@ class FedDynSite(SiteMethod):
     trains_stacked = True
 
     def admit(self, session: SiteSession) -> None:
-        """Reject an alpha so large that each training step undoes the steps before it.
+        """Reject an alpha so large that only the last training steps would decide the result.
 
-        A reply after such steps would reveal the gradient of a single step. ``refuse_forgetful``
-        tries out the first steps on a single weight: as many as the hospital's
-        'minimum-steps-per-reply', but at most 5. A site whose minimum is 0 or 1 passes.
+        alpha is the strength of a pull towards the received weights. A reply that depends on a
+        single step would reveal that step's gradient. ``refuse_forgetful`` trains a single weight,
+        and checks that each of the first steps has an effect on the result. These are as many steps
+        as the hospital's 'minimum-steps-per-reply', but at most 5. A minimum of 0 or 1 passes.
 
         Raises:
-            RefusedError: some of these steps have too little effect on the result.
+            RefusedError: a step has less than a hundredth of the largest effect.
         """
         least, alpha = session.limits.minimum_steps_per_reply, self.settings.regularisation_alpha
         refuse_forgetful(session.settings, least, alpha)
@@ -39,13 +40,16 @@ class FedDynSite(SiteMethod):
     def train(self, lab: Lab) -> Outgoing:
         """Train with two terms added to the loss, send the network, and store the local gradient.
 
-        The local gradient has an array for each trained parameter. The site stores it from round to
-        round, and it is 0 in the site's first round. If the server did not use the site's last
-        reply, the gradient is the one from the last reply that the server used.
+        The local gradient has an array for each trained parameter, and is 0 in the site's first
+        round. It is the one stored with the last reply that the server used. With alpha =
+        'feddyn.regularisation-alpha' the added terms are:
 
-        One term of the loss is minus the local gradient times the weights. The other is a penalty
-        that pulls the weights towards the received ones, with the factor alpha. After the training,
-        alpha times (trained minus received weights) is subtracted from the local gradient.
+        - minus the inner product of the local gradient and the weights,
+        - alpha / 2 times the squared distance from the received weights.
+
+        After the training, the local gradient becomes its old value minus alpha times (trained -
+        received weights), and is stored. The received model is measured first, if the server asks
+        for metrics.
         """
         network, alpha = lab.open(), self.settings.regularisation_alpha
         lab.measure(network)

@@ -35,8 +35,9 @@ class FedEFMSite(DecentralisedSite):
     def overseas(self, lab: Lab) -> Outgoing:
         """Train each visiting model on this silo's data (eq. 1), and send it to the server.
 
-        A visiting model is another silo's model, which the server sent here to be trained. Each
-        trained model is sent under the name of the silo that it came from. Nothing is stored here.
+        A visiting model is another silo's model, which the server sent here to be trained. Its
+        training takes 'fedefm.overseas-steps' steps with the usual loss. Each trained model is sent
+        under the name of the silo that it came from. Nothing is stored here.
         """
         returned: dict[str, Tensor] = {}
         for owner, trained in self._train_models(lab, VISITOR).items():
@@ -44,7 +45,7 @@ class FedEFMSite(DecentralisedSite):
         return Outgoing(send=returned)
 
     def _train_models(self, lab: Lab, prefix: str) -> dict[str, dict[str, Tensor]]:
-        """Train each model received under ``prefix`` here; return owner -> array name -> array.
+        """Train each model received under ``prefix``, and return owner -> array name -> array.
 
         The owner is the silo that the model came from. The received names are
         ``<prefix><owner>/<array>``. Each training takes 'fedefm.overseas-steps' steps, and its loss
@@ -58,13 +59,12 @@ class FedEFMSite(DecentralisedSite):
         return trained
 
     def distil(self, lab: Lab) -> Outgoing:
-        """Train the silo's own model by distillation from copies of it that neighbours trained.
+        """Train the silo's own model by distillation from the copies that neighbours have trained.
 
-        If the server asks for metrics, the received mean of the silos' models is measured first or,
-        if the server sent none, the silo's own model. The training then starts from the weights of
-        ``_start``: the silo's own model or the received mean, perhaps mixed with neighbours'
-        models. Without received copies, as in round 1, the network's usual loss is used. The
-        trained model is sent and stored.
+        If the server asks for metrics, the received mean of the silos' models or, without it, the
+        silo's own model is measured first. The training starts from the weights of ``_start``, and
+        its loss is that of ``_distillation_loss``. Without received copies, as in round 1, the
+        network's usual loss is used. The trained model is sent and stored.
         """
         network = cast(TokenClassifier, lab.open())
         lab.measure(network)
@@ -77,13 +77,13 @@ class FedEFMSite(DecentralisedSite):
     def _start(self, lab: Lab) -> dict[str, Tensor]:
         """Return the weights from which the training of the silo's own model starts.
 
-        They are those of the home model: the silo's own model, or the received mean of all silos'
-        models ('fedefm.continue-from'). If the server also sent neighbours' models (as with
-        'fedefm.visit' "average"), these are first trained on this silo's data. The start is then
-        half the home model plus half the mean of the trained models.
+        By default they are the silo's own model. If 'fedefm.continue-from' is "mean", the received
+        mean of all silos' models takes its place. If the server also sent neighbours' models, each
+        is first trained on this silo's data for 'fedefm.overseas-steps' steps. The start is then
+        half the former model plus half the mean of the trained models.
 
         Raises:
-            SiteError: the message or the silo has no home model to start from (``_home_model``).
+            SiteError: the message or the silo has no model to start from (``_home_model``).
         """
         if visitors := self._train_models(lab, NEIGHBOUR):
             # k visitors share one half, and the home model has the other
@@ -96,9 +96,11 @@ class FedEFMSite(DecentralisedSite):
     def _home_model(self, lab: Lab) -> dict[str, Tensor]:
         """Return the silo's own model, or the received mean if 'fedefm.continue-from' is "mean".
 
+        Without a stored own model, the received model is returned.
+
         Raises:
-            SiteError: with "mean", no mean was received; otherwise the silo has neither a stored
-                model nor a received initial one.
+            SiteError: with "mean", no mean was received. Otherwise the silo has neither a stored
+                model nor a received one.
         """
         if self.settings.continue_from == "own":
             return own_model(lab)
@@ -110,12 +112,13 @@ class FedEFMSite(DecentralisedSite):
         )
 
     def _distillation_loss(self, lab: Lab, network: TokenClassifier) -> Objective | None:
-        """Build the loss that distils the copies that neighbours trained into this silo's network.
+        """Build the loss that teaches this silo's network from the copies that neighbours trained.
 
-        Such a copy is called an expert. A batch's loss is ``multishot_loss``, which weights each
-        expert by the closeness of its feature maps to the network's. Each time the loss is
-        computed, it also updates one metric per expert: the expert's mean weight over the batches
-        so far. If no experts were received, the result is None.
+        Such a copy is called an expert. The loss (``multishot_loss``) combines the task's loss with
+        the distance of the network's predictions from each expert's. An expert counts more if its
+        feature maps are close to the network's. Each call of the loss also updates one metric per
+        expert: the expert's mean closeness over the batches so far. If no experts were received,
+        the result is None.
         """
         returned = by_site(lab.arrays(EXPERT))
         if not returned:

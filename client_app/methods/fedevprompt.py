@@ -61,11 +61,16 @@ class FedEvPromptSite(SiteMethod):
             )
 
     def open(self, lab: Lab) -> PromptedViT:
-        """Build the prompted ViT on the compute device, with the best known values of its arrays.
+        """Build the prompted ViT on the compute device, with the values of its arrays known so far.
 
-        Each array comes from the first of these sources that has it: the received shared arrays,
-        the site's stored arrays, the run's initial arrays in the message, and the seed. Received
-        arrays with a '/' in their names, such as attention maps, do not belong to the network.
+        Each array comes from the first of these sources that has it:
+
+        - the shared arrays that the server sent,
+        - the arrays that the site has stored,
+        - the run's initial arrays in the message.
+
+        Any other array is drawn from the seed. Received arrays with a '/' in their names, such as
+        attention maps, do not belong to the network.
 
         Raises:
             SettingError: the arrays do not fit the network, or the backbone's weights are missing.
@@ -80,10 +85,11 @@ class FedEvPromptSite(SiteMethod):
     def train(self, lab: Lab) -> Outgoing:
         """Train prompts and head, and send the shared arrays and this site's attention maps.
 
-        The received network is measured first, if the server asks for metrics. Training uses the
-        evidential loss, plus the distillation loss if other sites' maps were received.
-        'fedevprompt.shared-prompts' decides which arrays are shared. The other arrays are stored at
-        the site. If 'fedevprompt.distillation-weight' is 0, no maps are made or sent.
+        The ViT itself is frozen. The received network is measured first, if the server asks for
+        metrics. The loss is the network's evidential loss, plus the distance from other sites' maps
+        if any were received (``_distillation_loss``). 'fedevprompt.shared-prompts' decides which of
+        the trained arrays are sent. The rest are stored at the site. If
+        'fedevprompt.distillation-weight' is 0, no maps are made or sent.
 
         Raises:
             SiteError: a received map is invalid, or the training diverged.
@@ -101,11 +107,12 @@ class FedEvPromptSite(SiteMethod):
         return Outgoing(network, send=send, keep=with_prefix(_NETWORK, private))
 
     def _distillation_loss(self, lab: Lab, vit: PromptedViT) -> Objective | None:
-        """Build the loss: the evidential loss plus a distance from other sites' maps (eq. 2).
+        """Build the loss: the network's own loss plus a distance from other sites' maps (eq. 2).
 
-        The attention maps of a batch's images are compared with the received maps of their class.
-        The distance is weighted by 'fedevprompt.distillation-weight'. If no maps were received, the
-        result is None, and the network's own loss is used.
+        The own loss is evidential. The distance compares the attention maps of a batch's images
+        with the received maps of the same class (``_moments``). It is multiplied by
+        'fedevprompt.distillation-weight'. If no maps were received, the result is None, and the
+        network's own loss is used alone.
 
         Raises:
             SiteError: a received array of maps is invalid.
@@ -126,13 +133,14 @@ class FedEvPromptSite(SiteMethod):
     def _moments(self, lab: Lab, vit: PromptedViT) -> BufferMoments | None:
         """Compute the number, mean and spread of the received attention maps of each class.
 
-        The distillation loss compares the maps of a batch with these moments. Each received array
-        has the maps that one other site made for one class. They are scaled by
-        'fedevprompt.map-scale', and all sites' maps of a class are put together.
+        The spread is the mean squared distance of an upsampled map from the mean. The distillation
+        loss compares the maps of a batch with these moments. Each received array has the maps of
+        one other site and one class. All sites' maps of a class are put together, after scaling by
+        'fedevprompt.map-scale'.
 
         Returns:
-            The moments of each class on the compute device, 0 for a class without maps; None if no
-            maps were received.
+            The moments of each class, on the compute device. All are 0 for a class without maps.
+            None if no maps were received.
 
         Raises:
             SiteError: a received array was made by this site, belongs to an unknown class, has
@@ -155,10 +163,10 @@ class FedEvPromptSite(SiteMethod):
     def _maps(self, lab: Lab, vit: PromptedViT) -> dict[str, Tensor]:
         """Return attention maps of this site's training samples, named ``maps/<class>``.
 
-        Each array is (m, cells), with the maps of m samples of the class, at most
-        'fedevprompt.buffer-maps'. If 'fedevprompt.buffer-selection' is "uncertainty", they are the
-        samples with the lowest vacuity, for which the network has the most evidence. Otherwise they
-        are drawn at random. A class without samples has no array.
+        Each array (m, cells) has one map for each of m samples of the class, at most
+        'fedevprompt.buffer-maps'. If 'fedevprompt.buffer-selection' is "uncertainty", the chosen
+        samples are those with the lowest vacuity, for which the network has the most evidence.
+        Otherwise they are drawn at random in each round. A class without samples has no array.
         """
         train, count = lab.silo.train, self.settings.buffer_maps
 
@@ -186,14 +194,14 @@ class FedEvPromptSite(SiteMethod):
 
 
 def _entry_fault(lab: Lab, site: str, label: str, maps: Tensor, cells: int) -> str | None:
-    """Explain why received attention maps of a site and class are invalid; None if they are valid.
+    """Return the reason why received attention maps are invalid, as text; None if they are valid.
 
     Args:
         lab: the lab of the message.
         site: the site that made the maps; it must not be this site.
-        label: the class, as text; it must be the number of one of the task's classes.
-        maps: the maps, which must have shape (any, cells). Their values must be finite and not
-            negative, and the values of each map must sum to 1 (``map_fault``).
+        label: the class of the maps, as the text of its number, such as "3". The task must have it.
+        maps: the maps, one per row, of shape (n, cells). Their values must be finite and not
+            negative, and each map's values must sum to 1 (``map_fault``).
         cells: the number of cells of a map.
     """
     if site == lab.site:

@@ -33,16 +33,16 @@ class FedPACSite(FedRepSite):
         return SiteMethod.open(self, lab)
 
     def train(self, lab: Lab) -> Outgoing:
-        """Train the network; send it with each class's mean embedding before and after training.
+        """Train the network, and send it with class means from before and after the training.
 
-        The received network is measured first, if the server asks for metrics. The message to the
-        server has, beside the network:
+        The received network is measured first, if the server asks for metrics. The site sends the
+        trained network and these means over its training samples:
 
-        - ``received/<class>`` (d + 1,) from the received network: the mean embedding of the class,
-          followed by the mean of the embeddings' squared lengths.
-        - ``prototype/<class>`` (d,) from the trained network: the mean embedding of the class.
+        - ``received/<class>`` (d + 1,), computed with the received network: the class's mean
+          embedding, followed by the mean of the embeddings' squared lengths.
+        - ``prototype/<class>`` (d,), computed with the trained network: the class's mean embedding.
 
-        Classes with too few training samples have neither (``_class_means``). The site stores no
+        A class with too few training samples has no means (``_class_means``). The site stores no
         arrays.
         """
         network = cast(TokenClassifier, lab.open())
@@ -57,24 +57,26 @@ class FedPACSite(FedRepSite):
         )
 
     def body_objective(self, lab: Lab, network: SiteNetwork) -> Objective | None:
-        """Build the loss for the shared arrays: the usual loss plus a prototype distance (eq. 4).
+        """Build the loss that trains all layers but the classifier: the usual loss plus a distance.
 
-        A prototype is the global mean embedding of a class, which the server sent. The distance is
-        that of ``prototype_loss``, times 'alignment-weight'. If no prototypes were received, the
-        result is None, and the usual loss is used.
+        A prototype is the global mean embedding of a class, which the server sent. The distance
+        (eq. 4) is the mean squared difference between a sample's embedding and the prototype of its
+        label, times 'fedpac.alignment-weight'. If no prototypes were received, the result is None,
+        and the usual loss is used.
         """
         classifier = cast(TokenClassifier, network)
         prototypes = with_prefix(PROTOTYPE, lab.arrays(PROTOTYPE))
         return prototype_loss(lab, classifier, prototypes, self.settings.alignment_weight)
 
     def _class_means(self, lab: Lab, network: TokenClassifier) -> dict[str, Tensor]:
-        """Return each class's mean embedding (d,), followed by the class's mean squared length.
+        """Return each class's mean embedding, and the mean of its embeddings' squared lengths.
 
-        The mean squared length is the mean of the embeddings' squared lengths, one number. Classes
-        with fewer training samples than 'class-min-count' or 'privacy.sums-min-count' are left out.
+        The means are over this site's training samples. Classes with fewer samples than
+        'fedpac.class-min-count' or 'privacy.sums-min-count' are left out.
 
         Returns:
-            The class's number as text -> (d + 1,) float32.
+            The class's number as text -> (d + 1,) float32: the d values of the mean embedding, then
+            the mean squared length.
         """
 
         def rows(inputs: Tensor) -> Tensor:

@@ -29,11 +29,11 @@ class FedPerSite(SiteMethod):
         return network
 
     def train(self, lab: Lab) -> Outgoing:
-        """Train the network; send the shared arrays and store the personal ones.
+        """Train the network, send the shared arrays, and store the personal ones.
 
-        The method's settings decide which arrays are personal, such as those of the last layer. All
-        others are shared. The received arrays, joined with the site's personal ones, are measured
-        first if the server asks for metrics.
+        The method's setting ``personal`` decides which arrays are personal, such as those of the
+        last layer. All others are shared. The network is measured first, if the server asks for
+        metrics.
         """
         network = lab.open()
         lab.measure(network)

@@ -26,13 +26,13 @@ class FedProtoSite(LocalSite):
     measures_what_stays = False
 
     def train(self, lab: Lab) -> Outgoing:
-        """Train near the global prototypes, then send this site's prototype (l * c,) of each class.
+        """Train near the global prototypes, then send this site's prototype of each class.
 
         A site's prototype of a class is the mean of the network's flattened tokens (the encoder's
-        outputs) over the class's training samples. The received global prototypes attract the
-        tokens during the training (``prototype_loss``). A class with fewer training samples than
-        'fedproto.class-min-count' or 'privacy.sums-min-count' is not sent. The network itself is
-        not sent, but stored at the site.
+        outputs) over the class's training samples. During the training the received global
+        prototypes attract the tokens (``prototype_loss``). A class with fewer training samples than
+        'fedproto.class-min-count' or 'privacy.sums-min-count' has no prototype. The network is
+        measured first, if the server asks for metrics. It is stored at the site and not sent.
         """
         network = cast(TokenClassifier, lab.open())
         lab.measure(network)
@@ -45,11 +45,11 @@ class FedProtoSite(LocalSite):
         return send_class_means(lab, network, PROTOTYPE, embeddings, self.settings.class_min_count)
 
     def measured(self, lab: Lab, network: SiteNetwork) -> Iterable[Measured]:
-        """Return the networks to measure: a nearest-prototype classifier or the usual network.
+        """Return the network to measure: a nearest-prototype classifier or ``network`` itself.
 
-        If 'fedproto.inference' is "prototype" and prototypes were received, samples are classified
-        by the nearest received prototype. Such a classifier has no evidence metrics, because
-        distances are not evidence. In any other case the result is that of ``SiteMethod.measured``.
+        If 'fedproto.inference' is "prototype" and prototypes were received, a sample gets the class
+        of the nearest received prototype. Such a classifier reports no metrics of evidence, because
+        it computes only distances. In any other case the result is that of ``SiteMethod.measured``.
         """
         if self.settings.inference == "prototype":
             classifier = cast(TokenClassifier, network)
@@ -61,11 +61,11 @@ class FedProtoSite(LocalSite):
 def prototype_loss(
     lab: Lab, network: TokenClassifier, arrays: dict[str, Tensor], weight: float
 ) -> StackableLoss | None:
-    """Build the loss: the network's own loss plus a distance to the label's prototype (eq. 7).
+    """Build a loss function: the network's own loss plus a distance to prototypes (eq. 7).
 
-    A prototype is the mean of a class's tokens (the encoder's outputs) over all sites. The distance
-    is the mean squared error between a sample's flattened tokens and the prototype of its label. A
-    label without a prototype adds nothing.
+    A prototype is the mean of a class's flattened tokens (the encoder's outputs) over all sites.
+    The distance is the mean squared error between a sample's flattened tokens and the prototype of
+    its label. If the label has no prototype, it is 0.
 
     Args:
         lab: the lab of the message.
@@ -96,10 +96,10 @@ def prototype_loss(
 def _prototypes(
     lab: Lab, network: TokenClassifier, arrays: dict[str, Tensor]
 ) -> ClassTargets | None:
-    """Return the received global prototypes on the compute device; None if ``arrays`` is empty.
+    """Return the received prototype of each class on the compute device; None without any array.
 
-    A prototype is a class's mean of the flattened tokens (the encoder's outputs). Its shape must be
-    (tokens * channels,). A class may have none.
+    A prototype is the mean of a class's tokens (the encoder's outputs), flattened to (tokens *
+    channels,). The result says which classes have one.
 
     Raises:
         SiteError: an array is not named after a known class, has another shape, or is not finite.

@@ -19,23 +19,24 @@ class FedProxSite(SiteMethod):
     trains_stacked = True
 
     def admit(self, session: SiteSession) -> None:
-        """Reject a mu so large that each training step undoes the steps before it.
+        """Reject a mu so large that only the last training steps would decide the result.
 
-        A reply after such steps would reveal the gradient of a single step. ``refuse_forgetful``
-        tries out the first steps on a single weight: as many as the hospital's
-        'minimum-steps-per-reply', but at most 5. A site whose minimum is 0 or 1 passes.
+        mu is the strength of the pull towards the received weights. A reply that depends on a
+        single step would reveal that step's gradient. ``refuse_forgetful`` trains a single weight,
+        and checks that each of the first steps has an effect on the result. These are as many steps
+        as the hospital's 'minimum-steps-per-reply', but at most 5. A minimum of 0 or 1 passes.
 
         Raises:
-            RefusedError: some of these steps have too little effect on the result.
+            RefusedError: a step has less than a hundredth of the largest effect.
         """
         least, mu = session.limits.minimum_steps_per_reply, self.settings.proximal_mu
         refuse_forgetful(session.settings, least, mu)
 
     def train(self, lab: Lab) -> Outgoing:
-        """Train the received global model with the proximal term, and send it to the server.
+        """Train the received global model near its received weights, and send it to the server.
 
-        The received model is measured first, if the server asks for metrics. The term pulls the
-        weights towards the received ones, with the factor 'fedprox.proximal-mu'.
+        The received model is measured first, if the server asks for metrics. The loss has a
+        penalty: 'fedprox.proximal-mu' / 2 times the squared distance from the received weights.
         """
         network = lab.open()
         lab.measure(network)

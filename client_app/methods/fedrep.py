@@ -16,9 +16,10 @@ class FedRepSite(FedPerSite):
     def fit(self, lab: Lab, network: SiteNetwork) -> None:
         """Train only the personal head, and then only the shared arrays.
 
-        Together both trainings have as many steps as a usual round. The head gets the share
-        'fedrep.head-share' of them, rounded, but each training has at least one step. Only the
-        second training reports its loss. Afterwards both parts are trainable again.
+        Together the two trainings have as many steps as a usual round of this run. The head gets
+        the share 'fedrep.head-share' of the steps, rounded, and each training at least one step.
+        Only the second training reports its loss. Afterwards head and shared arrays are both
+        trainable.
 
         Raises:
             SiteError: a round has fewer than two steps, although each training needs one, or a

@@ -62,13 +62,15 @@ class GLMSite(SiteMethod):
     def admit(self, session: SiteSession) -> None:
         """Check columns, outcomes and numbers of patients at a site whose data are open.
 
-        A hospital that has only declared its data so far passes; its data are checked later.
+        ``read_patients`` makes the checks. A hospital that has only declared its data passes now,
+        and its data are checked when they are used.
 
         Raises:
             SettingError: the settings name a column that the table lacks, or name one twice.
             SiteError: an outcome or a time cannot be used.
-            RefusedError: there are too few patients or events. Or a combination of missing values,
-                or one of two categories of a column, occurs in too few patients.
+            RefusedError: the site has fewer patients or events than the minimum. The same values
+                are missing in only a few patients, or a category of a two-valued column has only a
+                few.
         """
         if session.stand_in is None:
             read_patients(session, self.settings)
@@ -76,8 +78,8 @@ class GLMSite(SiteMethod):
     def follow(self, part: MaskedPart, sites: int, before: ProvenSum | None) -> None:
         """Check that the message asks for the next sums of the fit, at trust 'sums'.
 
-        The hospital computes itself, from the sum of the round before, at which coefficients the
-        server must ask for the next sums (``follow_path``).
+        From the sum of the round before, the hospital computes the coefficients at which the server
+        must ask for the next sums (``follow_path``). The message must ask for exactly these.
 
         Args:
             part: the message.
@@ -85,9 +87,10 @@ class GLMSite(SiteMethod):
             before: the sum of the round before; None in round 1.
 
         Raises:
-            RefusedError: the message asks for anything else, or the fit has ended.
+            RefusedError: the message asks for anything else, or asks on although the fit has
+                converged or failed.
             SettingError: the settings name a column that the table lacks, or name one twice.
-            SiteError: the message's notes cannot be read.
+            SiteError: the settings that come with the message cannot be read.
             CheckpointError: the hospital's record of the fit is damaged, or cannot be written.
         """
         follow_path(part, self.settings, sites, before)
@@ -95,16 +98,15 @@ class GLMSite(SiteMethod):
     def train(self, lab: Lab) -> Outgoing:
         """Send sums over this site's patients, from which the server fits one regression.
 
-        - If the message asks for moments, the sums are the number, the sum and the sum of squares
-          of the values in the outcome and in each column. The reported loss is 0.
-        - Otherwise the sums are the log-likelihood, the gradient and the Hessian at the
-          coefficients that the server sent, and two counts (``GLMSums``). The reported loss is
-          minus the log-likelihood per patient.
+        - If the message asks for moments, they are the number, sum and sum of squares of the known
+          values in the outcome and in each column. The reported loss is 0.
+        - Otherwise they are the log-likelihood, gradient, Hessian and two counts at the received
+          coefficients (``GLMSums``). The reported loss is minus the log-likelihood per patient.
 
-        The server multiplies a reply by the site's number of training samples (in a secret sum, at
-        most 'secure-samples'). So the sums are first divided by this number, and also by the
-        message's scale, so that they fit a secret sum. They leave as three arrays
-        (``split_numbers``). A constant leaves too, by which the server sees whether numbers were
+        The sums are divided by the message's ``scale``, so that they fit a secret sum, and by the
+        site's weight, by which the server multiplies them again. The weight is the number of
+        training samples, in a secret sum at most 'secure-samples'. The sums leave as three arrays
+        (``split_numbers``). A constant in a fourth array shows the server whether numbers were
         clipped.
 
         Raises:
@@ -142,9 +144,10 @@ class GLMSite(SiteMethod):
     def own_fit(self, lab: Lab) -> Outgoing:
         """Fit the model to this site's patients alone, and send coefficients and variances.
 
-        A third array, ``USABLE``, tells the server whether there is a fit: [1] or [0]. All three
-        arrays are zeros if these patients determine no coefficients, or if the fit would rest on
-        too few of them. Then the reason goes to the site's log.
+        The site sends the arrays ``ESTIMATES`` and ``VARIANCES``, (k,) each, and ``USABLE``, which
+        is [1] for a usable fit. All three are zeros if these patients determine no coefficients, or
+        if in effect fewer patients than 'privacy.sums-min-count' decide the fit. The reason then
+        goes to the site's log.
 
         Raises:
             SettingError: the settings name a column that the table lacks, or name one twice.
@@ -168,16 +171,15 @@ class GLMSite(SiteMethod):
         return Outgoing(send=send)
 
     def _units(self, lab: Lab) -> tuple[Floats, Floats]:
-        """Read the server's units of outcome and columns: centres and deviations, (k,) each.
+        """Read the server's units of outcome and columns: centres and deviations, (1 + columns,).
 
-        A value in these units is the value minus its centre, divided by its deviation. The first
-        entry belongs to the outcome, the others to the columns. Only a linear model may have units
-        for its outcome. In any other model, scaling the outcome would change how the residuals are
-        spread over the patients.
+        In these units a value is the value minus its centre, divided by its deviation. The first
+        entry belongs to the outcome. Only a linear model may have units for its outcome. Any other
+        model needs its outcomes unchanged, such as 0 and 1.
 
         Raises:
-            SiteError: a deviation is not finite and above 0, a centre is not finite, or the model
-                is not linear but the outcome's centre is not 0 or its deviation is not 1.
+            SiteError: a deviation is not finite and above 0, or a centre is not finite. In a model
+                that is not linear, the outcome's centre is not 0 or its deviation is not 1.
         """
         arrays = lab.arrays()
         centers = arrays[CENTERS].double().numpy()
@@ -196,7 +198,8 @@ class GLMSite(SiteMethod):
     def _design(self, lab: Lab) -> tuple[Floats, Outcomes]:
         """Return the design matrix (n, k) of this site's patients, and their outcomes.
 
-        Columns are in the server's units (``_units``).
+        The columns, and in a linear model the outcomes, are in the server's units (``_units``). k
+        counts the intercept, which Cox's model does not have.
 
         Raises:
             SettingError: the settings name a column that the table lacks, or name one twice.
@@ -209,10 +212,16 @@ class GLMSite(SiteMethod):
     def _refuse_concentrated_run(self, lab: Lab, x: Floats, y: Outcomes, beta: Floats) -> None:
         """Check that the sums do not rest on only a few patients, and never did in this run.
 
-        A failed check leaves a mark in the run's folder. From then on, each message of the run that
-        asks for sums at some coefficients is refused. At trust 'sums' the server learns how many
-        sites failed. Without this rule it could search for the coefficients at which that number
-        changes. These coefficients depend on patients.
+        The check is that of ``_refuse_concentrated``. If it fails, a mark in the run's folder makes
+        this site refuse all later sums of the run. At trust 'sums' the server learns how many sites
+        failed. Without the mark, a server could try out coefficients until that number changes, and
+        so learn something about single patients.
+
+        Args:
+            lab: the lab of the message.
+            x: the design matrix (n, k).
+            y: the outcomes of the n patients.
+            beta: the received coefficients (k,).
 
         Raises:
             RefusedError: the sums rest on too few patients, now or earlier in this run.
@@ -233,14 +242,19 @@ class GLMSite(SiteMethod):
     def _refuse_concentrated(self, lab: Lab, x: Floats, y: Outcomes, beta: Floats) -> None:
         """Check that the sums at these coefficients do not rest on only a few patients.
 
-        Each patient has a weight in the Hessian and a residual in the gradient. The effective
+        Each patient has one weight in the Hessian and one residual in the gradient. The effective
         number of patients is (sum |v|)^2 / sum v^2 of the values v, once for the weights and once
-        for the residuals. A linear model passes unchecked, because its Hessian is the same at all
-        coefficients. Any model passes if 'privacy.sums-min-count' is at most 1.
+        for the residuals. A linear model is not checked, nor any model if 'privacy.sums-min-count'
+        is at most 1.
+
+        Args:
+            lab: the lab of the message.
+            x: the design matrix (n, k).
+            y: the outcomes of the n patients.
+            beta: the coefficients (k,).
 
         Raises:
-            RefusedError: the effective number for the weights or for the residuals is below
-                'privacy.sums-min-count'.
+            RefusedError: an effective number is below 'privacy.sums-min-count'.
         """
         floor = lab.common.sums_min_count
         if self.settings.family == "linear" or floor <= 1:

@@ -63,26 +63,25 @@ class FitPath:
 def follow_path(
     part: MaskedPart, settings: GLMSettings, sites: int, before: ProvenSum | None
 ) -> None:
-    """Check that a message asks the next question of the fit, and note the question on the disk.
+    """Check that a message asks the next question of the fit, and store this question.
 
-    A question is what the server asks sums for: the columns' units, the coefficients and the scale
-    by which sums are divided. This hospital computes the next question itself, from the question
-    before and the proven sum that answers it, and compares. Only the newest 3 questions stay
-    stored.
+    A question is the columns' units, the coefficients, and the scale by which sums are divided.
+    This hospital computes the next question from the last one and the proven sum that answers it.
+    The message must ask the same. The questions of the newest 3 rounds stay on the disk.
 
     Args:
         part: the message.
         settings: the settings of the regression.
         sites: the number of hospitals in the sum that the message asks for.
-        before: the sum of the round before; None in round 1.
+        before: the sum of the round before; None in round 1, whose question is fixed.
 
     Raises:
-        RefusedError: the message is not the next question: its phase, round, settings, columns'
-            units, coefficients, scale or arrays differ, a hospital could not answer the question
-            before, or the fit has ended.
+        RefusedError: the message is not the next question: its phase, round, settings, units,
+            coefficients, scale or arrays differ. The fit has ended, or a hospital could not answer
+            the last question.
         SettingError: the settings name a column that the table lacks, or name one twice.
-        SiteError: the message's notes cannot be read.
-        CheckpointError: this hospital's copy of the path is damaged, or cannot be written.
+        SiteError: the message's notes (its small settings beside the arrays) cannot be read.
+        CheckpointError: this hospital's file of questions is damaged, or cannot be written.
     """
     session, round_ = part.session, part.instruction.round
     if part.instruction.phase != TRAIN:
@@ -112,14 +111,14 @@ def follow_path(
 
 
 def _total_of(answered: FitProgress, before: ProvenSum, common: CommonSettings) -> Floats | None:
-    """Compute the sums over all hospitals that answer the question before, as the server does.
+    """Compute the sums over all hospitals that answer the last question, as the server does.
 
     A question is what the server asks sums for, such as the coefficients of a fit. Each hospital
-    divided its numbers by the question's scale, so that they fit the range of the masked sum. Here
-    the joined sums are multiplied by this scale again.
+    split its numbers into three parts and divided them by the question's scale. Here the parts are
+    joined, and the result is multiplied by the scale again.
 
     Args:
-        answered: the question before, of which only ``scale`` is used.
+        answered: the last question, of which only ``scale`` is used.
         before: the proven sum of the hospitals' answers to it.
         common: the run's settings.
 
@@ -127,8 +126,7 @@ def _total_of(answered: FitProgress, before: ProvenSum, common: CommonSettings) 
         The sums, (m,). None if a hospital had to clip its numbers, because the sums are then wrong.
 
     Raises:
-        RefusedError: in ``before`` at least one hospital counts as failed, because it could not
-            answer. The fit must then end.
+        RefusedError: a hospital could not answer the last question, so the fit must end.
     """
     if before.failed:
         raise _refusal("follows a round in which a hospital could not answer")
@@ -143,14 +141,15 @@ def _step_after(model: FittedModel, answered: FitProgress, vector: Floats | None
     """Compute the question that follows an answered question, as the server computes it.
 
     A question is what the server asks sums for: the columns' units, the coefficients and the scale.
-    If the answered question asked for moments, the next one has better units or the first
-    coefficients. Otherwise it has the coefficients after one more step of Newton's method.
+    If the answered one asked for the columns' moments, the next has new units or, once the units
+    fit, the first coefficients. Otherwise it has the coefficients after one more step of Newton's
+    method.
 
     Args:
         model: the regression's family and columns.
-        answered: the question before.
-        vector: the total that answers it; None if a hospital had to clip its numbers. Then the same
-            question follows with a larger scale.
+        answered: the answered question.
+        vector: the total that answers it; None if a hospital had to clip its numbers. The same
+            question then follows with a larger scale.
 
     Raises:
         RefusedError: no question follows, because the fit has converged or has no solution.
@@ -169,15 +168,14 @@ def _read_question(
 ) -> FitProgress:
     """Read the question in a message, after checking the form of its arrays.
 
-    A question has the columns' units, the coefficients (none if the message asks for moments) and
-    the scale. The other fields of the result, which are not in a message, are copied from
-    ``expected``. The server must also send zeros in the shape of each array that the site will
-    return.
+    A question has the columns' units, the scale, and the coefficients (empty if the message asks
+    for moments). The progress of the fit, which no message has, is copied from ``expected``. The
+    message must also have an array of zeros for each array of the reply.
 
     Args:
         expected: the question that this hospital has computed itself.
         size: the number of coefficients.
-        notes: the message's notes.
+        notes: the message's settings beside its arrays, such as the scale.
         arrays: the received arrays, named ``<record>/<array>``.
 
     Raises:

@@ -40,9 +40,10 @@ class Patients:
     times: Floats | None = None
 
     def lacking(self) -> npt.NDArray[np.bool_]:
-        """Mark the missing values of the patients, (n, values) bool.
+        """Mark the missing values of the patients, (patients, values) bool.
 
-        The values are the columns, in their order, then the outcome and, in Cox's model, the time.
+        A patient's values are those of the columns, in their order, then the outcome and, in Cox's
+        model, the time.
         """
         values = [self.columns, self.outcome]
         if self.times is not None:
@@ -50,13 +51,14 @@ class Patients:
         return np.isnan(np.column_stack(values))
 
     def in_units(self, centers: Floats, deviations: Floats) -> Floats:
-        """Return the outcome and then the columns in the server's units, (n, k).
+        """Return the outcome and then the columns in the server's units, (n, 1 + columns).
 
-        Missing values stay NaN.
+        A value's centre is subtracted, and the difference divided by its deviation. Missing values
+        stay NaN.
 
         Args:
-            centers: the numbers to subtract from outcome and columns, (k,).
-            deviations: the numbers by which the differences are divided, (k,).
+            centers: the centres of outcome and columns, (1 + columns,).
+            deviations: their deviations, (1 + columns,).
         """
         return (np.column_stack([self.outcome, self.columns]) - centers) / deviations
 
@@ -65,9 +67,9 @@ class Patients:
     ) -> tuple[Floats, Outcomes]:
         """Return the design matrix (n, k) of the regression, and the outcomes of its n patients.
 
-        The columns are in the server's units. Before them comes a column of 1, except in Cox's
-        model. A missing value becomes the server's centre (0 in these units), which is the mean
-        over all sites. In Cox's model times and events keep their own units.
+        The columns are in the server's units. The first column of the matrix is all ones, except in
+        Cox's model. A missing value becomes 0 in these units, which is the server's centre. In
+        Cox's model the outcomes are times and events in their own units.
 
         Args:
             centers: the centres of outcome and columns, (1 + columns,).
@@ -85,14 +87,14 @@ def read_patients(session: SiteSession, settings: GLMSettings) -> Patients:
     """Read the columns and outcomes of all the site's patients, and check them.
 
     The patients are those of the training, validation and test data. Patients without an outcome or
-    a time are left out. If 'glm.missing' is 'drop', patients with any other missing value are left
-    out too. If patients are left out, the site's log says how many.
+    a time are left out. With 'glm.missing' "drop", those without a value in a chosen column are
+    left out too. The site's log says how many are left out.
 
     Raises:
         SettingError: the settings name a column that the table lacks, or name one twice.
         SiteError: the outcomes or times do not suit the family of the regression.
-        RefusedError: there are too few patients or events. Or a combination of missing values, or
-            one of two categories of a column, occurs in too few patients.
+        RefusedError: there are too few patients or events (``_count_faults``). Too few patients
+            lack the same values, or belong to one category of a two-valued column.
     """
     silo, floor = session.silo, session.settings.sums_min_count
     chosen = find_columns(silo.features, settings)
@@ -132,12 +134,13 @@ def _all_rows(silo: Silo) -> tuple[Floats, Floats]:
 def _take_columns(rows: Floats, labels: Floats, chosen: ChosenColumns) -> Patients:
     """Select the columns, outcomes and times that a regression uses from all rows of a table.
 
-    - The outcome is the chosen outcome column or, without one, the label. A label (n, 2) has the
-      time first, and then the event, which is the outcome.
-    - The time is the chosen time column. Without one it is the label's time, but only if no outcome
-      column is chosen. In any other case there is no time.
+    NaN marks missing values. The settings may choose an outcome column and a time column:
 
-    NaN marks missing values.
+    - Without an outcome column, the label is the outcome. A label (n, 2) has the time first and the
+      event second, and both are used.
+    - With an outcome column, the label is ignored.
+    - With a time column, it gives the times in any case. If neither this column nor the label gives
+      times, ``times`` is None.
 
     Args:
         rows: the features, (n, features).
@@ -155,9 +158,9 @@ def _take_columns(rows: Floats, labels: Floats, chosen: ChosenColumns) -> Patien
 
 
 def _leave_out(site: str, patients: Patients, is_left_out: npt.NDArray[np.bool_]) -> Patients:
-    """Return the patients except those for whom ``is_left_out`` (n,) is True.
+    """Return all patients except those for whom ``is_left_out`` (n,) is True.
 
-    If there are any such patients, their number is written to the site's log.
+    If any are left out, the site's log gets their number after the name ``site``.
     """
     if not is_left_out.any():
         return patients
@@ -170,11 +173,13 @@ def _leave_out(site: str, patients: Patients, is_left_out: npt.NDArray[np.bool_]
 
 
 def _outcome_fault(settings: GLMSettings, patients: Patients) -> str:
-    """Describe why the outcomes or times do not suit the regression's family, and what to do.
+    """Describe why the outcomes or times do not suit the regression's family, and a remedy.
 
-    A logistic model needs outcomes of 0 and 1. A Poisson model needs whole numbers of at least 0.
-    With times (Cox), events must be 0 or 1, and times must not be negative. If all values suit, the
-    result is an empty string.
+    - A logistic model needs outcomes of 0 and 1.
+    - A Poisson model needs whole numbers of at least 0.
+    - Cox's model needs events of 0 or 1, and times that are not negative.
+
+    A linear model takes all values. If all values suit, the result is an empty string.
     """
     family, outcome, times = settings.family, patients.outcome, patients.times
     remedy = "correct 'glm.outcome' or its values"
@@ -199,12 +204,12 @@ def _outcome_fault(settings: GLMSettings, patients: Patients) -> str:
 def _refuse_few_incomplete(
     site: str, lacking: npt.NDArray[np.bool_], missing: str, floor: int
 ) -> None:
-    """Check that each combination of missing values occurs in no patient or in enough patients.
+    """Check that no combination of missing values occurs in only a few patients.
 
-    Enough are at least ``floor``. Patients without a missing value are not counted. Otherwise
-    single patients could be found: two regressions that differ in one column differ in the patients
-    who lack only that column. If a missing value becomes the mean instead, a server that moves the
-    mean moves only these patients' part of the sums.
+    Each combination needs at least ``floor`` patients. Patients without a missing value are not
+    counted. Otherwise a server could find single patients: it could compare two regressions, of
+    which only one uses a column that these patients lack. It could also change the value that
+    replaces missing ones, which changes only their part of the sums.
 
     Args:
         site: the site's name, for the error.
@@ -231,14 +236,15 @@ def _count_faults(
 ) -> Iterator[str]:
     """Yield a sentence for each number of patients or events that is too small for the regression.
 
-    - The number of patients must be at least ``floor``, and at least three per coefficient.
-    - In Cox's model the number of events must reach the same minimum.
+    - There must be at least ``floor`` patients and at least three per coefficient. In Cox's model
+      the same holds for events.
     - In each column with exactly two values, both values must have at least ``floor`` patients. In
       a logistic model this also holds for the outcome.
 
     Args:
         patients: the patients in the regression.
-        names: the names of the columns that explain; an intercept is one more coefficient.
+        names: the names of the explanatory columns, with one coefficient each. An intercept is one
+            more coefficient.
         settings: the settings of the regression.
         floor: 'privacy.sums-min-count'.
     """
@@ -258,10 +264,11 @@ def _count_faults(
 
 
 def _event_faults(events: Floats, needed: int) -> Iterator[str]:
-    """Yield a sentence for each reason why a hospital has too few events for Cox's model.
+    """Yield the reasons why a hospital has too few events for Cox's model, a sentence for each.
 
-    If there are fewer than ``needed`` events, one sentence says so. If there are none at all,
-    another sentence comes before it. With enough events nothing is yielded.
+    Without any event, the first sentence says that the patients tell nothing about the hazard. If
+    there are fewer than ``needed`` events, a sentence says so. With enough events nothing is
+    yielded.
 
     Args:
         events: 1 for each patient with an event, otherwise 0, (n,).
@@ -277,13 +284,13 @@ def _event_faults(events: Floats, needed: int) -> Iterator[str]:
 
 
 def _category_faults(categories: Mapping[str, Floats], floor: int) -> Iterator[str]:
-    """Yield a sentence for each column in which one of two categories has too few patients.
+    """Yield a sentence for each two-valued column in which one value has too few patients.
 
-    Only columns with exactly two values have categories. Missing values are not counted.
+    Columns with any other number of values are not checked. Missing values are not counted.
 
     Args:
         categories: the values of each column (n,), by the column's name.
-        floor: the fewest patients in each category.
+        floor: the fewest patients for each of the two values.
     """
     for name, values in categories.items():
         levels, counts = np.unique(values[~np.isnan(values)], return_counts=True)

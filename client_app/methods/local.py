@@ -39,19 +39,19 @@ class LocalSite(SiteMethod):
 def send_class_means(
     lab: Lab, network: SiteNetwork, prefix: str, rows: Callable[[Tensor], Tensor], least: int
 ) -> Outgoing:
-    """Build the reply with each class's mean of ``rows``, and store ``network`` at the site.
+    """Build the reply with each class's mean of a vector per sample, and store ``network``.
 
-    The means are over this site's training samples. A class with too few of them is left out. In a
-    private run the means get noise, and their epsilon is charged to the site's ledger. Then the
-    sample counts that the site reports, not the true ones, decide which classes have too few.
+    The means are over this site's training samples. A class with fewer than ``least`` or
+    'privacy.sums-min-count' samples is left out. In a private run the means get noise, and their
+    epsilon is charged to the site's ledger. The reported sample counts then decide which classes
+    are left out, not the true ones.
 
     Args:
         lab: the lab of the message.
-        network: the site's own network, which computes ``rows``.
+        network: the site's own network, which computes the vectors.
         prefix: each mean is sent as ``<prefix><class>``.
-        rows: maps inputs (batch, *input_shape) to the rows (batch, d) that are averaged.
-        least: the minimum number of samples of a class; 'privacy.sums-min-count' counts instead if
-            it is larger.
+        rows: maps inputs (batch, *input_shape) to the vectors (batch, d).
+        least: the minimum number of samples of a class.
     """
     least = max(least, lab.common.sums_min_count)
     means = class_means(network, lab.silo, lab.compute, rows, least, lab.privacy.means())

@@ -20,16 +20,16 @@ class MixSite(SiteMethod):
     """Trains on the pooled data of all sites if the server chose this site; otherwise measures."""
 
     def train(self, lab: Lab) -> Outgoing:
-        """Train on the pooled data if this site is the trainer; otherwise only measure.
+        """Train on the pooled data of all sites, or only measure if this site is not the trainer.
 
-        The server chooses the trainer by asking one site for arrays. Every site first measures the
-        received model, if the server asks for metrics.
+        The trainer is the site from which the server asks for arrays. If the server asks for
+        metrics, every site first measures the received model.
 
-        - The trainer trains on the samples of all sites, and sends the network. It takes
-          'train.local-steps' times the number of sites as its steps or, if that setting is 0,
+        - The trainer trains on the samples of all sites, and sends the network. The number of steps
+          is 'train.local-steps' times the number of sites. If that setting is 0, it trains for
           'train.local-epochs' epochs.
-        - Any other site measures the received model's loss on its own training samples, as
-          ``trained.train.loss``, and sends no arrays.
+        - Any other site trains nothing and sends no arrays. It reports the received model's loss on
+          its training samples, under the usual key of a training loss (``trained.train.loss``).
 
         Raises:
             SiteError: this site is the trainer, but this is not a simulation.
@@ -57,8 +57,8 @@ class MixSite(SiteMethod):
 def pooled_training_data(lab: Lab) -> Split:
     """Load the training samples of all sites in the run, and join them into one split.
 
-    The server's message lists the sites, and their samples follow each other in that order. Tables
-    are standardised site by site, as each site would standardise its own.
+    The server's message lists the sites, and the samples follow in the order of this list. A table
+    is standardised for each site separately, as in that site's own training.
 
     Raises:
         SiteError: this is not a simulation.

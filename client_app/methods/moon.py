@@ -32,8 +32,8 @@ class MoonSite(SiteMethod):
         """Build the network with the received weights, on the compute device.
 
         In every phase but the final evaluation, the network also gets MOON's projection head, with
-        its received weights. The head maps tokens to the representations that the contrastive loss
-        compares.
+        its received weights. The head maps the encoder's outputs to the representations that the
+        contrastive loss compares.
 
         Raises:
             SettingError: the arrays do not fit the network.
@@ -48,10 +48,10 @@ class MoonSite(SiteMethod):
     def train(self, lab: Lab) -> Outgoing:
         """Train towards the global model's representations, and away from the previous model's.
 
-        The previous model is the one that this site trained and stored in its last round. In the
-        site's first round there is none, and only the task's loss is used. The trained network
-        and its projection head are sent to the server. A copy is stored as the next round's
-        previous model.
+        Representations are the outputs of the projection head. The previous model is the one that
+        this site trained and stored in its last round. In the site's first round there is none, and
+        only the task's loss is used. The trained network and its head are sent to the server, and a
+        copy of both is stored as the next round's previous model.
         """
         network = cast(TokenClassifier, lab.open())
         lab.measure(network)
@@ -66,10 +66,10 @@ class MoonSite(SiteMethod):
     ) -> StackableLoss | None:
         """Build MOON's loss: the task's loss plus mu times the model-contrastive loss (eq. 4).
 
-        The task's loss is the usual loss on the labels. The contrastive loss pulls the network's
-        representations towards those of the global model, and pushes them away from those of the
-        site's previous model. Both models are fixed copies, which are not trained. mu is
-        'moon.contrast-mu', and the temperature is 'moon.contrast-temperature'.
+        The contrastive loss pulls the network's representations (the projection head's outputs)
+        towards those of the global model, and pushes them away from those of the site's previous
+        model. Both models are fixed copies. mu is 'moon.contrast-mu', and the temperature is
+        'moon.contrast-temperature'.
 
         Args:
             network: the network to train. A frozen copy of its present state is the global model.
@@ -98,7 +98,8 @@ class MoonSite(SiteMethod):
         mu is 'moon.contrast-mu'. The fixed models get no gradients.
 
         Args:
-            batch: the inputs and labels, with the functions for the task's loss and for means.
+            batch: the inputs and labels. ``criterion`` computes the task's loss, and ``mean`` turns
+                values per sample into the loss's form.
             network: the network in training.
             incoming: the fixed global model, which attracts the representations.
             previous: the site's fixed previous model, which repels them.
@@ -115,10 +116,10 @@ class MoonSite(SiteMethod):
 
 
 def copy_network(network: TokenClassifier) -> TokenClassifier:
-    """Return a deep copy of a network that shares its permanently frozen parts, such as a backbone.
+    """Return a deep copy of a network, which shares only frozen parts, such as a backbone.
 
-    Only parts of the class ``FrozenPart`` are shared. All other parts are copied, even if their
-    parameters have no gradients.
+    Shared are the parts of the class ``FrozenPart``, which are never trained. Any other part is
+    copied, even if its parameters have no gradients.
     """
     # Deepcopy does not copy an object that is in its memo
     frozen: dict[int, object] = {}

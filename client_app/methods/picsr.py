@@ -41,13 +41,13 @@ class PICSRSite(SiteMethod):
     trains_stacked = True
 
     def admit(self, session: SiteSession) -> None:
-        """Check that the site has enough training samples for a prototype, by its reported counts.
+        """Check that the site reports enough training samples to send a prototype.
 
         A prototype is the mean of the site's training inputs.
 
         Raises:
-            SiteError: the site has fewer training samples than 'picsr.prototype-min-count' or
-                'privacy.sums-min-count'.
+            SiteError: the reported number of training samples is below 'picsr.prototype-min-count'
+                or 'privacy.sums-min-count'.
         """
         bounds = {
             "picsr.prototype-min-count": self.settings.prototype_min_count,
@@ -68,10 +68,10 @@ class PICSRSite(SiteMethod):
         experts (their own classifiers) and the router, which weighs the experts for each sample.
         Experts, router and the sites' prototypes are all received.
 
-        In the warm-up and expert stages it is a single classifier. It takes all its weights from
-        the first of these sources that has arrays: the run's initial arrays in the message, all
-        received arrays, the stored arrays. If none of them has arrays, the weights are drawn from
-        the seed. From any source, arrays with a '/' in their names are ignored.
+        Any other stage has a single classifier. All its weights come from the first of these
+        sources that is not empty: the run's initial arrays, all received arrays, the stored arrays.
+        If all are empty, they are drawn from the seed. Arrays with a '/' in their names are
+        ignored.
 
         Raises:
             SettingError: the arrays do not fit the network.
@@ -87,15 +87,15 @@ class PICSRSite(SiteMethod):
     def train(self, lab: Lab) -> Outgoing:
         """Train the network of this round's stage, and choose which arrays leave.
 
-        The server's message names the stage. The network is measured before the training, if the
-        server asks for metrics.
+        The server's message names the stage. If the server asks for metrics, the network is
+        measured before the training.
 
         - "warmup": the shared network is trained and sent.
-        - "experts": this site's own classifier, its expert, is trained and stored. Only if the
-          server asks for arrays, it is also sent, with the site's prototype (the mean of its
-          inputs).
-        - "router": only the router, which weighs the sites' experts, is trained and sent. Its
-          training has 'picsr.router-learning-rate' and no weight decay.
+        - "experts": this site's own classifier, its expert, is trained and stored. If the server
+          asks for arrays, the expert is sent too, with the site's prototype (the mean of its
+          training inputs).
+        - "router": only the router is trained and sent. It weighs the sites' experts for each
+          sample. The learning rate is 'picsr.router-learning-rate', and the weight decay is 0.
         """
         network, stage = lab.open(), _stage(lab)
         lab.measure(network)
@@ -116,13 +116,15 @@ class PICSRSite(SiteMethod):
     def measured(self, lab: Lab, network: SiteNetwork) -> Iterable[Measured]:
         """Return the network to measure, as a list with one entry.
 
-        In the router stage the network predicts with all sites' experts (classifiers), and a router
-        weighs them for each sample. The measurement then also has the router's weights:
+        In the router stage, a router weighs all sites' experts (classifiers) for each sample. The
+        measurement then also has the router's weights:
 
-        - Each sample's prediction comes with the weight of each expert, as ``weight.<site>``.
-        - A split's metrics include a summary of these weights if the split has enough samples.
-          These are at least 'picsr.prototype-min-count', and at least 'privacy.sums-min-count' or
-          the hospital's own 'sums-min-count', whichever is larger.
+        - Each sample's prediction gets the weight of each expert, as ``weight.<site>``.
+        - The metrics of a split get a summary of these weights. The split needs at least
+          'picsr.prototype-min-count' samples, and at least 'privacy.sums-min-count', which the
+          hospital may raise.
+
+        In any other stage ``network`` is measured as usual.
         """
         if _stage(lab) != ROUTING_STAGE:
             return [Measured(network)]

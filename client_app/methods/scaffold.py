@@ -14,18 +14,17 @@ class SCAFFOLDSite(SiteMethod):
     trains_stacked = True
 
     def train(self, lab: Lab) -> Outgoing:
-        """Train with corrected gradients, and send the mean step and the new control variate.
+        """Train with corrected gradients, and send the mean update per step and a control variate.
 
-        Let c be the server's control variate and c_i this site's. c_i is stored at the site, and is
-        0 before the first round. If the server did not use the last reply, c_i is that of the last
-        reply that it used.
+        c is the server's control variate and c_i this site's, both in units of learning rate times
+        gradient. c_i was stored with the last reply that the server used, and is 0 if there is
+        none. Each step adds (c - c_i) / learning rate to the gradient. The new c_i, which is
+        stored, is the learning rate times the mean gradient of these steps without this addition.
+        The reply has:
 
-        Each step follows the gradient plus (c - c_i) / learning rate. The new c_i is the learning
-        rate times the mean gradient of these steps, without the correction. The reply has:
-
-        - the received weights plus the mean update per step, and batch norm's statistics as
+        - received + (trained - received) / steps for each weight, and batch norm's statistics as
           trained,
-        - c plus the change of c_i,
+        - c plus the new c_i minus the old c_i,
         - 1 / steps as a metric.
         """
         network, rate, received = lab.open(), lab.common.learning_rate, lab.arrays()

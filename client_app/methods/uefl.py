@@ -40,8 +40,8 @@ class UEFLSite(SiteMethod):
     def admit(self, session: SiteSession) -> None:
         """Reject a private run that would send centroids, because centroids have no noise.
 
-        A centroid is the mean of a cluster of this site's features, found by K-means. A run that is
-        not private always passes.
+        A centroid is the mean of a cluster of this site's features, found by K-means. Centroids are
+        sent if one of three settings is "kmeans". A run that is not private always passes.
 
         Raises:
             SettingError: the run is private, but 'uefl.codeword-start', 'uefl.refresh' or
@@ -63,9 +63,9 @@ class UEFLSite(SiteMethod):
     def train(self, lab: Lab) -> Outgoing:
         """Train the network and its codebooks (eq. 2, with the loss of eq. 7), and send both.
 
-        A codebook is a set of learned vectors (codewords), and the network replaces each segment of
-        a token by the nearest codeword. The received model is measured first, if the server asks
-        for metrics.
+        A codebook is a set of learned vectors (codewords). The network replaces each segment of its
+        encoder's outputs by the nearest codeword. The received model is measured first, if the
+        server asks for metrics.
         """
         network = cast(UEFLNetwork, lab.open())
         lab.measure(network)
@@ -73,11 +73,11 @@ class UEFLSite(SiteMethod):
         return Outgoing(network, send=exchanged_arrays(network.classifier) | network.books())
 
     def uncertainty(self, lab: Lab) -> Outgoing:
-        """Report the mean entropy of the received model on validation data (eq. 8) as a metric.
+        """Report the mean entropy of the received model's predictions on validation data (eq. 8).
 
-        No array leaves, and no other metric is measured. If the hospital has its own cap on
-        epsilon, the metric gets noise. Without such a cap there must be validation samples, which
-        is not checked here.
+        It is the only metric, and no array leaves. If the hospital has its own cap on epsilon, the
+        metric gets noise. Without such a cap there must be validation samples, which is not checked
+        here.
         """
         if lab.session.cap:
             lab.measure_privately(lab.open(), "val", ("uncertainty",), ("entropy",))
@@ -90,16 +90,15 @@ class UEFLSite(SiteMethod):
     def centroids(self, lab: Lab) -> Outgoing:
         """Cluster the features of this site's training samples, and send the centroids.
 
-        The server asks for centroids in order to start a new codebook (a set of learned vectors) or
-        to refresh the first one. If it starts one and 'uefl.codeword-start' is "gaussian", the
-        server draws the vectors itself. Then nothing is clustered or sent, and 'uefl.codes' is
-        reported as their number.
+        The server asks for centroids to start a new codebook (a set of learned vectors) or to
+        refresh the first one. To start one with 'uefl.codeword-start' "gaussian", the server draws
+        the vectors itself. Nothing is clustered or sent then, and only their number 'uefl.codes' is
+        reported.
 
-        In any other case K-means (section 3.2) starts from samples that the site's own seed
-        chooses. A centroid is left out if it rests on fewer features than
-        'uefl.centroid-min-count', or on fewer samples than the hospital's 'sums-min-count'. The
-        centroids are sent with the numbers of their features, and the number of centroids is
-        reported as a metric.
+        In any other case K-means (section 3.2) starts from random samples. A centroid needs at
+        least 'uefl.centroid-min-count' features, and as many samples as the hospital's
+        'sums-min-count'. The centroids are sent with their numbers of features, and the number of
+        centroids is reported.
 
         Raises:
             RefusedError: centroids are needed but the run is private, and centroids have no noise.
@@ -124,10 +123,11 @@ class UEFLSite(SiteMethod):
         return Outgoing(send={"centroids": centres, "counts": counts})
 
     def measured(self, lab: Lab, network: SiteNetwork) -> Iterable[Measured]:
-        """Return the networks to measure, the first of which reports its codeword use (eq. 11).
+        """Return the networks to measure, the first of which also reports its codeword use.
 
-        A codeword is a learned vector that stands for similar parts of the tokens. The networks and
-        their other metrics are those of ``SiteMethod.measured``, such as the vacuity of an
+        A codeword is a learned vector that replaces similar segments of the encoder's outputs. The
+        report has the perplexity of the use (eq. 11) and the distance to the codewords. The
+        networks and other metrics are those of ``SiteMethod.measured``, such as the vacuity of an
         evidential network.
         """
         uefl = cast(UEFLNetwork, network)

@@ -67,8 +67,9 @@ class DeclaredData:
         """Build the declaration for a silo, with its label counts rounded down.
 
         A declaration has the facts about the data that the server may learn at trust 'sums', but no
-        samples. Counts keep three binary digits and become multiples of 4: 199 becomes 192, and 3
-        becomes 0. The field ``samples``, a digest of settings, is left empty.
+        samples. A count keeps its first three binary digits and becomes a multiple of 4: 199
+        becomes 192, and 3 becomes 0. The field ``samples``, a digest of the settings that choose
+        the samples, stays empty.
         """
         at_least = {}
         for split, counts in silo.label_counts().items():
@@ -89,8 +90,8 @@ class DeclaredData:
     def stand_in(self, name: str) -> Silo:
         """Build a silo with zero inputs and the declared label counts, for checks without data.
 
-        All zeros share one element in memory. If the data set declares feature statistics, the silo
-        gets mean 0 and deviation 1 in their place.
+        The silo gets ``name``. If the schema of the data has means and deviations of the features,
+        they become 0 and 1.
         """
         nothing = torch.zeros(1, dtype=getattr(torch, self.input_type))
         task = task_named(self.task)
@@ -125,13 +126,13 @@ def round_down(count: int) -> int:
 
 
 def declared_data(folder: Path, settings: CommonSettings, load: Callable[[], Silo]) -> DeclaredData:
-    """Return the stored declaration of a data set; if there is none, read the data and store one.
+    """Return a data set's stored declaration, or read the data and store a new declaration.
 
     A declaration has rounded sample counts, which the server gets instead of the exact ones. There
-    is one for each data set and each way to read it. If the same samples, with the same number of
-    classes, are read in another way, such as at another image size, the new declaration gets the
-    counts of the earlier one. Otherwise a server could have the samples counted again whenever it
-    likes. For the same reason no declaration is ever dropped.
+    is one for each data set and for each way to read it. Another way to read the same samples, such
+    as another image size, gets the counts of the earlier declaration. Otherwise a server could have
+    the samples counted again and see when a count changes. For the same reason this function
+    deletes no declaration.
 
     Args:
         folder: the folder that the hospital keeps over all runs.
@@ -139,8 +140,8 @@ def declared_data(folder: Path, settings: CommonSettings, load: Callable[[], Sil
         load: reads the data; called only without a stored declaration.
 
     Raises:
-        RefusedError: 100 other declarations are stored already, so a server must have invented
-            some.
+        RefusedError: 100 other declarations are stored already, and only the hospital can remove
+            them.
         DataError: the data cannot be read.
         CheckpointError: the file is damaged or cannot be written.
     """
@@ -178,9 +179,9 @@ def declared_data(folder: Path, settings: CommonSettings, load: Callable[[], Sil
 def _decisive(settings: CommonSettings) -> dict[str, Value]:
     """Return the settings that decide which samples a site has and how they are read, by key.
 
-    They are the name of the data set, the settings that it reads, and the partition with its
-    settings. The number of the test or validation fold is left out if there are no such folds,
-    because it then decides nothing.
+    They are 'dataset', the settings that this data set uses, and 'split.partition' with the
+    settings that this partition uses. Without test folds the number of the test fold is left out,
+    because it decides nothing. The same holds for validation folds.
     """
     read = {"dataset", "split.partition", *data_set(settings.dataset).settings}
     values = as_mapping(settings)

@@ -48,10 +48,11 @@ class Ledger:
     of_all_runs: bool = False  # whether this is the hospital's own ledger
 
     def spend(self, releases: Releases) -> None:
-        """Add releases to this ledger and to the hospital's ledger, if any, before they are made.
+        """Add releases to this ledger and to the hospital's ledger, if there is one.
 
-        A release is one noisy result, such as one DP-SGD step. The ledgers are locked meanwhile, so
-        messages that are answered at the same time wait for each other.
+        A release is one noisy result, such as one DP-SGD step. The caller makes it only afterwards.
+        The ledgers are locked during the call, so messages that are answered at the same time wait
+        for each other.
 
         Args:
             releases: (noise multiplier, sampling rate) -> number of releases.
@@ -74,7 +75,7 @@ class Ledger:
         return {(noise, rate): number for noise, rate, number in stored.releases}
 
     def epsilon(self) -> float:
-        """Return the epsilon of all releases so far, at the ledger's delta.
+        """Return the epsilon of all releases so far, at the ledger's ``delta``; 0 without releases.
 
         Raises:
             CheckpointError: the ledger is damaged.
@@ -84,9 +85,9 @@ class Ledger:
     def _enter(self, more: Releases) -> None:
         """Enter releases in the hospital's ledger, if there is one, and then in this ledger.
 
-        The caller holds the lock. A release is one noisy result. This ledger's cap on epsilon is
-        checked first, then the hospital's, and nothing is entered if one would be exceeded. A cap
-        of 0 means no cap.
+        A release is one noisy result. The caller holds the lock. This ledger's cap on epsilon is
+        checked first, then the hospital's. If either cap would be exceeded, nothing is entered in
+        any ledger. A cap of 0 means no cap.
 
         Args:
             more: the releases to add: (noise multiplier, sampling rate) -> number.
@@ -133,7 +134,7 @@ class Ledger:
 
 
 def ledger_mark(context: Context) -> LedgerMark | None:
-    """Return the state of the hospital's privacy ledger of all runs, for its audit log.
+    """Return the state of the hospital's privacy ledger of all runs, for the audit log.
 
     The state is a mapping: "releases" -> the number of noisy results so far, and "sha256" -> the
     SHA-256 of the ledger's file, in hexadecimal. Returns None if the site has no 'state-dir' or no
@@ -154,13 +155,13 @@ def ledger_mark(context: Context) -> LedgerMark | None:
 def require_newest_ledger(answering: Answering) -> Iterator[None]:
     """Run the block, which answers a message, only if the ledger is not older than the audit log.
 
-    Each line of the log has the state of the hospital's privacy ledger. An older ledger would let
-    the same epsilon be spent again. The check is made once, before the block
-    (``refuse_older_ledger``).
+    Each line of the log has the state that the hospital's privacy ledger had. An older ledger would
+    let the same epsilon be spent again. The check is made once, before the block
+    (``refuse_older_ledger``). The text of a refusal begins with the site's name.
 
     Raises:
-        RefusedError: the ledger is older than the audit log's last line, or differs from it. Or the
-            log cannot be read.
+        RefusedError: the ledger is older than the audit log's last line or is another ledger, or
+            the log cannot be read.
         CheckpointError: the ledger is damaged.
     """
     context = answering.context
@@ -174,16 +175,16 @@ def refuse_older_ledger(log: Path, context: Context) -> None:
 
     Each line of the log has the state of the hospital's ledger of all runs: the number of releases
     (noisy results) and the digest of the file. A missing ledger counts as 0 releases. The check
-    passes if the log is empty, or if its last line has no such state. If there is no log, an empty
-    one is created.
+    passes if the log is empty, or if its last line has no such state. A missing log is created
+    empty.
 
     Args:
         log: the audit log's path.
         context: the node's context.
 
     Raises:
-        RefusedError: the ledger has fewer releases than the log's last line, or the same number but
-            another digest. Or the log cannot be read.
+        RefusedError: the ledger has fewer releases than the log's last line, it has the same number
+            but another digest, or the log cannot be read.
         CheckpointError: the ledger is damaged.
     """
     # Read before the ledger, because messages that are answered at the same time spend too

@@ -47,10 +47,11 @@ _Kept = dict[str, NoisyCounts | Counts]
 def counts_noise(chosen_noise: float, hospital: Ledger) -> float:
     """Return the standard deviation of the noise on label counts, in patients.
 
+    It is ``chosen_noise``, unless that is 0. In that case it is computed so that one report costs a
+    quarter of the hospital's cap on epsilon. The computed value is at least 0.5 and at most 10,000.
+
     Args:
-        chosen_noise: the hospital's 'counts-noise', which is the result unless it is 0. Then the
-            result is the noise with which one report costs a quarter of the hospital's cap on
-            epsilon, but at least 0.5 and at most 10,000.
+        chosen_noise: the hospital's 'counts-noise'.
         hospital: the hospital's ledger of all runs, with its cap and delta.
 
     Raises:
@@ -67,15 +68,15 @@ def noisy_counts(
 ) -> Counts:
     """Return the label counts that a site reports, by split and class, with stored noise.
 
-    - For data that were never reported before, the ledger is charged, and then the noise is drawn
-      and stored.
-    - For data that were reported before, the stored counts are returned. Only if the hospital has
-      paid for a new draw (``draw_again``), new noise is drawn and stored first, without a further
+    - For data that were never reported before, the ledger is charged. The noise is then drawn, and
+      the noisy counts are stored.
+    - For data that were reported before, the stored counts are returned. If the hospital has paid
+      for a new draw (``draw_again``), new noise is drawn and stored first, without a further
       charge.
 
     Args:
         exact: the true number of samples of each class, by split.
-        data: values that identify the state of the data, such as fingerprints.
+        data: values that change with the data, such as fingerprints, by name.
         chosen_noise: the hospital's 'counts-noise', used for a first report (``counts_noise``).
         hospital: the hospital's ledger of all runs.
 
@@ -100,19 +101,22 @@ def noisy_counts(
 
 
 def kept_counts(hospital: Ledger) -> dict[str, NoisyCounts]:
-    """Read all stored noisy counts, by the digest of the data that they describe; may be empty.
+    """Read all stored noisy counts, by the digest of the data that they describe.
+
+    The result may be empty.
 
     Raises:
-        CheckpointError: the file is damaged.
+        CheckpointError: the file of the counts is damaged.
     """
     return _read(_file(hospital))
 
 
 def draw_again(chosen_noise: float, hospital: Ledger) -> float:
-    """Charge the ledger for a new draw of all stored counts; the next run makes the draw.
+    """Charge the ledger for new noise on all stored counts, which the next run will draw.
 
-    Counts whose new draw is already paid for cost nothing more, and keep the noise of that payment.
-    If no counts are stored, nothing is charged.
+    Each stored report of counts is charged once. A report whose new draw is already paid for but
+    not yet made costs nothing, and keeps the standard deviation of the earlier payment. If no
+    counts are stored, nothing is charged.
 
     Args:
         chosen_noise: the hospital's 'counts-noise' (``counts_noise``).
@@ -122,7 +126,8 @@ def draw_again(chosen_noise: float, hospital: Ledger) -> float:
         The standard deviation of the noise of the draws that are charged now, in patients.
 
     Raises:
-        EpsilonSpentError: the draws would exceed the cap on epsilon. The counts then do not change.
+        EpsilonSpentError: the draws would exceed the cap on epsilon. Nothing is charged or stored
+            then.
         SettingError: ``chosen_noise`` is 0, and ``counts_noise`` finds no noise for this cap.
         CheckpointError: the stored counts or the ledger are damaged, or cannot be written.
     """
@@ -164,7 +169,8 @@ def _add_noise(exact: Mapping[str, Sequence[int]], noise: float) -> Counts:
 
     - All counts of a validation or test split become 0 if their total is at most 2.5 standard
       deviations of the total's noise.
-    - If all counts of the training split are 0, the first class gets 1.
+    - If all counts of the training split are 0, its first class gets 1, because training needs a
+      sample.
 
     Args:
         exact: the true number of samples of each class, by split.

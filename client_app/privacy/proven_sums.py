@@ -37,18 +37,18 @@ class ProvenSum:
 def prove_sum(
     record: Mapping[str, Any], seals: Mapping[str, str], common: CommonSettings, samples: int
 ) -> ProvenSum:
-    """Check the server's proof of a secret sum, and add up the sum itself from the proof.
+    """Check the server's proof of a secret sum, and compute the sum from the proof.
 
-    The proof has each site's masked part, and the seed of the mask that the site shares with no
-    other site (its own mask). A seal is the hash of a part and its seed. All sites signed all seals
-    when the sum was made. The proof is right if it has exactly the sites of the stored seals, and
-    each part fits its seal.
+    The proof has each site's masked part, and the seed of the site's own mask, which no other site
+    shares. A seal is the hash of a part and this seed. All sites signed all seals when the sum was
+    made. The proof is right if it has exactly the sites of the stored seals, and each part with its
+    seed fits the stored seal.
 
     Args:
         record: the message's record of secure aggregation, with the proof.
         seals: the seal of each site's part, by site, as this site has stored them.
         common: the run's settings.
-        samples: 'secure-samples', the number by which each site's part was scaled.
+        samples: 'secure-samples', the number of samples that scales each site's weight in the sum.
 
     Raises:
         SiteError: the record has no proof, or a malformed one.
@@ -71,17 +71,17 @@ def prove_sum(
 
 
 def _add_up(proof: SumProof, common: CommonSettings, samples: int) -> ProvenSum:
-    """Add up the masked parts of all sites in a proof, and remove their own masks from the sum.
+    """Add up the masked parts of all sites in a proof, and remove the masks from the sum.
 
-    An own mask is shared with no other site, and the proof has its seed. The masks that pairs of
-    sites share cancel, because no site is missing. The arithmetic is that of the server
-    (``SecureSum.mean``), so that both get the same bits. If the sum counts no training sample, for
-    example because all sites have failed, the result has no totals.
+    The masks that pairs of sites share cancel, because no site is missing. Each site's own mask,
+    which no other site shares, is subtracted: the proof has its seed. The arithmetic is that of the
+    server (``SecureSum.mean``), so that site and server get the same bits. If the sum counts no
+    training sample, for example because all sites have failed, ``totals`` is empty.
 
     Args:
         proof: the proof, which is already checked.
         common: the run's settings.
-        samples: 'secure-samples', the number by which each site's part was scaled.
+        samples: 'secure-samples', the number of samples that scales each site's weight in the sum.
     """
     sums: dict[str, Words] = {}
     for arrays in proof.parts.values():
@@ -102,11 +102,11 @@ def _add_up(proof: SumProof, common: CommonSettings, samples: int) -> ProvenSum:
 
 
 def refuse_missing(sites: Iterable[str], expected: Iterable[str]) -> None:
-    """Check that all sites that have keys take part, because a proven sum needs every part.
+    """Check that no site with keys is missing, because a proven sum needs every part.
 
     Args:
         sites: the sites that take part.
-        expected: the sites that must.
+        expected: the sites that must take part.
 
     Raises:
         RefusedError: a site is missing. The error names the missing sites.
@@ -125,12 +125,12 @@ def refuse_other_seal(seals: Mapping[str, str], site: str, own: str) -> None:
     A seal is a hash of a site's masked part. The sites sign the list before the sum is unmasked.
 
     Args:
-        seals: the seal of each site's part, by site, from the server.
+        seals: the server's list, as the seal of each site's part by site.
         site: this site.
         own: the seal of the part that this site has sent.
 
     Raises:
-        RefusedError: the list has no seal for this site, or another one.
+        RefusedError: the list has no seal for this site, or a different seal.
     """
     if seals.get(site) != own:
         raise RefusedError(

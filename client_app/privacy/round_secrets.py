@@ -72,15 +72,16 @@ class RoundSecrets:
         return seal_key(self.sealing, self.keys[other][1], self.context)
 
     def masks(self, site: str, bound: bytes) -> tuple[list[bytes], list[bytes]]:
-        """Return the keys of the masks that ``site`` adds to its numbers, and that it subtracts.
+        """Return the keys of the masks that ``site`` adds, and the keys of those that it subtracts.
 
-        Each pair of sites has a common mask. The site whose name sorts first adds the mask and the
-        other site subtracts it, so the mask cancels in the sum. The first key to add is that of the
-        site's own mask, which no other site shares.
+        Each pair of sites shares one mask. The site whose name sorts first adds this mask, and its
+        partner subtracts it, so that the mask cancels in the sum. The first key to add is that of
+        the site's own mask, which no other site shares.
 
         Args:
             site: this site.
-            bound: binds the common masks to the received model and the names of the masked arrays.
+            bound: a digest of the received model and the names of the masked arrays. Shared masks
+                depend on it.
         """
         added, subtracted = [self.own_mask], []
         for other in self.partners:
@@ -94,14 +95,15 @@ class RoundSecrets:
         return added, subtracted
 
     def seal_shares(self, site: str) -> dict[str, bytes]:
-        """Split this site's two secrets into shares, and seal a pair of shares for each other site.
+        """Split this site's two secrets into shares, and encrypt a pair of shares per other site.
 
-        The secrets are the seed of this site's own mask and its masking key. Any ``threshold``
-        shares of a secret reconstruct it, and fewer reveal nothing. This site's shares of its own
-        secrets are put into ``own_shares``; the caller writes the file.
+        The secrets are the seed of this site's own mask and its masking key. Each pair has one
+        share of either secret. Any ``threshold`` shares of a secret reconstruct it, and fewer
+        reveal nothing. The pair that this site holds itself is put into ``own_shares``. The caller
+        writes the file.
 
         Returns:
-            The sealed pairs, by the site that can open them.
+            The encrypted pairs, by the site that can open them.
         """
         sites, place = self.sites, self.sites.index(site)
         # Shamir shares: any ``threshold`` of them reconstruct a secret, fewer reveal nothing
@@ -120,19 +122,18 @@ class RoundSecrets:
         return sealed_shares
 
     def open_shares(self, site: str, received: Mapping[str, bytes]) -> dict[str, Shares]:
-        """Open the shares that the other sites in the sum have sealed for ``site``.
+        """Open the shares that the other sites in the sum have encrypted for ``site``.
 
-        A share is a part of a site's secret, and enough shares together reconstruct the secret. A
-        share that is missing or cannot be opened is left out of the result, so the server learns
-        which site's shares are unusable.
+        A share is a part of a site's secret, and enough shares together reconstruct the secret. If
+        a pair of shares is missing or cannot be opened, its site is left out of the result.
 
         Args:
             site: this site.
-            received: the sealed shares, by the site that sealed them.
+            received: the encrypted shares, by the site that made them.
 
         Returns:
-            The shares, by the site whose secrets they belong to. The shares of this site's own
-            secrets are included.
+            The shares, by the site whose secrets they belong to. They include the shares of its own
+            secrets that ``site`` holds.
         """
         sites, place = self.sites, self.sites.index(site)
         shares = {site: Shares(*self.own_shares)}
@@ -149,18 +150,20 @@ class RoundSecrets:
         return list_words(self.context, self.answered, self.seals)
 
     def refuse_few(self, site: str, sites: list[str], what: str) -> None:
-        """Check that a list of sites is well formed, has ``site``, and reaches the threshold.
+        """Check that the server's list of sites has the right form and enough sites.
 
-        The threshold is the fewest sites in a secret sum ('secure.threshold'). A sum over fewer
-        sites would reveal individual updates.
+        The list must be sorted, with each site once, only sites that have keys, and ``site`` among
+        them. It needs at least ``threshold`` sites ('secure.threshold'), because a sum over fewer
+        would reveal individual updates.
 
         Args:
             site: this site.
             sites: the server's list.
-            what: the end of "N sites ...", for the error, such as "have sent their weights".
+            what: the words after the number of sites in the error's text, such as "have sent their
+                weights".
 
         Raises:
-            SiteError: the list is malformed, or the keys of this round were not shared yet.
+            SiteError: the list has another form, or this object has no keys of the sites yet.
             RefusedError: the list has fewer sites than the threshold.
         """
         if not self.keys:
@@ -191,8 +194,8 @@ def refuse_list(
     Args:
         site: this site.
         sites: the server's list.
-        known: the sites that may be in the list.
-        what: the end of "sites that ...", for the error, such as "make keys".
+        known: the sites that the list may have, such as those with keys.
+        what: the words after "sites that" in the error's text, such as "make keys".
         with_own: whether this site must be in the list.
 
     Raises:
@@ -207,10 +210,10 @@ def refuse_list(
 
 
 def read_secrets(folder: Path, round_: int) -> RoundSecrets:
-    """Read this site's secrets for a round from ``folder``.
+    """Read this site's secrets (its keys, shares and signed list) for a round from ``folder``.
 
     Raises:
-        SiteError: the folder has no secrets, or has the secrets of another round.
+        SiteError: the folder has no file of secrets, or the secrets are for another round.
         CheckpointError: the file is damaged.
     """
     secrets = _file(folder).read(None)

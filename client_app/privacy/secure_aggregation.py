@@ -107,8 +107,10 @@ class SecureSite:
     def answer(self, phase: str) -> ConfigRecord:
         """Answer a phase of secure aggregation that trains nothing.
 
-        "secure-keys" makes keys, "secure-shares" shares secrets, and "secure-agree" signs the list
-        of sites. Any other phase unmasks the sum.
+        - "secure-keys" makes this site's keys.
+        - "secure-shares" makes shares of this site's secrets for the other sites.
+        - "secure-agree" signs the list of sites in the sum.
+        - Any other phase returns the shares with which the server unmasks the sum.
 
         Raises:
             SiteError: the message is malformed, or the site has no keys for this round.
@@ -131,10 +133,11 @@ class SecureSite:
         received: Mapping[str, Any],
         scaled_metrics: Mapping[str, float | None],
     ) -> dict[str, Words]:
-        """Quantise, weight and mask this site's updates and metrics; return uint32 arrays by name.
+        """Quantise, weight and mask this site's updates and metrics, as uint32 arrays by name.
 
-        The checks of ``prepare_masking`` are made again. A digest of the numbers is stored before
-        anything leaves, so that no key masks twice after a restart. A failed site masks zeros.
+        The weight follows from the site's number of samples. A site that failed masks zeros. The
+        checks of ``prepare_masking`` are made again. Before anything leaves, a digest of the
+        numbers is stored, so that the same keys cannot mask other numbers after a restart.
 
         Args:
             updates: the trained minus the received arrays, clipped, by name.
@@ -145,9 +148,9 @@ class SecureSite:
         Raises:
             SiteError: the site has no keys for this round, the list of sites is malformed, or the
                 site has masked 0 for the same received arrays before.
-            RefusedError: ``prepare_masking`` refuses. Or this round's sum was already unmasked with
-                other numbers of this site. Or the site failed, but has answered for these received
-                arrays before.
+            RefusedError: ``prepare_masking`` refuses. This round's sum was already unmasked with
+                other numbers of this site. The site has answered for the same received arrays
+                before, but fails now.
             SettingError: the samples of all sites together do not fit into 32 bits.
             CheckpointError: the site's secrets or records are damaged, or cannot be written.
         """
@@ -176,7 +179,7 @@ class SecureSite:
     def prepare_masking(
         self, received: Mapping[str, Any], metrics: Sequence[str]
     ) -> tuple[RoundSecrets, list[str]]:
-        """Check that this site may mask; return the round's secrets and the sites to mask with.
+        """Check that this site may mask its numbers; return its secrets and the sites in the sum.
 
         This is also called before the training. Nothing here depends on the site's data, so a
         hospital that declares its data can refuse before they are opened.
@@ -185,12 +188,16 @@ class SecureSite:
             received: all received NumPy arrays, named ``<record>/<array>``.
             metrics: the names of the metrics that the server asks to sum.
 
+        Returns:
+            The round's secrets, and the names of the sites to mask with, including this site.
+
         Raises:
             SiteError: the site has no keys for this round, or the list of sites is malformed.
             RefusedError: the settings changed after the keys were signed, or the keys were used
-                before. Too few sites take part, or one is missing although the method proves its
-                sums. An earlier sum of the same round or arrays had other sites, settings or
-                requests. Or a metric belongs to a split that not all sites measure.
+                before. Too few sites take part, or a site is missing from a sum that must be
+                proven. An earlier sum of this round or of the same arrays had other settings,
+                another request, or a site that is missing now. A metric belongs to a split that not
+                all sites measure.
             CheckpointError: the site's secrets or its records of sums are damaged.
         """
         secrets = read_secrets(self.folder, self.round)
@@ -225,37 +232,41 @@ class SecureSite:
     def refuse_after_failure(self, received: Mapping[str, Any]) -> None:
         """Check that this site did not fail in an earlier answer to the same received arrays.
 
-        A failed site adds 0, so a second answer would reveal the site's own part by subtraction.
-        Without a record of earlier sums, as in a simulation, nothing is checked.
+        A site that fails adds 0. A second answer would reveal the site's own part, as the
+        difference between two sums. Without a record of earlier sums, as in a simulation, nothing
+        is checked.
 
         Raises:
-            SiteError: the site failed on these arrays before. Only the site's own log gets this
-                text, because the data are already open.
+            SiteError: the site failed on these arrays before.
             CheckpointError: the record of the sums is damaged.
         """
         if self.book and self.book.has_failed(arrays_digest(received).hex()):
             raise failed_before()
 
     def proven_sum(self) -> ProvenSum:
-        """Check the message's proof of the sum of the round before, and return that sum.
+        """Check the proof of the last round's sum in the message, and return this sum.
 
         Raises:
             SiteError: the message has no proof, or a malformed one.
-            RefusedError: the proof is not of the parts that all sites signed in that round, or this
-                site has stored no signed sum of that round.
+            RefusedError: the proof has other parts than those that all sites signed in the last
+                round, or this site has stored no signed sum of that round.
             CheckpointError: the record of the sums is damaged.
         """
         seals = UnmaskedSums(self.folder, self.round - 1).seals()
         return prove_sum(self.asked, seals, self.common, self.samples)
 
     def _request_digest(self, received: Mapping[str, Any], secrets: RoundSecrets) -> str:
-        """Return a digest of the values in a request that decide what this site masks.
+        """Return a digest of everything in a request that decides which numbers this site masks.
 
         Once a round's sum is unmasked, the site refuses requests of this round with another digest
-        (``UnmaskedSums.refuse_other_question``). The digest covers the instruction without the
-        run's folder, the names of the arrays and metrics to sum, the received arrays, and the
-        number of sites that have keys, which decides the quantisation. Only a hospital that
-        declares its data makes this check. At any other site the digest is an empty string.
+        (``UnmaskedSums.refuse_other_question``). The digest covers:
+
+        - the instruction without the run's folder,
+        - the names of the arrays and metrics to sum,
+        - the received arrays,
+        - the number of sites that have keys, on which the quantisation depends.
+
+        It is an empty string, except at a hospital that declares its data.
         """
         if self.instruction is None:
             return ""
@@ -267,10 +278,10 @@ class SecureSite:
         return digest("question", said, asked, arrays, len(secrets.keys)).hex()
 
     def _make_keys(self) -> ConfigRecord:
-        """Make and store this site's keys of the round, and return the signed public halves.
+        """Make and store this site's keys of the round, and return the public keys, signed.
 
-        One key pair is for masks, and the other for sealing shares. The record also has the public
-        signing key, the digest of the settings, the splits that this site measures, and
+        There are two key pairs: one for masks, and one to encrypt shares. The record also has the
+        public signing key, the digest of the settings, the splits that this site measures, and
         'secure-samples'. The new keys replace those of an earlier attempt at this round.
 
         Raises:
@@ -298,17 +309,17 @@ class SecureSite:
         return key_words(self.run, self.round, site, keys, self.terms, splits)
 
     def _share_secrets(self) -> ConfigRecord:
-        """Check all sites' keys; return sealed shares of this site's secrets for the other sites.
+        """Check all sites' keys, and return this site's secrets as shares for the other sites.
 
-        Enough shares reconstruct a secret, and only the site that a share is sealed for can open
-        it. The record also has a hash of the seed of this site's own mask, by which the server can
-        later verify the seed that it reconstructs.
+        Enough shares reconstruct a secret. A share is encrypted, and only the site that it is for
+        can open it. The record also has a hash of the seed of this site's own mask. With it the
+        server can later verify the seed that it reconstructs.
 
         Raises:
             SiteError: the server's lists of keys are malformed, or the site has no keys for this
                 round.
-            RefusedError: keys were shared in this round before, the keys or signatures are refused
-                (``_store_keys``), or the threshold is refused (``_refuse_threshold``).
+            RefusedError: the sites' keys of this round were stored before, a key or signature is
+                not accepted (``_store_keys``), or the threshold is refused (``_refuse_threshold``).
             SettingError: no threshold is possible for the number of sites.
             CheckpointError: the site's secrets or its list of keys are damaged, or cannot be
                 written.
@@ -334,14 +345,16 @@ class SecureSite:
     def _store_keys(self, secrets: RoundSecrets) -> None:
         """Check all sites' public keys and their signatures, and put the keys into ``secrets``.
 
-        The keys come from the server's record. The splits that all sites measure are put there too.
+        The keys come from the server's record. ``secrets`` also gets the splits that all sites
+        measure.
 
         Raises:
             SiteError: the server's lists differ in length, the sites are not sorted or lack this
                 site, or a signing key is malformed.
-            RefusedError: two sites have the same key, this site's keys were replaced, a signature
-                does not match, or a signing key is not trusted here.
-            CheckpointError: the hospital's list of compared keys is damaged, or cannot be written.
+            RefusedError: two sites have the same key, the server lists other keys under this site's
+                name, a signature does not match, or a signing key is not trusted here.
+            CheckpointError: the hospital's list of trusted signing keys is damaged, or cannot be
+                written.
         """
         sites, splits = read_texts(self.asked, "sites"), read_texts(self.asked, "splits")
         refuse_list(self.site, sites, sites, "make keys")
@@ -373,8 +386,8 @@ class SecureSite:
         """Check the server's threshold against the run's settings and the hospital's limit.
 
         The threshold is the number of sites whose shares together reveal a secret. The higher it
-        is, the more sites can work with the server without seeing this site's part.
-        ``tolerated_colluders`` computes their number.
+        is, the more sites could collude with the server without learning this site's numbers
+        (``tolerated_colluders``).
 
         Args:
             threshold: the threshold that the server states.
@@ -399,15 +412,16 @@ class SecureSite:
     def _sign_list(self) -> ConfigRecord:
         """Sign and store the server's list of sites whose weights arrived; return the signature.
 
-        Only one list is signed under the keys of a round, because two lists would give two sums.
-        The same list may be signed again. If the method proves its sums, all sites must be in the
-        list. The signature then also covers the seals (hashes) of their masked parts.
+        Two lists under the same keys would give two sums, whose difference reveals single sites.
+        Only one list is therefore signed, but it may be signed again. If the method proves its
+        sums, all sites must be in the list. The signature then also covers the seals (hashes) of
+        their masked parts.
 
         Raises:
-            RefusedError: another list was signed, the list names a site that did not mask, or it is
-                too short. Or the sum was unmasked before over other sites or with other numbers
-                from this site. With proven sums also: a site is missing, or this site's seal is
-                another.
+            RefusedError: another list was signed before, or the list names a site that did not
+                mask. The list has too few sites. An earlier sum of this round or of the same arrays
+                was over other sites, or had other numbers from this site. With proven sums, a site
+                is missing, or the list has a wrong seal for this site.
             SiteError: the list is malformed, or the site has no keys for this round.
             CheckpointError: the site's secrets or records are damaged, or cannot be written.
         """
@@ -432,14 +446,16 @@ class SecureSite:
         return self._record({"signature": sign_text(self.signer.private, secrets.list_words())})
 
     def _unmask(self) -> ConfigRecord:
-        """Return a share of one secret of each site, so that the server can unmask the sum.
+        """Return one share for each site, so that the server can unmask the sum.
 
-        Each site holds one share of each other site's secrets. For a site whose weights arrived,
-        the result has the share of its own mask. For a site that dropped out, it has the share of
-        its masking key. Both shares of one site never leave, because together they would unmask its
-        weights. A site whose sealed share is missing or cannot be opened is left out. Before the
-        record is made, the sum is noted in this site's records, and its secrets of the round are
-        deleted.
+        Each site has two secrets, and this site holds a share of both:
+
+        - For a site whose weights arrived, the share of the seed of its own mask is returned.
+        - For a site that dropped out, the share of its masking key is returned.
+
+        This site never returns both, because together they would unmask the other site's weights. A
+        site is left out if its encrypted shares are missing or cannot be opened. Before the record
+        is made, the sum is noted in this site's records, and this site's secrets are deleted.
 
         Returns:
             A record with the sites' names in ``of`` and their shares in ``shares``, in the same
@@ -479,11 +495,11 @@ class SecureSite:
         return self._record({"of": of, "shares": shares})
 
     def _refuse_disagreement(self, secrets: RoundSecrets) -> None:
-        """Check that enough sites have signed the same list of sites as this site.
+        """Check that enough sites have signed the list of sites that this site has signed.
 
         The number of valid signatures must reach the threshold. If the method proves its sums, all
         sites in the list must have signed it. Without this check, a server could show different
-        lists to the sites, and unmask two sums.
+        lists to the sites, and unmask a sum for each list.
 
         Raises:
             RefusedError: too few signatures are valid. The error gives their number and the number
