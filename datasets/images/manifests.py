@@ -68,8 +68,8 @@ class ManifestDataSet(ImageDataSet):
     def declared_outcome(self, places: Places) -> FeatureStatistics | None:
         """Return the mean and standard deviation that the declaration states for a numeric outcome.
 
-        The declaration is the user's YAML file that describes the data set. The two arrays are (1,)
-        each. The result is None if the declaration states no mean and deviation.
+        The declaration is the user's YAML file that describes the data set. Mean and deviation are
+        arrays of shape (1,). The result is None if the declaration lacks one of the two.
         """
         declaration = self.declaration(places)
         if declaration.mean is None or declaration.std is None:
