@@ -158,11 +158,14 @@ class Declaration(FileModel):
         return self
 
     def labels(self) -> Classes:
-        """Return the names of what is predicted, each with the labels that mean it in manifests.
+        """Return the predicted quantities: name -> the labels that mean it in manifests.
 
-        For classes, this is class name -> the labels in manifests (the sites' lists of images) that
-        mean the class. For all other tasks the values are empty, and the keys are the findings'
-        names, the outcome with its unit in brackets, or the event.
+        A manifest is a site's list of images. Only classes have such labels. For other tasks the
+        labels are an empty tuple, and the names are:
+
+        - the findings, if there are several,
+        - the outcome, with its unit in brackets if it has one, for a numeric outcome,
+        - the event, for survival.
         """
         if self.outcome and self.unit:
             return {f"{self.outcome} ({self.unit})": ()}

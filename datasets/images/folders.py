@@ -53,10 +53,9 @@ class Image:
 def read_folder(folder: Path) -> dict[str, list[Image]]:
     """List the images of each site in a folder, sorted by part, class and file name.
 
-    The subfolders of ``folder`` are sites, with two exceptions. They are parts if all are named
-    'train', 'val' or 'test'. They are classes if any of them has images directly in it. In both
-    exceptions all images belong to one site named 'folder'. The sites need not have the same
-    classes.
+    Subfolders named 'train', 'val' or 'test' are parts. Subfolders are classes if any of them has
+    images directly in it. In these two layouts all images belong to one site named 'folder'. In any
+    other layout each subfolder is a site. The sites need not have the same classes.
 
     Raises:
         DataError: the folders match no layout, a name is invalid, a class has no image, or there is

@@ -233,8 +233,7 @@ class ImageDataSet(DataSet):
 
         Public images are in no silo, so that weights can be pretrained on them. About
         'split.public-share' of the groups (such as patients) are public, chosen by a hash of their
-        names. Groups that share copies of a file count as one. With a share of 0, no image is
-        public.
+        names. Groups that share copies of a file count as one. Share 0 makes no image public.
 
         Raises:
             DataError: the site's list of images is missing or invalid.

@@ -124,8 +124,8 @@ def join_indices(where: str, parts: Sequence[ImageIndex]) -> ImageIndex:
     Parts (train, val or test) and masks are dropped. The result is empty if ``parts`` is empty.
 
     Errors show an image by its safe name, such as "the image of line 3", which may repeat at
-    another site. Each safe name therefore gets " of " and the site's ``where``, unless a site's
-    safe names are its file names.
+    another site. " of " and the site's ``where`` are added to it. Safe names that are file names
+    stay unchanged.
 
     Args:
         where: a name for the joined index in errors.
