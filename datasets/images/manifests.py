@@ -308,8 +308,8 @@ class Manifest:
         """Return an image's file relative to the data directory, and remember its line.
 
         ``lines`` (file -> line) stores the line, so that a second line with the same file is
-        refused. The file need not exist. If it exists under another Unicode form of its name, the
-        result has that form.
+        refused. The file need not exist. If it exists only under another Unicode form of its name,
+        the result has that form.
 
         Args:
             number: the line in the manifest.

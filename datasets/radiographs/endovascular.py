@@ -133,8 +133,8 @@ def read_masks(index: ImageIndex) -> dict[str, str]:
     left out. Whether the files exist is not checked.
 
     Returns:
-        Image -> its mask, both relative to ``index.folder``. If a file exists under another Unicode
-        form of its name (NFC or NFD), the result has that form.
+        Image -> its mask, both relative to ``index.folder``. If a file exists only under another
+        Unicode form of its name (NFC or NFD), the result has that form.
 
     Raises:
         DataError: the manifest cannot be read, or a mask is outside the data directory.

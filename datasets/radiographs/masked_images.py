@@ -29,8 +29,8 @@ class MaskedDataSet(DataSet):
     def load(self, name: str, settings: CommonSettings, places: Places) -> Silo:
         """Load the silo ``name`` with the labels that the run's task needs.
 
-        For segmentation only images with masks are loaded, and the masks are the labels. For any
-        other task all images are loaded, and their classes are the labels.
+        For segmentation only images with masks are loaded, and the masks are the labels. For
+        classification all images are loaded, and their classes are the labels.
 
         Raises:
             DataError: the silo cannot be loaded, or its masks are unusable.

@@ -78,7 +78,7 @@ class MiniMias(RadiographDataSet):
 
         The function decodes the 8-bit grey file, crops its dark edges, and resizes the rest until
         the longer side has ``size`` pixels. If 'data.intensity-profiles' is set, the picture is
-        rendered like that of a vendor's machine, with one vendor per breast tissue. The noise is
+        rendered as a vendor's machine would show it. Each breast tissue has a vendor. The noise is
         the same in every run. The function raises ``BrokenImageError`` if the file is unusable.
 
         Raises:
