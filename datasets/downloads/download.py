@@ -34,20 +34,20 @@ _DAMAGES = (
 def fetch(source: PublicFiles, data_dir: Path, base_url: str = "") -> Iterator[str]:
     """Download the missing files of a public data set, and unpack those that are archives.
 
-    A file that already exists with the right MD5 is not downloaded again. An archive whose files
-    are already unpacked with the right sizes is not unpacked again. Nothing happens, and no error
-    is raised, until the result is iterated.
+    A file that already exists with the right MD5 is not downloaded again. An archive is not
+    unpacked again if its files already exist with the right sizes. The work begins only when the
+    result is iterated.
 
     Args:
         source: the public data set. Its files go into its folder below ``data_dir``, which is
             created.
         data_dir: the data directory.
-        base_url: another address that has files of the same names; '' means ``source.url``.
+        base_url: the address of a mirror with files of the same names. '' means ``source.url``.
 
     Yields:
-        First a line of text about source and licence. Then a line for each file that says whether
-        it was downloaded or was there, and after an archive another line about unpacking. Nothing
-        is yielded if the data set has no files.
+        A line about the data set's source and licence. Then, for each file, a line that says
+        whether the file was downloaded or already existed, and for an archive another line about
+        unpacking. A data set without files yields nothing.
 
     Raises:
         DataError: a download fails, an MD5 differs, or an archive cannot be unpacked.
@@ -75,7 +75,7 @@ def fetch(source: PublicFiles, data_dir: Path, base_url: str = "") -> Iterator[s
 def _download(base_url: str, file: RemoteFile, target: Path) -> None:
     """Download a file into a scratch folder, and move it to ``target`` once its MD5 is right.
 
-    The address is ``base_url`` followed by the file's name.
+    The address is ``base_url``, a slash and the file's name.
 
     Raises:
         DataError: the address cannot be read, the disk is full, or the MD5 differs. ``target`` is
@@ -127,13 +127,14 @@ def _unpack_once(archive: Path, folder: Path) -> str:
 def unpack(archive: Path, folder: Path) -> int:
     """Unpack a zip or tar archive into ``folder``, and return the number of unpacked files.
 
-    The folder is created if it is missing. All files are unpacked into a scratch folder first and
-    then moved, so a damaged archive changes no existing file. Existing files of the same names are
-    replaced. Empty folders in the archive are not created.
+    The folder is created if it is missing. Existing files of the same names are replaced, but only
+    after the whole archive was unpacked. A damaged archive therefore changes no existing file.
+    Empty folders in the archive are not created.
 
     Raises:
-        DataError: the archive is missing, damaged or too large when unpacked (by default above 1
-            GiB). Or it contains a link or a path outside its folder, or a file cannot be written.
+        DataError: the archive is missing or damaged, contains a link or a path outside its folder,
+            or is larger than allowed when unpacked (by default 1 GiB). The error is also raised if
+            a file cannot be written.
     """
     folder.mkdir(parents=True, exist_ok=True)
     try:
@@ -158,8 +159,8 @@ def unpack(archive: Path, folder: Path) -> int:
 def _extract_tar(tar: tarfile.TarFile, work: Path) -> None:
     """Unpack a tar archive into ``work``, after ``_open_archive`` has checked its names and sizes.
 
-    Python's extraction filter 'data' checks the names a second time. Old versions of Python, such
-    as 3.11.2, lack this filter and unpack without the second check.
+    Python's extraction filter 'data' checks the names again, and raises a ``tarfile.FilterError``
+    for a dangerous name. Old versions of Python without this filter skip the second check.
     """
     if hasattr(tarfile, "data_filter"):
         tar.extractall(work, filter="data")
@@ -168,10 +169,16 @@ def _extract_tar(tar: tarfile.TarFile, work: Path) -> None:
 
 
 def _extract_zip(archive: Path, zipped: zipfile.ZipFile, sizes: Iterable[str], work: Path) -> None:
-    """Unpack the files that are named in ``sizes`` from a zip archive into the folder ``work``.
+    """Unpack files from a zip archive into the folder ``work``.
 
-    The unpacked bytes of all files are counted, because a zip may state false sizes. Unpacking
-    stops as soon as they exceed the limit. ``archive`` is the zip's path.
+    The unpacked bytes are counted, because a zip may state false sizes. When their sum exceeds the
+    limit, unpacking stops. The files unpacked until then stay in ``work``.
+
+    Args:
+        archive: the zip's path, for errors.
+        zipped: the opened zip.
+        sizes: the names of the files to unpack.
+        work: the folder to unpack into.
 
     Raises:
         DataError: the unpacked files together are larger than allowed (by default 1 GiB).
@@ -192,6 +199,7 @@ def is_unpacked(archive: Path, folder: Path) -> bool:
     Raises:
         DataError: the archive is damaged or too large when unpacked (by default above 1 GiB), or
             contains a link or a path outside its folder.
+        OSError: the archive is missing or cannot be read.
     """
     with _open_archive(archive) as (_, sizes):
         for name, size in sizes.items():
@@ -207,14 +215,17 @@ def _open_archive(
 ) -> Iterator[tuple[zipfile.ZipFile | tarfile.TarFile, dict[str, int]]]:
     """Open a zip or tar archive for a ``with`` block, after checking all entries in it.
 
+    An archive may also prove damaged while the block reads it. The block then ends with the same
+    ``DataError``.
+
     Yields:
         The open archive, and a dictionary: name of a file in the archive -> its size in bytes.
         Folders are not included.
 
     Raises:
-        DataError: the archive is damaged, is too large when unpacked (by default above 1 GiB), or
-            contains a link, a device or a path outside its folder. Some damage shows only inside
-            the block. A zip is also refused if it has a file that is neither stored nor deflated.
+        DataError: the archive is damaged or too large when unpacked (by default above 1 GiB), or
+            contains a link, a device or a path outside its folder. In a zip, a compression method
+            other than none and deflate is also refused.
     """
     try:
         if zipfile.is_zipfile(archive):
@@ -257,11 +268,11 @@ class _Member(tarfile.TarInfo):
 
 
 def _count_members(tar: tarfile.TarFile, archive: Path) -> Iterator[tarfile.TarInfo]:
-    """Yield the members of a tar archive, and raise an error when their total size is too large.
+    """Yield the members of a tar archive, and stop with an error when they are too large together.
 
-    Each member adds its unpacked size and 1024 bytes for its header to the total. The total is
-    checked before the member is yielded, because ``tarfile`` must inflate a member to find the
-    next. ``archive`` is the archive's path, for the error.
+    Each member adds its unpacked size, and 1024 bytes for its header, to the total. The total is
+    checked before each member is yielded. A small file that would unpack to a huge one is therefore
+    refused early. ``archive`` is the path that the error shows.
 
     Raises:
         DataError: the members together are larger than allowed when unpacked (by default 1 GiB).
@@ -283,8 +294,9 @@ def _check_entries(entries: Iterable[tuple[str, int, bool]], archive: Path) -> d
     """Check the names and kinds of an archive's entries, and return the sizes of its files.
 
     Args:
-        entries: for each entry its name, its size in bytes, and whether it is a plain file or a
-            folder. A folder's name ends in '/'.
+        entries: for each entry its name, its size in bytes, and a flag. The flag is True for a
+            plain file and for a folder, and False for a link and a device. A folder's name ends in
+            '/'.
         archive: the archive's path, for errors.
 
     Returns:
@@ -292,8 +304,8 @@ def _check_entries(entries: Iterable[tuple[str, int, bool]], archive: Path) -> d
         twice, the later size counts.
 
     Raises:
-        DataError: an entry is a link or a device. Or its name is empty, is absolute, or contains a
-            backslash or the folder '..'.
+        DataError: an entry is a link or a device, or has a bad name. A name is bad if it is empty,
+            is absolute, or contains a backslash or the folder '..'.
     """
     sizes = {}
     for name, size, plain in entries:

@@ -60,13 +60,13 @@ class PublicFiles:
         return f"run 'fedsilo fetch {self.name} --data-dir DIR' (public source: {self.url})"
 
     def data_dir(self, places: Places) -> Path:
-        """Return the data directory of ``places``, whether or not the directory exists.
+        """Return the data directory that ``places`` names. An error mentions this data set.
 
-        ``places`` holds two folders, one for data and one for the cache.
+        The directory need not exist.
 
         Raises:
-            DataError: ``places.data`` is None, because neither setting 'data.dir' nor $FEDSILO_DATA
-                names a data directory.
+            DataError: ``places.data`` is None. Neither the setting 'data.dir' nor the environment
+                variable FEDSILO_DATA is then set.
         """
         if places.data is None:
             raise DataError(
@@ -78,17 +78,17 @@ class PublicFiles:
     def find(self, places: Places, names: Iterable[str] | None = None) -> Path:
         """Check that this public data set's files exist, and return the folder that contains them.
 
-        The folder is that of the data set, inside the data directory. Only existence is checked,
-        not the MD5. If fedsilo can download no files of this data set, nothing is checked, and the
-        empty path ``Path()`` is returned.
+        Only existence is checked, not the MD5. If fedsilo can download no files of this data set,
+        nothing is checked, and ``Path()`` is returned.
 
         Args:
-            places: the folders for data and cache, of which only the data directory is used.
+            places: the folders for data and cache. The data directory contains the data set's
+                folder.
             names: the names of the files to check. None or an empty list checks all files.
 
         Raises:
             DataError: no data directory is named, or a file is missing. The error explains how to
-                get it.
+                download the data set.
         """
         if not self.files:
             return Path()
@@ -101,8 +101,8 @@ class PublicFiles:
     def bytes(self) -> int:
         """Return the number of bytes to download for this data set, or 0 if it is unknown.
 
-        The attribute ``size`` is returned if it is above 0. Otherwise the result is the sum of the
-        sizes of all files, or 0 if the size of any file is unknown.
+        The size that ``public.yaml`` states for the whole data set comes first. Without it, the
+        result is the sum of the sizes of all files, or 0 if the size of any file is unknown.
         """
         sizes = [file.size for file in self.files]
         if self.size or not all(sizes):
@@ -110,10 +110,10 @@ class PublicFiles:
         return sum(sizes)
 
     def size_text(self) -> str:
-        """Format the size of a download with a unit, such as '12.3 MB', or return 'not stated'.
+        """Format the size of this data set's download, such as '12.3 MB', or return 'not stated'.
 
-        The number is in GB, MB or kB (powers of 1000) with three significant digits, or in bytes if
-        it is below 1000. For 0 bytes the result is 'not stated'.
+        The number is in GB, MB or kB (powers of 1000) with three significant digits. Below 1000 it
+        is in bytes. The result is 'not stated' if the size is unknown.
         """
         size = self.bytes()
         for unit, name in _UNITS:
@@ -131,9 +131,10 @@ class PublicFiles:
         yield f"terms: {self.terms or 'none beyond the licence'}"
 
     def refuse_unaccepted(self, accepted: bool) -> None:
-        """Check that the user has accepted this data set's terms, before a download.
+        """Check that the user has accepted this data set's terms, so that a download may begin.
 
-        ``accepted`` is the user's answer. A data set without terms always passes.
+        A data set without terms always passes. ``accepted`` tells whether the user agreed to the
+        terms.
 
         Raises:
             DataError: the data set has terms, and ``accepted`` is false.
@@ -147,10 +148,10 @@ class PublicFiles:
 
 @cache
 def public_data() -> Mapping[str, PublicFiles]:
-    """Read the public data sets from ``datasets/public.yaml``: name -> its ``PublicFiles``.
+    """Read the public data sets from ``datasets/public.yaml``: data set's name -> ``PublicFiles``.
 
-    Each ``PublicFiles`` has the data set's source, licence, terms and files. It has no files if
-    fedsilo cannot download them. The YAML file is read once per process.
+    Each ``PublicFiles`` has the data set's source, licence, terms and files. The list of files is
+    empty if fedsilo cannot download the data set. The YAML file is read once per process.
     """
     table = read_own_yaml(Path(__file__).parent.parent / "public.yaml")
     sources = {}

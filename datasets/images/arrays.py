@@ -60,12 +60,12 @@ class OwnArrays(DataSet):
     def silo_names(self, settings: CommonSettings, places: Places) -> list[str]:
         """Return the names of the sites that have an ``.npz`` file, in alphabetical order.
 
-        The file ``NAME.npz`` belongs to the site NAME, or to the site that ``folder_name`` encodes
-        as NAME.
+        A file is named after its site. Special characters may be encoded as ``folder_name`` does
+        it: ``S+fc+d.npz`` belongs to the site 'Süd'. Only the data directory in ``places`` matters.
 
         Raises:
-            DataError: the data directory has no ``.npz`` file, a file is not named after a possible
-                site, or two files belong to one site.
+            DataError: the data directory has no ``.npz`` file, a file's name cannot be a site's
+                name, or two files belong to one site.
         """
         folder = self._folder(places)
         names = sorted(_find_files(folder))
@@ -74,11 +74,11 @@ class OwnArrays(DataSet):
         return names
 
     def image_reader(self, site: str, settings: CommonSettings, places: Places) -> ImageReader:
-        """Return a function that reads a ``.npy`` file as one sample, like those of a site.
+        """Return a function that reads a new sample for a site from a ``.npy`` file.
 
         The function takes a path and returns an array (channels, height, width). It raises
-        ``BrokenImageError`` if the file cannot be read or contains NaN or infinity. It also does so
-        if shape or type differs from that of the samples in the site's array ``x``.
+        ``BrokenImageError`` if the file cannot be read, or if it contains NaN or infinity. The
+        sample must also have the shape and type of the samples in the site's array ``x``.
 
         Raises:
             DataError: the file with the site's arrays is missing or invalid.
@@ -97,12 +97,12 @@ class OwnArrays(DataSet):
     def _load(self, name: str, settings: CommonSettings, places: Places) -> Silo:
         """Open a site's silo in the cache, or create it there from the site's arrays.
 
-        The arrays are read in both cases. Equal samples stay in the same part (train, val or test),
-        and the site's log notes how many copies there are. If the settings have no test folds, a
-        quarter of the samples are test samples.
+        The arrays are read in both cases. If 'split.test-folds' is 0, a random quarter of the
+        samples are test samples. Samples with equal bytes stay in the same part (train, val or
+        test), and the site's log has their number.
 
         Raises:
-            DataError: the arrays are invalid, or fewer than 2 training samples are left.
+            DataError: the arrays are invalid, or the split leaves fewer than 2 training samples.
         """
         path = self._file(name, places)
         stamp = path.stat()
@@ -152,19 +152,21 @@ class OwnArrays(DataSet):
 def _find_files(folder: Path) -> dict[str, Path]:
     """Find each site's ``.npz`` file in a folder: site -> path, in the order of the paths.
 
-    The file ``NAME.npz`` belongs to the site NAME, or to the site that ``folder_name`` encodes as
-    NAME. The result is empty if there is no such file.
+    A file is named after its site. Special characters may be encoded as ``folder_name`` does it:
+    ``S+fc+d.npz`` and ``Süd.npz`` both belong to the site 'Süd'. Without such files the result is
+    empty.
 
     Raises:
-        DataError: a file is not named after a possible site, or two files belong to one site.
+        DataError: a file's name cannot be a site's name, or two files belong to one site.
     """
     return find_by_site({path.stem: path for path in sorted(folder.glob("*.npz"))})
 
 
 def _number_contents(x: npt.NDArray[Any]) -> list[int]:
-    """Number the distinct samples of ``x`` (n, ...) from 0, with equal numbers for equal samples.
+    """Number the samples of ``x`` (n, ...) so that only equal samples have the same number.
 
-    The numbers follow the order of first appearance. Samples are compared byte by byte.
+    The list has one number per sample. Numbers start at 0, in the order of first appearance.
+    Samples are compared byte by byte.
     """
     numbers: dict[bytes, int] = {}
     contents = []
@@ -176,21 +178,20 @@ def _number_contents(x: npt.NDArray[Any]) -> list[int]:
 
 
 def _read_sample(path: Path, shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
-    """Read a ``.npy`` file as one sample, and check it against the site's other samples.
+    """Read a ``.npy`` file as one sample, and check its shape and type against those of a site.
 
     Args:
         path: the file.
-        shape: the expected shape, (channels, height, width). If it has one channel, the file may
-            also have (height, width).
-        dtype: the expected type. Floats of any width are converted to float32 before they are
-            compared with it.
+        shape: the expected shape, (channels, height, width). For one channel, the file may also
+            have (height, width).
+        dtype: the expected type. Floats of any width in the file count as float32.
 
     Returns:
-        The sample, with this shape and type.
+        The sample, with the shape ``shape`` and the type ``dtype``.
 
     Raises:
-        BrokenImageError: the file is missing or not an array, the sample has a different shape or
-            type, or it contains NaN or infinity.
+        BrokenImageError: the file is missing or not an array, the sample has another shape or type,
+            or the sample contains NaN or infinity.
     """
     check_file(path)
     try:
@@ -215,7 +216,7 @@ def _read_sample(path: Path, shape: tuple[int, ...], dtype: np.dtype[Any]) -> np
 
 
 def _as_float32(array: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
-    """Convert an array to float32, in which numbers beyond the range become infinite.
+    """Convert an array to float32. Numbers beyond the range of float32 become infinite.
 
     Later checks refuse infinite numbers.
     """
@@ -231,22 +232,22 @@ def _read(path: Path, task: Task) -> Arrays:
 def _check_arrays(
     where: str, task: Task, x: npt.NDArray[Any], y: npt.NDArray[Any], classes: npt.NDArray[Any]
 ) -> Arrays:
-    """Check the three arrays of a site, and convert them to the shapes and types used in a silo.
+    """Check the three arrays of a site, and convert them to shapes and types that a silo stores.
 
     Args:
-        where: the arrays' origin, with which an error begins.
-        task: the task that the labels are for.
+        where: the text with which an error begins, such as the file's path.
+        task: the task, which decides the form of the labels.
         x: the samples, (n, channels, height, width) or (n, height, width), floats or uint8.
-        y: the labels in the form of the task, such as class indices (n,).
-        classes: the names of the classes, findings or outcome.
+        y: the labels, such as class indices (n,) for classification.
+        classes: the names of the classes or findings, or of a numeric outcome.
 
     Returns:
-        The samples as (n, channels, height, width), float32 or uint8, the labels in the task's
-        type, and the names in the Unicode form NFC.
+        The samples as (n, channels, height, width), float32 or uint8. The labels have the type
+        ``task.label_type``. The names are in the Unicode form NFC.
 
     Raises:
-        DataError: the type or shape of an array is wrong, a sample has NaN or infinity, a name
-            appears twice, or a label is invalid for the task.
+        DataError: an array has a wrong type or shape, a sample has NaN or infinity, a name is
+            invalid or appears twice, or a label is invalid for the task.
     """
     if x.dtype.kind == "f":
         x = _as_float32(x)
@@ -265,7 +266,8 @@ def _check_arrays(
 def _sample_fault(x: npt.NDArray[Any]) -> str:
     """Explain why ``x`` is not a valid array of samples, or return '' if it is one.
 
-    The array must be float32 or uint8, with 3 or 4 dimensions, and finite. An empty array is valid.
+    The text ends an error message, and begins with "x". The array must be float32 or uint8, with 3
+    or 4 dimensions, and finite. An empty array is valid.
     """
     if x.dtype not in (np.float32, np.uint8) or x.ndim not in (3, 4):
         return (
@@ -279,8 +281,9 @@ def _sample_fault(x: npt.NDArray[Any]) -> str:
 def _class_fault(classes: npt.NDArray[Any], fewest: int) -> str:
     """Explain why an array is not a list of distinct class names, or return '' if it is one.
 
-    It must be a one-dimensional array of strings with at least ``fewest`` entries. The names must
-    differ even after conversion to the Unicode form NFC, and must not contain invisible characters.
+    The explanation is the end of an error message. The array must be one-dimensional, and contain
+    at least ``fewest`` strings. The strings must differ even in the Unicode form NFC. They must not
+    contain characters that show nothing, such as control characters.
     """
     are_names = classes.ndim == 1 and classes.dtype.kind == "U"
     names = set(map(normalise_name, map(str, classes.reshape(-1).tolist())))
@@ -294,19 +297,20 @@ def _class_fault(classes: npt.NDArray[Any], fewest: int) -> str:
 def write_arrays(
     folder: Path, silos: Mapping[str, tuple[npt.NDArray[Any], npt.NDArray[Any]]]
 ) -> None:
-    """Write a file ``SITE.npz`` for each site, and make every distinct label a class.
+    """Write each site's samples and labels to a file ``SITE.npz``, with class indices as labels.
 
-    The classes are the labels of all sites together, in ascending order. A class is named after its
-    label, as a string. The files contain class indices instead of the labels.
+    The classes are the distinct labels of all sites together, in ascending order. A class's name is
+    its label as a string.
 
     Args:
         folder: an existing folder. Files of the same names are replaced.
-        silos: site -> (samples, labels), at least one site. If samples have their channels last,
-            the channels are moved to the second axis.
+        silos: site -> (samples, labels), at least one site. Channels on the last axis are moved to
+            the second axis (``_channels_first``).
 
     Raises:
         DataError: the samples' shapes differ between sites, a site does not have one label per
-            sample, or its arrays are invalid. The files of all earlier sites exist by then.
+            sample, or its arrays are invalid. The files of the sites before the faulty one are then
+            already written.
     """
     # The labels of all sites, ascending, so that a label has the same number everywhere
     every = np.unique(np.concatenate([np.asarray(y).reshape(-1) for _, y in silos.values()]))

@@ -30,10 +30,10 @@ _NAMED_BY = {
 
 
 def resolve_inside(folder: str, path: str) -> str | None:
-    """Join ``folder`` and ``path`` without '..', or return None if this leaves the data directory.
+    """Join a folder and a path in it, or return None if the result is outside the data directory.
 
-    ``folder`` and the result are relative to the data directory. Only the text is used: symbolic
-    links are not followed, and the file need not exist.
+    Each '..' in ``path`` is resolved. ``folder`` and the result are relative to the data directory.
+    Only the text is used: symbolic links are not followed, and the file need not exist.
     """
     # normpath removes '..', so only a path that leads outside still begins with '..'. It keeps two
     # slashes at the beginning, which pathlib takes for another root than one slash
@@ -46,12 +46,12 @@ def resolve_inside(folder: str, path: str) -> str | None:
 def stored_name(folder: Path, name: str) -> str:
     """Return a file's name in the Unicode form (NFC or NFD) under which the file exists.
 
-    The given form is tried first. If the file exists under no form, the name is returned
+    The given form is tried first, then NFC, then NFD. If no such file exists, the name is returned
     unchanged.
 
     Args:
         folder: the folder that ``name`` is relative to.
-        name: the file's name, which may have folders.
+        name: the file's name or relative path. A form applies to the whole path.
     """
     # A Mac stores an umlaut as two characters (NFD), which most programs write as one (NFC)
     if (folder / name).exists():
@@ -66,12 +66,13 @@ def stored_name(folder: Path, name: str) -> str:
 def label_columns(task: str, names: Iterable[str]) -> tuple[str, ...]:
     """Return the columns of a manifest (a site's list of images) that contain the labels.
 
-    These are 'time' and 'event' for survival, ``names`` for several findings, and 'label' for any
-    other task.
+    - For survival they are 'time' and 'event'.
+    - For the multi-label task they are the findings, ``names``.
+    - For any other task the only column is 'label'.
 
     Args:
         task: the task's name.
-        names: the names of the findings, used only for several findings.
+        names: the names of the findings. Only the multi-label task uses them.
     """
     if task == MULTI_LABEL:
         return tuple(names)
@@ -81,9 +82,9 @@ def label_columns(task: str, names: Iterable[str]) -> tuple[str, ...]:
 
 
 def _names_as_lists(content: Any) -> Any:
-    """Convert a list of class names to a mapping: each class gets its name as its only label.
+    """Convert a list of class names to a mapping: class -> a list with the class's name only.
 
-    Anything but a list is returned unchanged.
+    Manifests then use the classes' names as labels. Anything but a list is returned unchanged.
 
     Raises:
         ValueError: a name appears twice in the list.
@@ -97,7 +98,7 @@ def distinct_names(content: Sequence[Any]) -> list[str]:
     """Convert the entries of a list of class names to strings, and check that none appears twice.
 
     Raises:
-        ValueError: a name appears twice.
+        ValueError: two entries give the same string, such as 1 and '1'.
     """
     names = [as_text(name) for name in content]
     if len(set(names)) != len(names):
@@ -157,11 +158,14 @@ class Declaration(FileModel):
         return self
 
     def labels(self) -> Classes:
-        """Return the names of what is predicted, each with the labels that mean it in manifests.
+        """Return the predicted quantities: name -> the labels that mean it in manifests.
 
-        For classes, this is class name -> the labels in manifests (the sites' lists of images) that
-        mean the class. For all other tasks the values are empty, and the keys are the findings'
-        names, the outcome with its unit in brackets, or the event.
+        A manifest is a site's list of images. Only classes have such labels. For other tasks the
+        labels are an empty tuple, and the names are:
+
+        - the findings, if there are several,
+        - the outcome, with its unit in brackets if it has one, for a numeric outcome,
+        - the event, for survival.
         """
         if self.outcome and self.unit:
             return {f"{self.outcome} ({self.unit})": ()}

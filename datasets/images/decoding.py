@@ -74,11 +74,11 @@ class Decoded:
 
 
 def decode_image(path: Path, size: int, constancy: bool = False) -> Pixels:
-    """Decode an image file to RGB, uint8 (3, size, size), as a network sees it.
+    """Decode an image file to RGB, uint8 (3, size, size).
 
-    The image is turned upright by its EXIF data, cropped to its central square, and resized
-    (bilinear, antialiased). If ``constancy`` is true, the colour of the light is then removed
-    (``shades_of_grey``).
+    The image is turned upright by its EXIF data, cropped to its central square, and resized with
+    antialiasing. If ``constancy`` is true, the colour of the light in which the picture was taken
+    is removed afterwards (``shades_of_grey``).
 
     Raises:
         BrokenImageError: the file is missing, truncated or not an image, or has more than 8 bits
@@ -93,17 +93,16 @@ def decode_image(path: Path, size: int, constancy: bool = False) -> Pixels:
 def opened_image(path: Path, formats: tuple[str, ...]) -> Iterator[Image]:
     """Open an image file for a ``with`` block, and turn reading errors into ``BrokenImageError``.
 
-    The number of pixels in the header is checked before the block runs. Pillow decodes the pixels
-    only inside the block, so any error that the block raises becomes a ``BrokenImageError`` too.
+    The size in the header is checked before the block runs. The pixels are decoded only inside the
+    block. An error inside the block therefore becomes a ``BrokenImageError`` too.
 
     Args:
         path: the file.
-        formats: the formats to accept, by Pillow's names.
+        formats: the accepted formats, such as 'PNG', in Pillow's spelling.
 
     Raises:
-        BrokenImageError: the file is missing, unreadable, damaged, above 1 GiB or in none of the
-            formats. Or the image has no pixels, or has more than 89 million in total or in one
-            tile.
+        BrokenImageError: the file cannot be read as an image of these formats, is above 1 GiB, or
+            has no pixels or more than 89 million. A tile above 89 million pixels is also refused.
         MemoryError: the image does not fit into memory.
     """
     from PIL import Image, UnidentifiedImageError
@@ -135,7 +134,7 @@ def read_fault(error: Exception) -> str:
 
     The text is a predicate to put after the file's name. A ``FileNotFoundError`` gives "is
     missing". Any other error of the operating system gives "cannot be read" and the system's
-    reason. All other errors come from a decoder, and give "is truncated or damaged".
+    reason. All other errors are taken for those of a decoder, and give "is truncated or damaged".
     """
     if isinstance(error, FileNotFoundError):
         return "is missing"
@@ -146,10 +145,11 @@ def read_fault(error: Exception) -> str:
 
 
 def check_file(path: Path) -> None:
-    """Check before opening a path that it is not a pipe, a device or a file of more than 1 GiB.
+    """Refuse a path that must not be opened: a pipe, a device or a file of more than 1 GiB.
 
-    Opening a pipe would wait forever. A folder passes, and so does a missing file, because the
-    attempt to read it raises a clearer error. The content of a file is not checked.
+    Callers check a path before they open it, because opening a pipe would wait forever. A folder
+    and a missing file pass, because reading them raises a clearer error. The content of a file is
+    not checked.
 
     Raises:
         BrokenImageError: the path is a pipe, a device or a file of more than 1 GiB.
@@ -178,7 +178,8 @@ def _check_tiles(image: Image) -> None:
     Images of other formats, and a TIFF without tiles, pass.
 
     Raises:
-        BrokenImageError: a tile has more than 89 million pixels, or its size is not a number.
+        BrokenImageError: a tile has more than 89 million pixels, or a damaged header states no
+            whole number as its size.
     """
     tags = getattr(image, "tag_v2", {})
     width = tags.get(_TILE_WIDTH, 1)
@@ -210,8 +211,9 @@ def refuse_wide(image: Image) -> None:
 def _central_square(image: Image, size: int) -> Pixels:
     """Turn an opened image upright, crop its central square, and resize it to RGB (3, size, size).
 
-    The result is uint8. The image itself is turned in place by its EXIF data. A large JPEG is
-    decoded at a lower resolution to save time, but at no less than twice ``size``.
+    The result is uint8. The EXIF data decide how the image is turned, and ``image`` itself is
+    changed. To save time, a large JPEG may be decoded at a lower resolution. Both sides then keep
+    at least twice ``size`` pixels.
 
     Raises:
         BrokenImageError: the image has more than 8 bits per channel.
@@ -237,9 +239,9 @@ def _central_square(image: Image, size: int) -> Pixels:
 def shades_of_grey(pixels: Pixels) -> Pixels:
     """Remove the colour of the light from RGB pixels (3, height, width), and keep their brightness.
 
-    The light of a channel is the power mean of its pixels, with power 6. Each channel is scaled so
-    that its light becomes the root mean square of the three lights, so pixels under grey light do
-    not change. A black channel stays black.
+    The light in a channel is estimated as the power mean of the channel's pixels, with power 6.
+    Each channel is scaled so that all three estimates become their root mean square. If they are
+    equal already, the pixels do not change. A black channel stays black.
 
     Returns:
         The pixels, uint8, rounded and clipped to 0..255.
@@ -264,8 +266,8 @@ def decode_each(
 
     Args:
         names: the images' names.
-        shape: shape of every image, (channels, size, size).
-        dtype: type of the array.
+        shape: the shape of every image, (channels, size, size).
+        dtype: the type of the array of images.
         decode: a function that takes a name and returns the pixels. If it raises
             ``BrokenImageError``, the image is left out. Any other error is raised.
 
@@ -290,13 +292,13 @@ def check_faults(
 ) -> None:
     """Raise an error if some of a site's images could not be decoded and must not be skipped.
 
-    The error may reach the server, so it shows safe names instead of file names, which may be those
-    of patients. The real names are logged first, on this machine only.
+    The error may reach the server, and a file's name may contain a patient's name. The error
+    therefore shows safe names. The real names are logged first, on this machine only.
 
     Args:
         faults: the images that could not be decoded.
-        images: the number of all images, decoded or not.
-        safe_names: file -> its name in errors.
+        images: the number of all images, decoded or not, which the error states.
+        safe_names: an image's file name -> its safe name, for every image in ``faults``.
         policy: the value of 'data.broken-images'. Only 'skip' allows faults.
         where: the site's name for errors.
 
@@ -321,12 +323,12 @@ def check_faults(
 def log_names(where: str, images: Sequence[tuple[str, str]]) -> None:
     """Log the real file names behind the safe names that an error shows, on this machine only.
 
-    Only the first five files are named, and the rest are counted.
+    A file whose two names are equal is dropped. Of the remaining files, the first five are named
+    and the rest are counted.
 
     Args:
         where: the site's name.
-        images: for each file, its name in the error and its real name. A pair of equal names is not
-            logged.
+        images: for each file, its safe name and its real name.
     """
     # If both names are equal, the error already names the file
     named = []
@@ -358,8 +360,8 @@ class ImageHeader:
 def picture_header(path: Path) -> ImageHeader:
     """Read width, height and bits per pixel of an image file without decoding its pixels.
 
-    The bits are those of all channels together, such as 24 for RGB. They are 0 for an unusual
-    colour mode.
+    The bits are those of all channels together, such as 24 for RGB. They are 0 for a colour mode
+    that fedsilo does not know.
 
     Raises:
         BrokenImageError: the file is missing, is not an image, or has too many pixels.
@@ -381,8 +383,8 @@ def header_measures(paths: Iterable[Path], read: Callable[[Path], ImageHeader]) 
         read: a function that reads the header of a file.
 
     Returns:
-        Three measures, 'width', 'height' and 'bits a pixel'. Each has the values of all files under
-        the only split name, 'all'.
+        Three measures, named 'width', 'height' and 'bits a pixel'. A measure has values for each
+        split. Here all files count as one split with the name 'all'.
     """
     headers: list[ImageHeader] = []
     for path in paths:

@@ -27,7 +27,9 @@ _MOST_NAMES = 5  # names that an error quotes
 
 
 def entries(folder: Path) -> list[Path]:
-    """List the files and folders directly in a folder, sorted by name, without hidden ones.
+    """List the files and folders directly in a folder, sorted by name.
+
+    Names that begin with a dot are left out.
 
     Raises:
         DataError: the folder cannot be read.
@@ -41,7 +43,9 @@ def entries(folder: Path) -> list[Path]:
 
 
 def subfolders(folder: Path) -> list[Path]:
-    """List the folders directly in a folder, sorted by name, without hidden ones.
+    """List the folders directly in a folder, sorted by name.
+
+    Links to folders count. Names that begin with a dot are left out.
 
     Raises:
         DataError: the folder cannot be read.
@@ -52,8 +56,8 @@ def subfolders(folder: Path) -> list[Path]:
 def pictures(folder: Path) -> list[Path]:
     """List the image files directly in a folder, sorted by name.
 
-    The ending decides whether a file is an image, in upper or lower case. Hidden files are left
-    out.
+    A file counts as an image if it has one of ``ENDINGS``, such as '.jpg' or '.PNG'. Upper and
+    lower case do not matter. Hidden files are left out.
 
     Raises:
         DataError: the folder cannot be read.
@@ -62,15 +66,14 @@ def pictures(folder: Path) -> list[Path]:
 
 
 def are_parts(folders: Sequence[Path]) -> bool:
-    """Tell whether folders are the parts of a split, because all are named train, val or test.
+    """Tell whether folders are the parts of a split: all of them are named train, val or test.
 
     Returns:
-        True if every folder has one of these three names. False if no folder has a name that
-        resembles them, or if there are no folders.
+        False if no folder's name looks like a part, or if there are no folders.
 
     Raises:
-        DataError: some folders have such a name or a similar one, such as 'Training', but not all
-            folders have exactly one of the three names.
+        DataError: a folder's name looks like a part, such as 'train' or 'Training', but not every
+            folder is named train, val or test.
     """
     names = [folder.name for folder in folders]
     if names and set(names) <= set(SPLITS):
@@ -100,10 +103,9 @@ def are_parts(folders: Sequence[Path]) -> bool:
 def _looks_like_part(name: str, names: Sequence[str]) -> bool:
     """Tell whether a folder's name is one that data sets use for training, validation or test.
 
-    Upper and lower case do not matter. Training and test names, such as 'train', 'training' or
-    'testing', always count. Validation names, such as 'val' or 'valid', count only if the folder is
-    alone or next to a training or test folder. The reason is that 'valid' next to 'invalid' is a
-    class.
+    Training and test names, such as 'train', 'training' or 'testing', always count. Validation
+    names, such as 'val' or 'valid', count only for a single folder or next to a training or test
+    folder. Elsewhere they may be classes, such as 'valid' next to 'invalid'. Case does not matter.
 
     Args:
         name: the folder's name.
@@ -119,13 +121,15 @@ def _looks_like_part(name: str, names: Sequence[str]) -> bool:
 
 
 def check_class_names(place: Path, names: Sequence[str]) -> None:
-    """Check that the names of folders can be class names.
+    """Check that folders look like classes, and not like years or like images next to masks.
 
-    There must be at least one name. ``place`` is the folder that contains them, for errors.
+    Args:
+        place: the folder that contains them, for errors.
+        names: the folders' names. At least one is required.
 
     Raises:
-        DataError: every name is a year from 1900 to 2099. Or one name is that of an image folder
-            (such as 'images'), and another that of a mask folder (such as 'masks').
+        DataError: every name is a year from 1900 to 2099. The error is also raised if one name
+            means images (such as 'images') and another means masks (such as 'masks').
     """
     lowered = set(map(str.lower, names))
     if lowered & _PICTURES and lowered & _MASKS:
@@ -142,15 +146,17 @@ def check_class_names(place: Path, names: Sequence[str]) -> None:
 
 
 def check_no_class_folders(folders: Sequence[Path]) -> None:
-    """Check that folders that were read as classes are not really sites with class folders in them.
+    """Check that folders taken for classes are not sites that contain the real class folders.
 
-    Sites contain class folders of the same names, but subfolders of classes rarely have equal
-    names. A single folder passes. At least one folder must have images directly in it, which is not
-    checked here.
+    Folders look like sites if all of them have the same two or more subfolders with images. A
+    single folder passes.
+
+    Args:
+        folders: the folders. The caller ensures that at least one has images directly in it, which
+            the error names.
 
     Raises:
-        DataError: a folder cannot be read. Or there are several folders, and the subfolders with
-            images (at any depth) have the same two or more names in each of them.
+        DataError: the folders look like sites, or a folder cannot be read.
     """
     below = []
     for folder in folders:
@@ -171,9 +177,12 @@ def _has_pictures(folder: Path) -> bool:
 
 
 def count_loose(folders: Iterable[Path]) -> dict[Path, int]:
-    """Count the images that are directly in each folder and are therefore not read.
+    """Count the images that are directly in each folder, where no class labels them.
 
-    The caller passes folders above the class folders. Images in their subfolders do not count.
+    Such images are not read. Images in subfolders do not count.
+
+    Args:
+        folders: the folders above the class folders.
 
     Returns:
         Folder -> number of images. Folders without images are left out.
@@ -192,12 +201,11 @@ def count_loose(folders: Iterable[Path]) -> dict[Path, int]:
 def count_unread(class_folder: Path) -> dict[str, int]:
     """Count the files in a class folder that are not read as images, by reason.
 
-    Hidden files directly in the class folder do not count.
+    Hidden files directly in the class folder do not count, but those in subfolders do.
 
     Returns:
-        Reason -> number of files. There is one reason for each subfolder that contains files at any
-        depth. Another reason is for all files directly in the class folder without an image's
-        ending.
+        Reason -> number of files. A subfolder with files at any depth has the reason "in subfolder
+        'NAME'". Other files have the reason "without an image's ending".
 
     Raises:
         DataError: the folder cannot be read.
@@ -218,10 +226,10 @@ def _is_picture(path: Path) -> bool:
 
 
 def quote_names(names: Sequence[str]) -> str:
-    """Quote names for an error, separated by commas, with 'and' before the last one.
+    """Quote names for an error, such as "'a', 'b' and 'c'".
 
-    Only the first five names are quoted, and 'N more' counts the rest. There must be at least one
-    name. A name is cut at 60 characters.
+    Of more than five names, only the first five are quoted, as in "'a', 'b', 'c', 'd', 'e' and 3
+    more". A name is shortened to 60 characters. There must be at least one name.
     """
     quoted = [f"'{one_line(name, 60)}'" for name in names[:_MOST_NAMES]]
     if len(names) > _MOST_NAMES:

@@ -51,12 +51,11 @@ class Image:
 
 
 def read_folder(folder: Path) -> dict[str, list[Image]]:
-    """List the images of each site in a folder: site -> images, by part, class and file name.
+    """List the images of each site in a folder, sorted by part, class and file name.
 
-    The parts 'train', 'val' and 'test' are optional folders above the class folders. If the top
-    folders are parts, or if any of them has images directly in it, they are not sites. All images
-    then belong to one site named 'folder'. Otherwise each top folder is a site. Whether all sites
-    have the same classes is not checked here.
+    Subfolders named 'train', 'val' or 'test' are parts. Subfolders are classes if any of them has
+    images directly in it. In these two layouts all images belong to one site named 'folder'. In any
+    other layout each subfolder is a site. The sites need not have the same classes.
 
     Raises:
         DataError: the folders match no layout, a name is invalid, a class has no image, or there is
@@ -86,9 +85,11 @@ def read_folder(folder: Path) -> dict[str, list[Image]]:
 def _read_site(folder: Path) -> list[Image]:
     """List the images of one site, ordered by part, class and file name.
 
+    A site without folders for parts (train, val, test) has class folders directly in it.
+
     Raises:
-        DataError: a part has no class folders, a class folder has no image, or the folders' names
-            cannot be classes.
+        DataError: a part has no class folders, a class folder has no image, or the class folders
+            look like years or like images and masks.
     """
     images = []
     for part, part_folder in _part_folders(folder).items():
@@ -114,10 +115,10 @@ def _read_site(folder: Path) -> list[Image]:
 def _part_folders(folder: Path) -> dict[str, Path]:
     """Return the folder of each part of a site: 'train', 'val' or 'test' -> folder.
 
-    If the site's folders are not parts, the result is '' -> the site's folder.
+    If ``folder`` has no such subfolders, the result is '' -> ``folder``.
 
     Raises:
-        DataError: some folders look like parts of a split, but not all are named train, val or
+        DataError: some subfolders look like parts of a split, but not all are named train, val or
             test.
     """
     tops = subfolders(folder)
@@ -142,7 +143,9 @@ class FolderImages(ImageDataSet):
     silos_by_files = True
 
     def classes(self, settings: CommonSettings, places: Places) -> Classes:
-        """Return the names of the class folders, in alphabetical order, each as its own label.
+        """Return the names of the class folders, in alphabetical order: name -> [name].
+
+        Each class has its name as its only label.
 
         Raises:
             DataError: the folders match no layout, or the sites' classes differ.
@@ -150,10 +153,10 @@ class FolderImages(ImageDataSet):
         return {name: [name] for name in _classes(self._list_sites(places))}
 
     def silo_names(self, settings: CommonSettings, places: Places) -> list[str]:
-        """Return the sites' names in the order of their folders, or only 'folder' if none exist.
+        """Return the sites' names in the order of their folders, or only 'folder' without them.
 
-        There are no site folders if the top folders are classes or parts (train, val, test). All
-        images then belong to one site with the name 'folder'.
+        There are no site folders if the subfolders of the data directory are classes or parts
+        (train, val, test). All images then belong to one site with the name 'folder'.
 
         Raises:
             DataError: the folders match no layout, or the sites' classes differ.
@@ -163,11 +166,11 @@ class FolderImages(ImageDataSet):
     def load(self, name: str, settings: CommonSettings, places: Places) -> Silo:
         """Load a site's silo, which is its decoded training, validation and test images.
 
-        If the folders do not name sites, any ``name`` is accepted, and its silo has all images.
+        If there are no site folders, any ``name`` is accepted, and its silo has all images.
 
         Raises:
             DataError: the folders match no layout, the sites' classes differ, no site has this
-                name, or images cannot be used.
+                name, too few training images are left, or broken images may not be skipped.
         """
         if list(self._list_sites(places)) == [ALONE]:
             return self._load(name, settings, places)
@@ -176,8 +179,9 @@ class FolderImages(ImageDataSet):
     def index(self, site: str, settings: CommonSettings, places: Places) -> ImageIndex:
         """List a site's images, reduced to about the share that 'split.sample-share' sets.
 
-        Each file is a group by itself, because folders do not name patients. If the folders do not
-        name sites, any ``site`` is accepted, and all images of the data directory are listed.
+        Hashes of the file names choose the images. Each image counts as a patient, because folders
+        do not name patients. If there are no site folders, any ``site`` is accepted, and all images
+        of the data directory are listed.
 
         Raises:
             DataError: the folders match no layout, or the sites' classes differ.
@@ -202,7 +206,9 @@ class FolderImages(ImageDataSet):
         return take_share(index, settings.sample_share)
 
     def gives_validation(self, settings: CommonSettings, places: Places) -> bool:
-        """Tell whether any site has a folder ``val``.
+        """Tell whether any site has a folder ``val`` with images for validation.
+
+        Without site folders, the data directory's folder ``val`` counts.
 
         Raises:
             DataError: the folders match no layout, or the sites' classes differ.
@@ -213,11 +219,11 @@ class FolderImages(ImageDataSet):
         return False
 
     def notices(self, settings: CommonSettings) -> list[str]:
-        """List notices for the user: files that are not read, and folders that do not name sites.
+        """List notices for the user: the files that are not read, and the lack of site folders.
 
-        Unread files give one sentence for each folder and reason. If the folders do not name sites
-        and 'split.partition' is 'own', a last sentence says that all images are one silo. The list
-        is empty if the folders cannot be read.
+        Unread files give one sentence for each folder and reason. Without site folders, a last
+        sentence says that all images are one silo. This last sentence is left out unless
+        'split.partition' is 'own'. The list is empty if the folders cannot be read.
         """
         places = find_places(settings.data_dir, settings.cache_dir)
         try:
@@ -233,10 +239,10 @@ class FolderImages(ImageDataSet):
         return sentences
 
     def unread_files(self, settings: CommonSettings, places: Places) -> list[str]:
-        """Describe the files that are not read, for the log: one sentence per folder and reason.
+        """Describe the files that are not read, in one sentence for each folder and reason.
 
-        Such files are images next to folders, files in subfolders of a class, and files of other
-        types. The list is empty if every file is read.
+        Not read are images outside a class folder, files in subfolders of a class folder, and files
+        of other types. The list is empty if every file is read.
 
         Raises:
             DataError: the folders match no layout, or the sites' classes differ.
@@ -263,7 +269,7 @@ class FolderImages(ImageDataSet):
         return sentences
 
     def files_folder(self, places: Places) -> Path:
-        """Return the data directory, which contains the folders.
+        """Return the data directory, which contains the folders of sites, parts or classes.
 
         Raises:
             DataError: no data directory is named.
@@ -271,14 +277,13 @@ class FolderImages(ImageDataSet):
         return data_folder(places, self.name, f"of images sorted into {LAYOUTS}")
 
     def _list_sites(self, places: Places) -> dict[str, list[Image]]:
-        """List the images of each site in the data directory, and check that classes are equal.
+        """List the images of each site in the data directory: site -> images.
 
-        All sites must have the same class folders.
+        All sites must have the same classes. Folders may be named after patients. An error that
+        shows their names is therefore a ``FileNamesError``, a special ``DataError``.
 
         Raises:
-            FileNamesError: the folders match no layout, or two sites have different classes. This
-                special ``DataError`` marks a text with names of folders, which may be named after
-                patients.
+            FileNamesError: the folders match no layout, or two sites have different classes.
             DataError: no data directory is named.
         """
         folder = self.files_folder(places)
@@ -303,10 +308,10 @@ class FolderImages(ImageDataSet):
 
 
 def _folder_of(site: str, sites: Mapping[str, Sequence[Image]], data: Path) -> Path:
-    """Return a site's folder, which is found from the path of the site's first image.
+    """Return a site's folder, which is the first folder below ``data`` in the path of its images.
 
-    The site's name is not enough to find the folder, because the folder may have an encoded form of
-    the name. If the folders do not name sites, the result is ``data``.
+    The site's name is not enough, because special characters may be encoded in the folder's name.
+    If the data directory has no site folders, the result is ``data``.
 
     Args:
         site: the site's name.
@@ -329,16 +334,16 @@ def write_folder_manifests(
 ) -> dict[Path, Counter[str]]:
     """Write a manifest (a list of images) for each site, and ``images.yaml`` into ``folder``.
 
-    Each manifest is in its site's folder. ``images.yaml`` lists the manifests and the classes, so
-    that the data set 'images' can read the same files.
+    Each manifest, ``manifest.csv``, is in its site's folder. ``images.yaml`` lists the manifests
+    and the classes, so that the data set 'images' can read the same files.
 
     Args:
         folder: the folder that ``read_folder`` reads.
-        labels: the name of a class folder -> its class. A class folder that is not in ``labels``
-            gives its class its own name.
+        labels: name of a class folder -> class. A folder that is not in ``labels`` names its own
+            class.
 
     Returns:
-        Manifest's path -> number of images with each label.
+        Path of a manifest -> number of images of each class.
 
     Raises:
         DataError: ``read_folder`` refuses the folder, one of the files already exists, or a class
@@ -390,10 +395,11 @@ def refuse_existing(*paths: Path) -> None:
 
 
 def write_images(manifest: Path, images: Sequence[Image]) -> None:
-    """Write a manifest (CSV): a header, then path, label, patient and split of each image.
+    """Write a manifest (CSV): a header, then the path, label, patient and split of each image.
 
-    The paths are relative to the manifest's folder, which must contain all images. The column
-    'split' is left out unless every image has a part. An existing file is replaced.
+    The paths are relative to the manifest's folder, which must contain all images. An unknown
+    patient gives an empty cell. The column 'split' is left out unless every image has a split. An
+    existing file is replaced.
 
     Raises:
         OSError: the file cannot be written.

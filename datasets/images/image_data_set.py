@@ -122,8 +122,9 @@ class ImageDataSet(DataSet):
     def content(self, index: ImageIndex) -> list[Any]:
         """Return facts about the image files that change when a file changes, for a cache key.
 
-        These facts are the absolute path of the folder, and for each file its size in bytes and its
-        modification time in ns. A missing file has None. File contents are not read.
+        The first fact is the absolute path of the folder that contains the images. The second is a
+        list: for each file its size in bytes and its modification time in ns, or None if the file
+        is missing. File contents are not read.
         """
         stamps = [file_stamp(index.folder / name) for name in index.names]
         return [str(index.folder.resolve()), stamps]
@@ -142,8 +143,8 @@ class ImageDataSet(DataSet):
     def decode(self, index: ImageIndex, size: int, settings: CommonSettings) -> Decoded:
         """Decode all images of ``index`` to ``size`` pixels per side.
 
-        Broken images are left out, and become the faults of the result. Decoding runs in one
-        thread, because several threads may round differently.
+        Broken images are left out, and the result lists them as ``faults``. Decoding runs in one
+        thread, so that the rounding is the same in every run.
         """
         from threadpoolctl import threadpool_limits
 
@@ -156,8 +157,9 @@ class ImageDataSet(DataSet):
     def image_reader(self, site: str, settings: CommonSettings, places: Places) -> ImageReader:
         """Return a function that decodes any file, by path, in the same way as the silos' images.
 
-        The function returns (channels, size, size), and raises ``BrokenImageError`` for a broken
-        file. All sites have the same function, so ``site`` is ignored.
+        The function returns (channels, size, size), where the size is that of the silos' images. It
+        raises ``BrokenImageError`` for a broken file. All sites have the same function, so ``site``
+        is ignored.
         """
         size = settings.image_size or self.own_size(places)
         folder = self.files_folder(places)
@@ -180,7 +182,7 @@ class ImageDataSet(DataSet):
         return Path()
 
     def header(self, path: Path) -> ImageHeader:
-        """Read width, height and bits per pixel from a file's header.
+        """Read width, height and bits per pixel (of all channels together) from a file's header.
 
         Raises:
             BrokenImageError: the file is missing, is not an image, or has too many pixels.
@@ -195,14 +197,13 @@ class ImageDataSet(DataSet):
     def _load(self, name: str, settings: CommonSettings, places: Places) -> Silo:
         """Open a site's silo in the cache, or create it there from the site's images.
 
-        Public images, which no silo contains, are left out. If the site's list of images gives
-        parts (train, val or test), these are used. Files of equal content stay in the same part,
-        and the site's log notes how many copies there are.
+        Images set aside as public by 'split.public-share' are left out. If the site's list of
+        images names parts (train, val or test), these parts are used. Files of equal content stay
+        in the same part, and the site's log has their number.
 
         Raises:
-            DataError: the list of images is invalid, or equal files are in two of the given parts.
-                Or images are broken and may not be skipped, or fewer than 2 training images are
-                left.
+            DataError: the list of images is invalid, equal files are in two of the named parts,
+                broken images may not be skipped, or fewer than 2 training images are left.
         """
         own, _ = self._split_off_public(name, settings, places)
 
@@ -230,9 +231,9 @@ class ImageDataSet(DataSet):
     ) -> tuple[ImageIndex, ImageIndex]:
         """Divide a site's images into the images of its silo and the public images, in this order.
 
-        Public images are left out of all silos, so that weights can be pretrained on them. Images
-        of a group, such as a patient, are on the same side. If 'split.public-share' is above 0,
-        groups with copies of the same file are joined first. If it is 0, no image is public.
+        Public images are in no silo, so that weights can be pretrained on them. About
+        'split.public-share' of the groups (such as patients) are public, chosen by a hash of their
+        names. Groups that share copies of a file count as one. Share 0 makes no image public.
 
         Raises:
             DataError: the site's list of images is missing or invalid.
@@ -243,7 +244,9 @@ class ImageDataSet(DataSet):
         return split_public(index, settings.public_share)
 
     def public(self, settings: CommonSettings, places: Places) -> Split:
-        """Load the public images of all sites, which are in no silo, as one split.
+        """Load the public images of all sites as one split, for pretraining.
+
+        No silo contains a public image. 'split.public-share' sets their share.
 
         Raises:
             SettingError: 'split.public-share' is 0.
@@ -271,19 +274,20 @@ class ImageDataSet(DataSet):
         settings: CommonSettings,
         places: Places,
     ) -> Silo:
-        """Open a silo in the cache, or decode its images and write it there first if it is missing.
+        """Open a silo in the cache. If the cache lacks it, decode its images and write it first.
 
         Args:
-            kind: 'silo' for a site's images, or 'public' for the public images. The cache stores
-                the public images only once for all settings of the split.
+            kind: 'silo' for a site's images, or 'public' for the public images. Public images are
+                not split, so the settings of the split do not matter for them.
             name: the silo's name.
             index: the images.
-            rows: a function that splits the images, called only if the silo must be written.
+            rows: a function that returns the rows of each part and notes for the log. It is called
+                only if the silo must be written.
             settings: the run's settings.
-            places: the cache.
+            places: the folders for data and cache.
 
         Raises:
-            DataError: images are broken and may not be skipped, or a silo has fewer than 2 training
+            DataError: broken images may not be skipped, or a site's silo has fewer than 2 training
                 images.
         """
         size = settings.image_size or self.own_size(places)
@@ -335,11 +339,14 @@ class ImageDataSet(DataSet):
     def _decode_parts(
         self, index: ImageIndex, rows: RowSplit, size: int, settings: CommonSettings
     ) -> tuple[dict[str, Split], int]:
-        """Decode the images of each part.
+        """Decode the images of each part (train, val and test), and count the broken ones.
+
+        ``rows`` has the row indices of each part's images in ``index``. ``size`` is in pixels per
+        side.
 
         Returns:
-            A dictionary, part -> decoded images with their labels. And the number of broken images
-            that were left out, in all parts together.
+            A dictionary, part -> decoded images with their labels, and the number of broken images
+            that were left out of all parts together.
 
         Raises:
             DataError: images are broken, and 'data.broken-images' is not 'skip'.
@@ -358,9 +365,9 @@ class ImageDataSet(DataSet):
 
 
 def file_stamp(path: Path) -> tuple[int, int] | None:
-    """Return a file's size in bytes and modification time in ns, or None if there is no file.
+    """Return a file's size in bytes and modification time in ns, so that changes can be noticed.
 
-    None is also returned for a file whose folder cannot be read.
+    The result is None if there is no file, or if its folder cannot be read.
     """
     try:
         stamp = path.stat()
@@ -378,19 +385,19 @@ def _split_as_given(
     """Split images into the parts that the user gave, and cut missing parts out of 'train'.
 
     A missing part (val or test) is cut only if the settings have folds for it, and otherwise stays
-    empty. The test fold is cut first, and the validation fold from the rest.
+    empty. The test fold is cut first.
 
     Args:
-        index: the images, with parts.
-        groups: the group of each image, in which copies of a file share a group.
+        index: the images, with their parts.
+        groups: the group of each image. Copies of a file share a group.
         settings: the numbers of folds and the chosen folds. If 'split.use-test' is false, the test
             part is empty.
         strata: the stratum (such as the class) of each image, (n,). Folds keep the shares of the
             strata.
 
     Raises:
-        DataError: the user gave a part, but folds are set for this part too. Or there are too few
-            images for the folds.
+        DataError: the user gave images of a part, but folds are set for this part too. The error is
+            also raised if there are too few images for the folds.
     """
     # A test fold is cut before the validation fold, which comes from the rows that are left
     given = np.array(index.parts)

@@ -59,7 +59,7 @@ class ImageIndex:
     def take(self, rows: Rows) -> ImageIndex:
         """Return an index of the images at the row indices ``rows``, in that order.
 
-        If this index has no parts or no masks, the result has none either.
+        If this index has no parts (train, val, test) or no masks, the result has none either.
         """
         return replace(
             self,
@@ -87,15 +87,17 @@ class ListedImage:
 def index_images(
     where: str, folder: Path, images: Sequence[ListedImage], task: str = CLASSIFICATION
 ) -> ImageIndex:
-    """Build the index of a site's listed images, in their order, with labels in the form of a task.
+    """Build the index of a site's images from a list of images, in the list's order.
 
-    Either all images or none must have a part (train, val or test), and the same holds for masks.
+    Parts (train, val or test) must be given for all images or for no image, and so must masks. The
+    caller ensures this.
 
     Args:
         where: the site's name for errors.
         folder: the folder that the images' names are relative to.
         images: the images.
-        task: the task's name, which decides the type of the labels.
+        task: the task's name, which decides the type of the labels, such as int64 for
+            classification.
     """
     return ImageIndex(
         where=where,
@@ -119,12 +121,11 @@ def _pick(texts: tuple[str, ...], rows: Rows) -> tuple[str, ...]:
 def join_indices(where: str, parts: Sequence[ImageIndex]) -> ImageIndex:
     """Concatenate the image indices of several sites whose images are all in one folder.
 
-    The joined index has no parts (train, val or test) and no masks. It is empty if ``parts`` is
-    empty.
+    Parts (train, val or test) and masks are dropped. The result is empty if ``parts`` is empty.
 
     Errors show an image by its safe name, such as "the image of line 3", which may repeat at
-    another site. So " of " and the site's ``where`` are added to it, unless the site's safe names
-    are its file names.
+    another site. " of " and the site's ``where`` are added to it. Safe names that are file names
+    stay unchanged.
 
     Args:
         where: a name for the joined index in errors.
@@ -148,11 +149,11 @@ def join_indices(where: str, parts: Sequence[ImageIndex]) -> ImageIndex:
 
 
 def split_public(index: ImageIndex, share: float) -> tuple[ImageIndex, ImageIndex]:
-    """Split an index into a silo's images and the public images (in no silo), in this order.
+    """Divide an index into a silo's images and public images, in this order.
 
-    A group of images, such as a patient's, is on one side only. About ``share`` of the groups are
-    public, and a hash of each group's name decides which. With share 0 no group is public, and with
-    share 1 every group is.
+    Public images are in no silo, so that weights can be pretrained on them. A group of images, such
+    as a patient's, stays on one side. About ``share`` of the groups are public, chosen by a hash of
+    their names. With share 0 none is public, and with share 1 all are.
     """
     public = in_public(index.groups, share)
     return index.take(np.flatnonzero(~public)), index.take(np.flatnonzero(public))
@@ -161,9 +162,9 @@ def split_public(index: ImageIndex, share: float) -> tuple[ImageIndex, ImageInde
 def in_public(groups: Sequence[str], share: float) -> npt.NDArray[np.bool_]:
     """Tell for each image, as bool (n,), whether its group (such as a patient) is public.
 
-    A group is public if a hash of its name, from 0 to 1, is below ``share``. So the answer is the
-    same at every site, and a group that is public at one share is also public at every larger
-    share.
+    Public images are in no silo. A group is public if a hash of its name, from 0 to 1, is below
+    ``share``. The answer is the same at every site. A group that is public at one share is also
+    public at every larger share.
     """
     return np.array([_fraction("public-part", group) < share for group in groups], dtype=bool)
 
@@ -171,9 +172,9 @@ def in_public(groups: Sequence[str], share: float) -> npt.NDArray[np.bool_]:
 def take_share(index: ImageIndex, share: float) -> ImageIndex:
     """Keep the images of about ``share`` of the groups (such as patients), for smaller experiments.
 
-    The number of groups is rounded, but enough groups are kept for at least 2 images. A hash of the
-    groups' names chooses the groups, so a larger share keeps every group that a smaller share
-    keeps. A share of 1 returns the index unchanged.
+    The number of groups is rounded. More groups are kept if these have fewer than 2 images
+    together. A hash of the groups' names chooses the groups, so a larger share keeps every group
+    that a smaller share keeps. A share of 1 returns the index unchanged.
     """
     if share == 1:
         return index
@@ -202,8 +203,8 @@ def find_copies(index: ImageIndex) -> list[tuple[int, int]]:
     Only files of equal size are read. Unreadable files are skipped, because decoding reports them.
 
     Returns:
-        Pairs of rows (first file with this content, its copy), ordered by the copy. [] if all files
-        differ.
+        Pairs of rows (first file with this content, its copy), in the order of the copies' rows.
+        The list is empty if all files differ.
     """
     first: dict[str, int] = {}
     copies = []
@@ -224,7 +225,8 @@ def find_copies(index: ImageIndex) -> list[tuple[int, int]]:
 def _rows_by_size(index: ImageIndex) -> Iterable[list[int]]:
     """Group the rows of readable files by file size in bytes.
 
-    Each group is in ascending order, and may have one row. Rows of unreadable files are left out.
+    The rows of a group are in ascending order, and a group may consist of a single row. Rows of
+    unreadable files are left out.
     """
     rows: dict[int, list[int]] = {}
     for row, name in enumerate(index.names):
@@ -239,8 +241,8 @@ def _rows_by_size(index: ImageIndex) -> Iterable[list[int]]:
 def join_copies(index: ImageIndex, copies: Sequence[tuple[int, int]]) -> ImageIndex:
     """Merge the groups of images that have equal files, because a split keeps a group in one part.
 
-    Otherwise a copy of a training image could be a test image, which would raise the accuracy. All
-    images of merged groups get the name of one of these groups. Without copies the index is
+    Otherwise a copy of a training image could be a test image, and the measured accuracy would be
+    too high. The merged group gets the name of one of its groups. Without copies the index is
     returned unchanged.
 
     Args:
@@ -264,17 +266,17 @@ def join_copies(index: ImageIndex, copies: Sequence[tuple[int, int]]) -> ImageIn
 
 
 def check_copies(index: ImageIndex, copies: Sequence[tuple[int, int]]) -> None:
-    """Check that the user's own split keeps files of equal content in one part, such as 'train'.
+    """Check that the user's own split keeps files of equal content in one part.
 
-    If the user did not give parts, nothing is checked.
+    The parts are train, val and test. If the user did not give parts, nothing is checked.
 
     Args:
         index: the images.
         copies: pairs of row indices of equal files, from ``find_copies``.
 
     Raises:
-        DataError: two equal files are in different parts. The error shows their safe names, and the
-            real file names are logged on this machine only.
+        DataError: two equal files are in different parts. The error shows a safe name for each
+            file. The real file names are logged on this machine only.
     """
     if not index.parts:
         return

@@ -27,10 +27,11 @@ _LESIONS = (("HAM10000_metadata", "image_id"), ("ISIC_2019_Training_Metadata.csv
 
 
 def classes_of(target: str) -> dict[str, tuple[str, ...]]:
-    """Return the classes that setting 'data.target' defines, in order: class -> its diagnoses.
+    """Return the classes that the setting 'data.target' defines, in order: class -> its diagnoses.
 
     For the target 'diagnosis', each of the eight diagnoses is a class. For any other target there
-    are two classes: first 'other' with seven diagnoses, then 'nevus' with NV.
+    are two classes. The first is 'other' with seven diagnoses, and the second is 'nevus' with the
+    diagnosis 'NV'.
     """
     if target == "diagnosis":
         return {diagnosis: (diagnosis,) for diagnosis in DIAGNOSES}
@@ -39,10 +40,10 @@ def classes_of(target: str) -> dict[str, tuple[str, ...]]:
 
 
 def class_of(diagnosis: int, target: str) -> int:
-    """Convert a diagnosis (index into ``DIAGNOSES``) to the class index for 'data.target'.
+    """Convert a diagnosis to the class index for the setting 'data.target'.
 
-    For the target 'diagnosis' the index stays the same. For any other target it is 1 for a nevus
-    (NV) and 0 for all other diagnoses.
+    ``diagnosis`` is an index into ``DIAGNOSES``. For the target 'diagnosis' the index stays the
+    same. For any other target it is 1 for a nevus (NV) and 0 for all other diagnoses.
     """
     if target == "diagnosis":
         return diagnosis
@@ -61,9 +62,10 @@ class Isic2019(ImageDataSet):
         return classes_of(settings.target)
 
     def silo_names(self, settings: CommonSettings, places: Places) -> list[str]:
-        """Return the centres with at least one listed image file here, in the order of ``CENTRES``.
+        """Return the centres with images on this machine, in the order of ``CENTRES``.
 
-        A listed image counts if its file is in the image folder. The result may be empty.
+        A centre counts if the image folder contains at least one file that the list of images
+        assigns to the centre. The result may be empty.
 
         Raises:
             DataError: the data set's folder, its listing or its image folder is missing.
@@ -78,10 +80,10 @@ class Isic2019(ImageDataSet):
         return [name for name in CENTRES if name in present]
 
     def notices(self, settings: CommonSettings) -> list[str]:
-        """Return one sentence that names the centres without images on this machine.
+        """Return a list with one sentence that names the centres without images on this machine.
 
-        The list is empty if every centre has images, or if the data set is not on this machine at
-        all.
+        A centre is a site of this data set. The list is empty if every centre has images, or if the
+        data set is not on this machine.
         """
         try:
             places = find_places(settings.data_dir, settings.cache_dir)
@@ -94,14 +96,14 @@ class Isic2019(ImageDataSet):
         return [f"isic2019: no image of {', '.join(absent)} is here; left out"]
 
     def index(self, site: str, settings: CommonSettings, places: Places) -> ImageIndex:
-        """List a centre's images, grouped by lesion, and keep 'split.sample-share' of the lesions.
+        """List a centre's images, grouped by lesion, for about 'split.sample-share' of the lesions.
 
-        If ``available.csv`` exists, images that it does not list are left out. An image without a
-        lesion id is a group by itself. ``site`` is one of ``CENTRES``.
+        A hash chooses the lesions. If ``available.csv`` exists, only images that it lists are kept.
+        An image without a lesion id is a group by itself. ``site`` is one of ``CENTRES``.
 
         Raises:
-            DataError: a file is missing or invalid. Or no table of lesions has any image of this
-                centre, so images of one lesion could be in both training and test data.
+            DataError: a file is missing or invalid, or no table of lesions names an image of this
+                centre. Without lesions, images of one lesion could be training and test data.
         """
         folder = _folder(places)
         centre = CENTRES.index(site)
@@ -140,8 +142,8 @@ def _image_folder(folder: Path) -> Path:
 def _read_listing(folder: Path) -> dict[str, tuple[int, int]]:
     """Read FLamby's list of images: image -> (index of the diagnosis, index of the centre).
 
-    FLamby is a benchmark of federated data sets that divides ISIC 2019 into six centres. The files
-    are parsed again only if they have changed (``_parse_listing``).
+    FLamby is a benchmark of federated data sets that divides ISIC 2019 into six centres. The result
+    is cached until a file changes.
 
     Raises:
         DataError: the list is missing, a line has an invalid name or number, or an image is listed
@@ -155,12 +157,12 @@ def _parse_listing(folder: Path, *stamps: object) -> dict[str, tuple[int, int]]:
     """Parse FLamby's list of images: image -> (index of the diagnosis, index of the centre).
 
     FLamby is a benchmark of federated data sets. The images are in the file's order. If
-    ``available.csv`` exists, images that are not in it are left out. The result is cached.
+    ``available.csv`` exists, only the images that it lists are kept. The result is cached.
 
     Args:
         folder: the data set's folder.
-        stamps: the sizes and times of the files, which are part of the cache's key, so that changed
-            files are read again.
+        stamps: the sizes and times of the list and of ``available.csv``. They are part of the
+            cache's key, so that changed files are read again.
 
     Raises:
         DataError: the list is missing, a line has an invalid name or number, or an image is listed
@@ -197,7 +199,7 @@ def _number(text: str, column: str, count: int, place: str) -> int:
         text: the text of the cell.
         column: the cell's column, for the error.
         count: one more than the largest allowed integer.
-        place: the file and line, with which the error begins.
+        place: the text with which the error begins, which names the file and the line.
 
     Raises:
         DataError: the text is not an allowed number.
@@ -213,18 +215,19 @@ def _number(text: str, column: str, count: int, place: str) -> int:
 
 @lru_cache(maxsize=4)
 def _read_lesions(folder: Path, *stamps: object) -> dict[str, str]:
-    """Read the lesion that each image shows: image -> lesion id, '' if its tables state none.
+    """Read the lesion that each image shows: image -> lesion id.
 
-    Images that are in no table are left out. If several lines or tables name an image, the first
-    non-empty lesion id counts. The result is cached.
+    Images that are in no table of lesions are left out. If several lines or tables name an image,
+    the first non-empty lesion id counts. The id is '' if all of them are empty. The result is
+    cached.
 
     Args:
         folder: the data set's folder.
-        stamps: the sizes and times of the tables, which are part of the cache's key, so that
-            changed files are read again.
+        stamps: the sizes and times of the tables. They are part of the cache's key, so that changed
+            files are read again.
 
     Raises:
-        DataError: the folder has neither of the two tables of lesions, or a table is invalid.
+        DataError: the folder has neither of the two tables in ``_LESIONS``, or a table is invalid.
     """
     lesions: dict[str, str] = {}
     has_table = False

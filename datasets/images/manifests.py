@@ -68,8 +68,8 @@ class ManifestDataSet(ImageDataSet):
     def declared_outcome(self, places: Places) -> FeatureStatistics | None:
         """Return the mean and standard deviation that the declaration states for a numeric outcome.
 
-        The declaration is the user's YAML file that describes the data set. The two arrays are (1,)
-        each. The result is None if the declaration states no mean and deviation.
+        The declaration is the user's YAML file that describes the data set. Mean and deviation are
+        arrays of shape (1,). The result is None if the declaration lacks one of the two.
         """
         declaration = self.declaration(places)
         if declaration.mean is None or declaration.std is None:
@@ -89,13 +89,14 @@ class ManifestDataSet(ImageDataSet):
         return self.declaration(places).test_share
 
     def index(self, site: str, settings: CommonSettings, places: Places) -> ImageIndex:
-        """Read a site's manifest (list of images), and keep 'split.sample-share' of its patients.
+        """Read a site's manifest (list of images) for about 'split.sample-share' of the patients.
 
-        An image without a known patient counts as a patient by itself.
+        A hash of the patients' names chooses them. An image without a known patient counts as a
+        patient by itself.
 
         Raises:
-            DataError: the declaration or the manifest is missing or invalid, or the manifest is
-                outside the data directory.
+            DataError: the manifest or the declaration (the YAML file that names it) is missing or
+                invalid, or the manifest is outside the data directory.
         """
         folder = self.files_folder(places)
         declaration = self.declaration(places)
@@ -113,11 +114,11 @@ class ManifestDataSet(ImageDataSet):
     def gives_validation(self, settings: CommonSettings, places: Places) -> bool:
         """Tell whether any manifest on this machine assigns an image to the part 'val'.
 
-        Images that 'split.sample-share' leaves out do not count. Manifests that are not on this
-        machine are skipped.
+        A manifest is a site's list of images. Those that are not on this machine are skipped.
+        Images that 'split.sample-share' leaves out do not count.
 
         Raises:
-            DataError: the declaration or a manifest on this machine is invalid.
+            DataError: a manifest, or the YAML file that names the manifests, is invalid.
         """
         folder = self.files_folder(places)
         for site, manifest in self.declaration(places).sites.items():
@@ -128,7 +129,7 @@ class ManifestDataSet(ImageDataSet):
         return False
 
     def files_folder(self, places: Places) -> Path:
-        """Return the data directory, which contains the declaration.
+        """Return the data directory, which contains the YAML file that describes the data set.
 
         Raises:
             DataError: no data directory is named.
@@ -137,10 +138,10 @@ class ManifestDataSet(ImageDataSet):
         return data_folder(places, self.name, needs)
 
     def declaration(self, places: Places) -> Declaration:
-        """Read the declaration in the data directory.
+        """Read the data set's declaration, a YAML file in the data directory that describes it.
 
         Raises:
-            DataError: the declaration is missing or invalid, or no data directory is named.
+            DataError: the file is missing or invalid, or no data directory is named.
         """
         return read_declared(self.files_folder(places) / self.file, self.model)
 
@@ -188,8 +189,8 @@ class Manifest:
         """Read all lines into an index of images, grouped by patient.
 
         An image whose patient is empty or unknown is a group by itself. If any line has a value in
-        column 'split', every line must have one. A patient with more than half of the images is
-        logged.
+        the column 'split', every line must have one. If one patient has more than half of the
+        images, a warning without the patient's name is logged.
 
         Raises:
             DataError: a line is invalid, or a patient's images are in two parts (train, val or
@@ -228,14 +229,16 @@ class Manifest:
         return ""
 
     def label(self, number: int, row: Mapping[str, str]) -> Any:
-        """Return the label in line ``number`` in the form of the task.
+        """Return the label in a line of the manifest, in the form that the task needs.
 
-        - For a classification it is the index of a class. Labels are compared after normalisation,
-          so '1.0' equals '1'.
+        - For a classification it is the index of a class. The cell '1.0' equals the label '1'.
         - For a regression it is a number.
         - For several findings it is a list with 0 or 1 for each finding.
-        - For survival it is a list of two numbers: the time, and 1 for an event or 0 for a censored
-          patient.
+        - For survival it is a list: the time, and 1 for an event or 0 for a censored patient.
+
+        Args:
+            number: the line's number, for errors.
+            row: column -> text.
 
         Raises:
             DataError: no class has this label, or a number, finding, time or event has an
@@ -261,7 +264,7 @@ class Manifest:
         )
 
     def _number(self, number: int, column: str, text: str, lowest: float) -> float:
-        """Parse a cell as a number that is at least ``lowest`` and below the largest float32.
+        """Parse a cell as a number from ``lowest`` to just below the largest float32 number.
 
         ``number`` and ``column`` are the cell's line and column for errors, and ``text`` is its
         text.
@@ -285,10 +288,10 @@ class Manifest:
         return value
 
     def _finding(self, number: int, column: str, text: str) -> float:
-        """Parse a cell as a finding, 1.0 if it is present and 0.0 if it is absent.
+        """Parse a cell as 1.0 for a finding that is present, and 0.0 for one that is absent.
 
-        ``number`` and ``column`` are the cell's line and column, and ``text`` is its text. '1.0'
-        counts as '1'.
+        ``number`` and ``column`` are the cell's line and column for errors. ``text`` is its text.
+        '1.0' counts as '1'.
 
         Raises:
             DataError: the cell is neither 0 nor 1.
@@ -304,16 +307,17 @@ class Manifest:
     def _file(self, number: int, path: str) -> str:
         """Return an image's file relative to the data directory, and remember its line.
 
-        The line is stored in ``lines`` (file -> line), so that a file in two lines is noticed. The
-        file need not exist.
+        ``lines`` (file -> line) stores the line, so that a second line with the same file is
+        refused. The file need not exist. If it exists only under another Unicode form of its name,
+        the result has that form.
 
         Args:
             number: the line in the manifest.
             path: the text of the cell.
 
         Raises:
-            DataError: the path is not a file name, leads outside the data directory, or names a
-                file that an earlier line names.
+            DataError: the path is empty or has unprintable characters, leads outside the data
+                directory, or names a file that an earlier line names.
         """
         name = self.resolve(number, self.image_column, path)
         if name in self.lines:
@@ -336,7 +340,8 @@ class Manifest:
             path: the cell's text: a path relative to the manifest's folder, or an absolute path.
 
         Raises:
-            DataError: the path is empty or not printable, or leads outside the data directory.
+            DataError: the path is empty, has unprintable characters, or leads outside the data
+                directory.
         """
         place = f"{self.where}, line {number}, column '{column}'"
         if not path or not path.isprintable():
@@ -351,10 +356,11 @@ class Manifest:
     def _make_relative(self, path: str, place: str) -> str:
         """Convert an absolute path to a path relative to the manifest's folder.
 
-        ``place`` names the file, line and column, and is the beginning of the error.
+        The manifest's folder is the data directory or a folder in it. An error begins with
+        ``place``, which names the file, line and column.
 
         Raises:
-            DataError: the path is not below the data directory.
+            DataError: the path is not in the data directory.
         """
         base = (self.folder / self.file).parent.resolve()
         data = self.folder.resolve()
@@ -369,7 +375,7 @@ class Manifest:
         """Check that the 'split' cell of line ``number`` is train, val or test, and return it.
 
         Raises:
-            DataError: the text is something else, such as an empty cell.
+            DataError: the cell is empty or has any other text.
         """
         if part not in SPLITS:
             raise DataError(
@@ -381,8 +387,8 @@ class Manifest:
     def _mention_large_group(self, index: ImageIndex) -> None:
         """Log a warning if one patient has more than half of a site's images.
 
-        A split keeps all of a patient's images in one part. Nothing is logged if the site has only
-        one patient.
+        A split keeps all of a patient's images in one part, so that the parts become unequal.
+        Nothing is logged if the site has only one patient.
         """
         if len(set(index.groups)) < 2:
             return
@@ -399,7 +405,7 @@ class Manifest:
     def _check_patients(self, index: ImageIndex) -> None:
         """Check that the user's split keeps each patient in one part.
 
-        Without a split in the manifest, nothing is checked.
+        If the manifest names no parts, the check passes.
 
         Raises:
             DataError: a patient is in two parts. The error names the lines, but not the patient.

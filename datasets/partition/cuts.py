@@ -38,11 +38,11 @@ Shares = npt.NDArray[np.float64]
 def dirichlet_shares(
     classes: int, silos: int, concentration: float, rng: np.random.Generator
 ) -> Shares:
-    """Draw each silo's share of each label from a symmetric Dirichlet distribution.
+    """Draw for each label the shares of the silos, from a symmetric Dirichlet distribution.
 
     Returns:
-        Shares (classes, silos), in which each row sums to 1. If all draws for a label underflow, as
-        happens at a ``concentration`` near 0, one random silo gets the whole label.
+        Shares (classes, silos), in which each row sums to 1. Near a ``concentration`` of 0, all
+        draws for a label may underflow. One random silo then gets all samples of the label.
     """
     shares = rng.dirichlet(np.full(silos, concentration), classes)
     # Near concentration 0 all draws underflow, and numpy divides 0 by 0. The limit of the
@@ -57,8 +57,8 @@ def label_shares(classes: int, silos: int, per_silo: int, rng: np.random.Generat
     """Choose ``per_silo`` random labels per silo, and divide each label equally among its silos.
 
     The labels are put into a random order. The first silo takes the first ``per_silo`` labels, the
-    next silo the labels that follow, and so on, starting again at the end. So the number of silos
-    that have a label differs by at most 1 between labels.
+    next silo the labels that follow, and so on. After the last label, the same order starts again.
+    The number of silos per label therefore differs by at most 1.
 
     Returns:
         Shares (classes, silos), in which each row sums to 1.
@@ -86,16 +86,17 @@ def label_shares(classes: int, silos: int, per_silo: int, rng: np.random.Generat
 def deal_rows(
     labels: Mapping[str, Labels], shares: Shares, rng: np.random.Generator
 ) -> list[dict[str, Rows]]:
-    """Deal the rows of each split to the silos at random, by the silos' shares of each label.
+    """Deal the rows of each split to the silos at random, by each silo's share of each label.
 
     Args:
         labels: split -> label of each row, (n,).
-        shares: (classes, silos), as from ``dirichlet_shares``. Shares are rounded to whole rows.
+        shares: (classes, silos). Entry [label, silo] is the silo's share of the label's rows. Each
+            row of the array sums to 1.
         rng: the random generator that shuffles the rows.
 
     Returns:
-        For each silo, a dictionary: split -> row indices, ascending. Every row is at exactly one
-            silo.
+        For each silo, a dictionary: split -> row indices, ascending. Shares are rounded to whole
+        rows, and every row is at exactly one silo.
     """
     silos: list[dict[str, Rows]] = [{} for _ in range(shares.shape[1])]
     for part, labels_of_part in labels.items():
@@ -128,11 +129,13 @@ def is_cut(settings: CommonSettings) -> bool:
 
 
 def cut_keys(partition: str) -> frozenset[str]:
-    """Return the keys of the settings that decide a cut by this partition, for every data set.
+    """Return the keys of the settings that decide how a partition cuts silos.
 
-    A cut makes silos from all samples of a data set. It depends on the number and the sizes of the
-    silos, and on 'split.fold-seed' unless the partition is 'unseen', which is not random. The set
-    is empty for 'own', because then the data set's silos are used as they are.
+    A cut makes silos from all samples of a data set. The keys are 'split.silos',
+    'split.silo-train-size' and 'split.silo-test-size'. For random partitions, which are all but
+    'unseen', 'split.fold-seed' is added. Settings of a single partition, such as
+    'split.concentration', are not included. The set is empty for 'own', which keeps the data set's
+    silos.
     """
     if partition == "own":
         return frozenset()
@@ -142,19 +145,19 @@ def cut_keys(partition: str) -> frozenset[str]:
 
 
 def check_partition(data: DataSet, settings: CommonSettings) -> None:
-    """Check that the run's partition is possible, as far as the settings alone can tell.
+    """Check, as far as possible without loading samples, that the run's partition is possible.
 
     A partition decides how silos are cut from all samples of the data set. The partition 'own'
-    keeps the silos of the data set.
+    keeps the data set's silos.
 
     Raises:
-        SettingError: in one of these cases:
+        SettingError: one of these faults is found:
 
-            - A setting that only another partition reads differs from its default.
+            - A setting that only another partition uses was changed from its default.
             - The plugin that the partition names is missing, or is not a function.
             - The partition is 'unseen' and the data set is a table.
-            - The partition is 'unseen', and the classes cannot be divided among the silos with the
-              share of private classes that the settings ask for (``label_sets``).
+            - The partition is 'unseen', and the classes cannot be divided so that each silo has
+              about the share 'split.unseen' of classes that no other silo has.
             - 'split.silos' is neither its default nor the number of silos in 'split.silo-set'.
         DataError: the silo set (the file that names the silos) cannot be read.
     """
@@ -186,10 +189,11 @@ def _refuse_table(data: DataSet, settings: CommonSettings) -> None:
 
 
 def _known_classes(data: DataSet, settings: CommonSettings) -> int | None:
-    """Return the number of labels of an image data set, or None if this machine cannot tell.
+    """Return the number of classes of an image data set, or None if this machine cannot tell.
 
-    The number comes from the data set itself or from its files. The result is None for a data set
-    without images, and if the files are missing or unusable, as on a server.
+    ``ShiftedImages`` know their number. For other image data sets the files decide, and the result
+    is None if they are missing or unusable, for example on a server. A data set without images
+    gives None.
     """
     if isinstance(data, ShiftedImages):
         return data.source.classes
@@ -204,8 +208,9 @@ def _known_classes(data: DataSet, settings: CommonSettings) -> int | None:
 def cut_names(settings: CommonSettings) -> list[str]:
     """Return the names of the silos that a partition cuts from a data set, in order.
 
-    If setting 'split.silo-set' names a silo set, its names are used. Otherwise the names are
-    silo-1, silo-2 and so on, with leading zeros so that all are equally long.
+    The setting 'split.silo-set' may name a set of silos and their links, which then gives the
+    names. Otherwise the names are silo-1, silo-2 and so on, with leading zeros so that all are
+    equally long.
 
     Raises:
         SettingError: 'split.silos' is neither its default nor the number of silos in the set.
@@ -226,14 +231,14 @@ def cut_names(settings: CommonSettings) -> list[str]:
 def load_cut(data: DataSet, name: str, settings: CommonSettings, places: Places) -> Silo:
     """Load a silo that the run's partition cuts from all samples of a data set.
 
-    The samples of all silos are chosen, but only this silo is loaded. It is opened in the cache, or
-    written there first if it is missing.
+    The samples of all silos are chosen, but only the silo ``name`` is loaded. If the cache lacks
+    the silo, it is written there first.
 
     Raises:
         SettingError: the partition is impossible with this data set, its plugin is missing or
             fails, or 'split.silos' contradicts the silo set.
-        DataError: no silo has this name, data or the silo set are missing or unusable, or there are
-            too few samples.
+        DataError: no silo has this name, the data or the silo set cannot be used, or there are too
+            few samples.
     """
     _refuse_table(data, settings)
     names = cut_names(settings)
@@ -259,7 +264,7 @@ def load_cut(data: DataSet, name: str, settings: CommonSettings, places: Places)
 
 
 def cut_document(data: DataSet, settings: CommonSettings, places: Places) -> dict[str, Any]:
-    """Record which samples a partition gives to each silo, so that it can be compared or repeated.
+    """Record which samples a partition gives to each silo, so that the cut can be repeated.
 
     Row indices count from 0 within a split of the whole data set. If the data set has no validation
     split, the 'val' rows are rows of its training split.
@@ -271,7 +276,7 @@ def cut_document(data: DataSet, settings: CommonSettings, places: Places) -> dic
     Raises:
         SettingError: the partition is impossible with the data set's labels, its plugin is missing
             or fails, or 'split.silos' contradicts the silo set.
-        DataError: data or the silo set are missing or unusable, or there are too few samples.
+        DataError: the data or the silo set are missing or unusable, or there are too few samples.
     """
     names = cut_names(settings)
     rows = _cut_all(data, open_cut_pool(data, settings, places), settings, names)
@@ -294,11 +299,11 @@ def _as_lists(rows: Mapping[str, Rows]) -> dict[str, list[int]]:
 def _cut_all(
     data: DataSet, pool: CutPool, settings: CommonSettings, names: list[str]
 ) -> list[dict[str, Rows]]:
-    """Choose the rows of every silo for the run's partition, or reuse those of the last call.
+    """Choose the rows of every silo for the run's partition, or reuse the rows of the last call.
 
-    They are reused if data set, pool, settings and names are all equal to those of the last call. A
-    plugin's partition is always computed again. ``names`` are the silos' names, in the order of the
-    result.
+    The pool is all samples of the data set. The rows are reused if data set, pool, settings and
+    names are equal to those of the last call. Only a plugin's partition is always computed again.
+    ``names`` are the silos' names, in the order of the result.
 
     Returns:
         One dictionary per silo: split -> rows, ascending. If the pool has no validation part, 'val'
@@ -324,11 +329,11 @@ def _cut_all(
 def _cut_unseen(
     dataset: str, pool: CutPool, settings: CommonSettings, names: list[str]
 ) -> list[dict[str, Rows]]:
-    """Choose the rows of every silo for partition 'unseen': silos train on different labels.
+    """Choose every silo's rows for the partition 'unseen', in which silos have private labels.
 
-    The settings decide the number of training and test samples per silo. Where a setting is 0, the
-    pool decides. If the pool has 0 too, silos are as large as possible. If 'split.use-test' is
-    false, the pool has no test samples, and the test rows are empty.
+    A private label is in the training rows of only one silo. 'split.silo-train-size' and
+    'split.silo-test-size' set the sizes. If a setting is 0, the pool's ``train_size`` or
+    ``test_size`` applies. If that is 0 too, silos are as large as possible.
 
     Args:
         dataset: the data set's name, for errors.
@@ -337,7 +342,8 @@ def _cut_unseen(
         names: the silos' names.
 
     Returns:
-        For each silo, part -> rows, ascending.
+        For each silo, part -> rows, ascending. The test rows are empty if 'split.use-test' is
+        false.
 
     Raises:
         SettingError: no division of the labels gives the wanted share.
@@ -355,25 +361,26 @@ def _cut_unseen(
 def _cut_at_random(
     dataset: str, pool: CutPool, settings: CommonSettings, names: list[str]
 ) -> list[dict[str, Rows]]:
-    """Choose the rows of every silo for the partition 'dirichlet', 'labels' or a plugin's.
+    """Choose the rows of every silo for the partition 'dirichlet', 'labels' or a plugin.
 
-    'split.fold-seed' seeds the random numbers. If a silo has more rows than 'split.silo-train-size'
-    or 'split.silo-test-size', it keeps that many at random. A size of 0 keeps all. If the pool has
-    no validation part, a random tenth of a silo's training rows, rounded down, becomes its
-    validation rows. If 'split.use-test' is false, test rows are empty.
+    'split.fold-seed' seeds the random numbers. A silo with more rows than 'split.silo-train-size'
+    or 'split.silo-test-size' keeps only that number of random rows. A size of 0 keeps all. If the
+    pool has no validation part, a random tenth of a silo's training rows, rounded down, becomes its
+    validation rows.
 
     Args:
         dataset: the data set's name, for errors.
         pool: all samples of the data set.
-        settings: the partition, its settings and the sizes.
+        settings: the partition, its settings and the sizes. If 'split.use-test' is false, test rows
+            are empty.
         names: the silos' names.
 
     Returns:
         For each silo, part -> rows, ascending.
 
     Raises:
-        SettingError: the number of labels per silo is impossible, or the plugin is missing or
-            fails.
+        SettingError: 'split.labels-per-silo' does not fit the number of labels, or the plugin is
+            missing or fails.
         DataError: a silo gets fewer than two training samples.
     """
     rng = np.random.default_rng(derive_seed(settings.fold_seed, "partition", settings.partition))
@@ -405,11 +412,11 @@ def _refuse_small_silos(
 ) -> None:
     """Check that each silo has at least two training samples, because batch norm needs two.
 
-    Validation and test parts may be empty.
+    Validation and test parts may be empty. ``cut`` has each silo's rows: part -> rows.
 
     Raises:
-        DataError: a silo has fewer. The error counts such silos, names the first, and advises a
-            change of settings.
+        DataError: a silo has fewer than two training samples. The error counts such silos, names
+            the first, and advises a change of settings.
     """
     small = []
     for name, own in zip(names, cut, strict=True):
@@ -444,17 +451,17 @@ def _cut_by_plugin(
 
     Args:
         labels: split -> label of each row, (n,). The plugin gets a copy.
-        silos: number of silos.
+        silos: the number of silos.
         settings: 'split.partition' names the plugin.
-        rng: passed to the plugin.
+        rng: the random generator that the plugin may use.
 
     Returns:
         One dictionary per silo: split -> rows, ascending. A split that the plugin omits is empty,
         and some rows may belong to no silo.
 
     Raises:
-        SettingError: the plugin fails, or returns another number of silos, an invalid row index or
-            a row twice.
+        SettingError: the plugin raises any exception, or returns another number of silos, an
+            invalid row index, or the same row twice, at one silo or at two.
     """
     name = settings.partition
     partitioner = _partitioner(settings)
@@ -483,9 +490,10 @@ def _cut_by_plugin(
 
 
 def _are_distinct(rows: Sequence[Rows], count: int) -> bool:
-    """Tell whether ``rows`` together are integers in 0..count-1 without a duplicate.
+    """Tell whether the arrays in ``rows`` contain only integers from 0 to ``count`` - 1, each once.
 
-    Empty arrays are ignored. Without any row the answer is True.
+    A number in two arrays counts as twice. Empty arrays are ignored, and without any row the answer
+    is True.
     """
     # An empty list becomes an array of floats, which would make all numbers floats
     filled = [own for own in rows if own.size]
@@ -499,9 +507,10 @@ def _are_distinct(rows: Sequence[Rows], count: int) -> bool:
 
 
 def _draw(rows: Rows, count: int | None, rng: np.random.Generator) -> Rows:
-    """Draw ``count`` of ``rows`` without replacement, ascending, or return all rows for None.
+    """Draw ``count`` of ``rows`` at random, without replacement and in ascending order.
 
-    If there are at most ``count`` rows, all are returned and nothing is drawn from ``rng``.
+    If ``count`` is None, or if there are at most ``count`` rows, ``rows`` is returned unchanged.
+    Nothing is then drawn from ``rng``.
     """
     if count is None or count >= len(rows):
         return rows

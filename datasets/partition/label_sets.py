@@ -47,11 +47,11 @@ class _Plan:
     common: tuple[int, int]
 
     def error(self, share: float) -> float:
-        """Compute the largest difference, over silos, between ``share`` and a silo's share.
+        """Compute the largest difference, over silos, between a silo's share and the wanted share.
 
         A silo's share is the number of its private labels divided by the number of all its labels.
-        The difference is absolute. It is rounded to 9 digits, so that equally good plans compare as
-        equal.
+        ``share`` is the wanted share. The difference is absolute, and rounded to 9 digits, so that
+        equally good plans compare as equal.
         """
         largest = 0.0
         for silos, private, common in zip(self.silos, self.private, self.common, strict=True):
@@ -66,16 +66,17 @@ class _Plan:
 
 
 def label_sets(classes: int, silos: int, share: float) -> list[tuple[int, ...]]:
-    """Choose each silo's labels so that about ``share`` of them are private to the silo.
+    """Choose the labels of each silo so that about ``share`` of a silo's labels are private.
 
-    A private label is at no other silo. The chosen division has the smallest difference from
-    ``share`` at its worst silo. A tie goes to a division with equally many private labels at all
-    silos, then to the fewest shared labels. At share 0 all silos hold all labels.
+    A private label is at no other silo. The division with the smallest error is chosen, where the
+    silo furthest from ``share`` decides. Among equal divisions, one with equally many private
+    labels at all silos is preferred, then the fewest shared labels. At share 0 all silos have all
+    labels.
 
     Args:
         classes: K. Labels are 0 to K - 1.
-        silos: number of silos, at least 2.
-        share: wanted share of private labels, 0..1.
+        silos: the number of silos, at least 2.
+        share: the wanted share of private labels, 0..1.
 
     Returns:
         A tuple of labels per silo, ascending.
@@ -96,12 +97,11 @@ def label_sets(classes: int, silos: int, share: float) -> list[tuple[int, ...]]:
 
 
 def _list_plans(classes: int, silos: int, share: float) -> Iterator[_Plan]:
-    """Yield the divisions of labels in which each silo's share of private labels is near ``share``.
+    """Yield the divisions of labels among silos whose shares of private labels are near ``share``.
 
-    A private label is at only one silo, and a shared label at two or more. A silo's share may
-    differ from ``share`` by at most 0.05. The private labels are divided among the silos as evenly
-    as possible. A silo without a private label has all shared labels, which is possible only if
-    ``share`` is at most 0.05.
+    A private label is at only one silo, and a shared label at two or more. A silo's share is its
+    private labels divided by all its labels. It may differ from ``share`` by at most 0.05. Private
+    labels are divided as evenly as possible. A silo without private labels gets all shared labels.
     """
     for shared in range(classes + 1):
         fewer, more = divmod(classes - shared, silos)
@@ -117,16 +117,19 @@ def _list_plans(classes: int, silos: int, share: float) -> Iterator[_Plan]:
 
 
 def _near_counts(private: int, shared: int, share: float) -> list[int]:
-    """List how many shared labels a silo may hold so that its private share is near enough.
+    """List how many shared labels a silo may have so that its private share is near ``share``.
 
     The private share is a silo's number of private labels divided by the number of all its labels.
     It may differ from ``share`` by at most 0.05.
 
     Args:
-        private: the silo's number of private labels. If it is 0, the silo must hold all shared
-            labels: [shared], or [] if ``shared`` is 0 or ``share`` is above 0.05.
-        shared: the number of all shared labels, the most that a silo can hold.
+        private: the silo's number of private labels.
+        shared: the number of all shared labels, the most that a silo can have.
         share: the wanted private share.
+
+    Returns:
+        The possible numbers, ascending. A silo without private labels must have all shared labels.
+        The list is then [shared], or empty if ``shared`` is 0 or ``share`` is above 0.05.
     """
     if not private:
         # A silo without a label of its own holds all shared ones, as at share 0
@@ -139,9 +142,10 @@ def _near_counts(private: int, shared: int, share: float) -> list[int]:
 
 
 def _describe_impossible(classes: int, silos: int, share: float) -> str:
-    """Build the error text for an impossible share, which suggests the nearest possible shares.
+    """Build the error text for an impossible 'split.unseen', with the nearest possible values.
 
-    These are the largest share up to ``share`` and the smallest share above it, if there is one.
+    These values are the largest possible one up to ``share`` and, if there is one, the smallest
+    above ``share``.
     """
     possible = sorted(set(_list_possible_shares(classes, silos)))
     above = bisect_right(possible, share)
@@ -156,21 +160,19 @@ def _describe_impossible(classes: int, silos: int, share: float) -> str:
 
 
 def _list_possible_shares(classes: int, silos: int) -> Iterator[Fraction]:
-    """Yield each share of private labels that all silos can have exactly, as a fraction.
+    """Yield each share of private labels that all silos can have exactly.
 
-    Share 0 comes first, and a share may be yielded several times. All other shares follow from two
-    loops:
+    A silo's share is its private labels divided by all its labels. Share 0 comes first, and a share
+    may be yielded several times. Each number of shared labels is tried. The private labels are
+    divided as evenly as possible, so a silo has p or p + 1 of them.
 
-    - The outer loop tries each number of shared labels. The private labels are divided as evenly as
-      possible: a silo has p or p + 1 of them.
-    - The inner loop tries each number h of shared labels for a silo with p private labels. A silo
-      with p + 1 then needs h (p + 1) / p shared labels to have the same share.
+    For each number h of shared labels at a silo with p of them, the share p / (p + h) is yielded if
+    p is at least 1 and these conditions hold:
 
-    The share p / (p + h) is yielded if p is at least 1 and these conditions hold:
-
-    - The number h (p + 1) / p is whole, if any silo needs it.
+    - A silo with p + 1 private labels, if there is one, gets the same share with h (p + 1) / p
+      shared labels, which is a whole number.
     - No silo needs more shared labels than there are.
-    - All silos together hold enough labels for each shared label to be at two silos.
+    - The silos have enough places for each shared label to be at two of them.
     """
     yield Fraction(0)
     for shared in range(classes):
@@ -186,10 +188,13 @@ def _list_possible_shares(classes: int, silos: int) -> Iterator[Fraction]:
 
 
 def _deal_labels(plan: _Plan) -> list[tuple[int, ...]]:
-    """Assign labels to the silos of a plan: private labels in order, then shared labels in turn.
+    """Assign labels to silos by a plan, which states how many labels of each kind a silo gets.
+
+    Private labels have the lower numbers, and are assigned in order. Shared labels go round in a
+    circle, and each silo begins where the silo before it ended.
 
     Returns:
-        A tuple of labels per silo, ascending. Private labels have the lower numbers.
+        A tuple of labels per silo, ascending.
     """
     sets = []
     # turn counts the shared labels dealt so far; shared labels go round like cards
@@ -209,12 +214,12 @@ def _deal_labels(plan: _Plan) -> list[tuple[int, ...]]:
 def divide_evenly(need: int, limits: Sequence[int]) -> list[int]:
     """Divide ``need`` into whole parts that are as equal as the upper ``limits`` allow.
 
-    If the parts cannot be equal, larger limits get more, and among equal limits the later ones: 5
+    A remainder goes to the larger limits, and among equal limits to the later ones. For example, 5
     over (9, 9) gives [2, 3].
 
     Returns:
-        One integer for each limit, at most that limit. They add up to ``need``, or to the sum of
-        all limits if ``need`` is larger.
+        One integer for each limit, at most that limit. The integers add up to ``need``, or to the
+        sum of all limits if ``need`` is larger.
     """
     parts = [0] * len(limits)
     smallest_first = sorted(range(len(limits)), key=limits.__getitem__)
@@ -244,16 +249,16 @@ class LabelCut:
     where: str
 
     def rows(self, train_size: int, test_size: int) -> list[dict[str, Rows]]:
-        """Choose every silo's rows: training rows of its labels, val and test rows of all labels.
+        """Choose every silo's training rows from its own labels, and its other rows from all.
 
-        If the pool has a validation part, 'val' rows are taken from it, equally many per label. If
-        not, they are taken from the end of its training part.
+        If the pool has a validation part, 'val' rows are taken from it, equally many per label.
+        Otherwise they are taken from the pool's training part, from the end of each label's rows.
 
         Args:
-            train_size: training samples per silo, or 0 for as many as possible while a silo's
-                labels differ by at most one sample. If the pool has no validation part, a tenth of
-                them is for 'val'.
-            test_size: test samples per silo, or 0 for as many as possible with equally many per
+            train_size: training samples per silo. 0 means the largest size at which the counts of a
+                silo's labels differ by at most one. If the pool has no validation part, a tenth of
+                these samples becomes the 'val' rows.
+            test_size: test samples per silo. 0 means as many as possible with equally many per
                 label.
 
         Returns:
@@ -283,14 +288,14 @@ class LabelCut:
         return silos
 
     def _deal_own_labels(self, rows: Sequence[Rows], counts: Sequence[Sequence[int]]) -> list[Rows]:
-        """Give each silo the first rows of its own labels that no earlier silo has taken.
+        """Give each silo the first rows of its labels that no earlier silo has taken.
 
-        Whether enough rows are left is not checked here.
+        No row is given twice. Whether enough rows are left is not checked here.
 
         Args:
             rows: for each label, its rows in the pool.
-            counts: for each silo, the number of rows of each of its labels, in the order of
-                ``sets``.
+            counts: for each silo, the number of rows of each of the silo's labels. The labels are
+                in the order of the attribute ``sets``, which lists the labels of each silo.
 
         Returns:
             Rows per silo, ascending.
@@ -307,15 +312,15 @@ class LabelCut:
         return silos
 
     def _deal_all_labels(self, rows: Sequence[Rows], counts: Sequence[int]) -> list[Rows]:
-        """Give every silo the same number of rows of each label, from the rows in order.
+        """Give every silo the same number of rows of each label.
 
-        Of a label with count c, the first silo gets the first c rows, the second silo the next c,
+        The first silo gets a label's first ``counts[label]`` rows, the second silo the next ones,
         and so on. Rows that remain are not used.
 
         Args:
-            rows: for each label, its rows in the pool. There must be at least c rows per silo,
+            rows: for each label, its rows in the pool. There must be enough rows for all silos,
                 which is not checked here.
-            counts: for each label, c, the number of rows per silo.
+            counts: for each label, the number of rows per silo.
 
         Returns:
             The rows of each silo, ascending.
@@ -339,15 +344,15 @@ class LabelCut:
         return counts
 
     def _compute_sizes(self, size: int) -> tuple[list[int], list[list[int]]]:
-        """Compute how many samples of each label a silo of ``size`` validates and trains on.
+        """Compute how many samples of each label a silo gets for validation and for training.
 
-        Validation samples are needed only if the pool has no validation part. They are a tenth of
-        ``size``, rounded down, divided evenly among all K labels, and the same at every silo. All
-        silos together hold out at most half of a label's samples.
+        A silo has ``size`` samples. If the pool has no validation part, a tenth of them, rounded
+        down, is for validation, divided evenly among all K labels. At most half of a label's
+        samples are for validation.
 
-        The rest of a label is divided among the silos that have it, so that a silo with fewer
-        labels may take more of each. A silo takes its training samples as evenly from its labels as
-        these limits allow. If labels are rare, the numbers add up to less than ``size``.
+        The rest of a label is divided among the silos that have the label. A silo with fewer labels
+        may take more of each. What a rare label lacks, a silo takes of its other labels. If they
+        lack samples too, the numbers add up to less than ``size``.
 
         Returns:
             A silo's validation samples for each of the K labels, and for each silo the training
@@ -376,9 +381,10 @@ class LabelCut:
         return validation, trained
 
     def _find_largest_size(self) -> int:
-        """Find the largest size of silos for which the labels are not too rare (``_runs_short``).
+        """Find the largest size at which every silo gets all its samples, evenly from its labels.
 
-        A binary search is used, which assumes that no size above an impossible one is possible. The
+        ``_runs_short`` decides this for a single size. The size includes samples held out for
+        validation. The binary search assumes that all sizes below a possible size are possible. The
         result is 0 if even silos of one sample are impossible.
         """
         sizes = range(1, len(self.labels["train"]) // len(self.sets) + 2)
@@ -386,13 +392,14 @@ class LabelCut:
         return bisect_left(sizes, True, key=self._runs_short)
 
     def _runs_short(self, size: int) -> bool:
-        """Tell whether the labels are too rare for silos of ``size`` samples each.
+        """Tell whether the labels have too few samples for silos of ``size`` samples each.
 
-        They are too rare in two cases:
+        They have too few in two cases:
 
-        - A silo has uneven labels: the training (or validation) samples of two labels differ by
-          more than one.
-        - A silo gets fewer training or validation samples than its ``size`` requires.
+        - At some silo, the numbers of training samples (or of validation samples) of two labels
+          differ by more than one.
+        - A silo gets fewer training samples than ``_training_size``, or fewer validation samples
+          than the rest of ``size``.
         """
         validation, trained = self._compute_sizes(size)
         for parts in (validation, *trained):
@@ -403,8 +410,8 @@ class LabelCut:
     def _training_size(self, size: int) -> int:
         """Return the number of training samples in a silo of ``size`` samples.
 
-        If the pool has its own validation part, all ``size`` samples are for training. Otherwise a
-        tenth of them, rounded down, is for validation.
+        If the pool (all samples of the data set) has a validation part, all ``size`` samples are
+        for training. Otherwise a tenth of them, rounded down, is for validation.
         """
         if self._has("val"):
             return size
@@ -417,19 +424,20 @@ class LabelCut:
         return all(sum(parts) == training for parts in trained)
 
     def _check_sizes(self, size: int, given: bool) -> tuple[list[int], list[list[int]]]:
-        """Compute each silo's samples per label, and check that no silo lacks samples or a label.
+        """Compute each silo's samples per label, and check that each silo gets some of each.
 
         Args:
             size: training samples per silo, including those held out for validation.
-            given: whether the user set ``size``. If not, errors do not advise a larger one.
+            given: whether the user set ``size``. Only then may an error advise a larger size.
 
         Returns:
             Validation samples per silo for each of the K labels, and for each silo the training
             samples of each of its own labels.
 
         Raises:
-            DataError: the pool has too few samples of some label, or a tenth of ``size``, the
-                validation part, is less than one sample.
+            DataError: the pool has too few samples of some label. The error is also raised if a
+                pool without a validation part leaves less than one validation sample, a tenth of
+                ``size``, per silo.
         """
         if not self._has("val") and size < VALIDATION_SHARE:
             least = VALIDATION_SHARE if given else 0
@@ -455,7 +463,8 @@ class LabelCut:
     ) -> None:
         """Raise the ``DataError`` for a silo that gets no training sample of one of its labels.
 
-        The message advises a larger size only if the user set the size and a larger one would help.
+        The message advises a larger size if the user set a size with fewer training samples than
+        the silo has labels.
 
         Args:
             name: the name of the silo.
@@ -480,20 +489,22 @@ class LabelCut:
         )
 
     def _cut_part(self, part: str, size: int) -> list[Rows]:
-        """Choose every silo's rows of part 'val' or 'test', as balanced over labels as possible.
+        """Choose every silo's rows of part 'val' or 'test', as evenly over all labels as possible.
 
         All silos get the same number of samples of a label. Samples that remain are not used.
 
         Args:
             part: 'val' or 'test'.
-            size: samples per silo, or 0 for as many of every label as the rarest label allows.
+            size: samples per silo. 0 means that every label gives a silo equally many samples, as
+                many as the rarest label has per silo.
 
         Returns:
-            Rows per silo, ascending. They are empty if the pool has no such part and ``size`` is 0.
+            Rows per silo, ascending. They are empty if ``size`` is 0 and the pool does not have the
+            part.
 
         Raises:
             DataError: a label has fewer samples than silos, or ``size`` is below the number of
-                labels or above what the labels allow.
+                labels or above the number that the labels allow.
         """
         silos, have = len(self.sets), self._counts(part)
         if not sum(have) and not size:

@@ -48,7 +48,7 @@ class CutPool:
     test_size: int = 0
 
     def split(self, part: str, rows: Rows) -> Split:
-        """Return the samples ``rows`` of a part (row indices) as a split, in the order of ``rows``.
+        """Return the samples of a part at the row indices ``rows``, in that order, as a split.
 
         If the pool has no validation part, rows of 'val' are taken from the training part.
         """
@@ -63,8 +63,8 @@ class CutPool:
 def open_cut_pool(data: DataSet, settings: CommonSettings, places: Places) -> CutPool:
     """Open the pool of all samples of a data set, from which a partition cuts silos.
 
-    The pool of ``ShiftedImages`` is their public source, not rotated. For any other data set, it
-    joins the samples of the data set's silos.
+    The silos of ``ShiftedImages`` are rotated parts of a public data set. Their pool is this data
+    set without rotation. For any other data set, the pool joins the samples of all silos.
 
     Raises:
         DataError: files are missing or unusable, or the data set's silos differ in shape or
@@ -76,12 +76,12 @@ def open_cut_pool(data: DataSet, settings: CommonSettings, places: Places) -> Cu
 
 
 def _pool_of_source(data: ShiftedImages, settings: CommonSettings, places: Places) -> CutPool:
-    """Open the images of a public data set of the UEFL paper as one pool, without rotating them.
+    """Open the public images behind a ``ShiftedImages`` data set as one pool, without rotation.
 
-    New silos are cut from the pool. Its parts are those of the data set, so the validation part may
-    be empty. But if the images have tracks (frames of one object), a tenth of each label's training
-    tracks is held out for validation (``hold_out_tracks``). The pool also states the data set's
-    usual sizes of silos.
+    The pool has the parts of the public data set, so its validation part may be empty. If the
+    images have tracks (frames of one object), a tenth of each label's training tracks becomes the
+    validation part. The pool's ``train_size`` and ``test_size`` are the usual ones of the data
+    set's silos.
 
     Raises:
         DataError: files are missing or unusable.
@@ -121,9 +121,9 @@ def _pool_of_source(data: ShiftedImages, settings: CommonSettings, places: Place
 def _pool_of_silos(data: DataSet, settings: CommonSettings, places: Places) -> CutPool:
     """Join the samples of all silos of a data set in one pool, from which new silos are cut.
 
-    Each sample stays in its part (train, val or test). Within a part the samples are reordered so
-    that silos alternate within each label. All silos are loaded, which may create them in the
-    cache. The pool states no sizes for new silos.
+    Each sample stays in its part (train, val or test). Within a part and a label, the silos are
+    mixed in proportion to their sizes. All silos are loaded, which may create them in the cache.
+    The pool's ``train_size`` and ``test_size`` are 0.
 
     Raises:
         DataError: a silo cannot be loaded, or its shape or classes differ from the first silo's.
@@ -151,10 +151,11 @@ def _pool_of_silos(data: DataSet, settings: CommonSettings, places: Places) -> C
 
 
 def _shared_facts(silo: Silo) -> dict[str, Any]:
-    """Return the facts that all silos of a data set have in common, for the silos cut from them.
+    """Return the facts that a data set's silos have in common, to store them with newly cut silos.
 
-    The facts are 'classes' (the names), 'schema' (a digest), and for a table 'features' (the
-    names). If the data declare statistics, 'declared' has their 'mean' and 'std'.
+    The facts are 'classes' (the names), 'schema' (a digest of shape and classes), and for a table
+    'features' (the columns' names). If the silo states a mean and a standard deviation, 'declared'
+    has them as 'mean' and 'std'.
     """
     facts: dict[str, Any] = {"classes": list(silo.classes), "schema": silo.schema}
     if silo.features:
@@ -182,10 +183,10 @@ class _Mixed:
         self.labels: Labels = np.concatenate(labels)[self._order]
 
     def inputs(self, rows: Rows) -> Tensor:
-        """Return a copy of the inputs at ``rows``, (k, *input_shape), in the order of ``rows``.
+        """Return a copy of the inputs at ``rows``, in the order of ``rows``.
 
-        ``rows`` count through the pool, in which the samples of all silos are mixed. They are not
-        rows of a single silo.
+        ``rows`` are row indices of the pool, in which the samples of all silos are mixed. The
+        result has one row for each, (k, *shape of an input).
         """
         import torch
 
@@ -203,8 +204,8 @@ class _Mixed:
 def _relative_places(labels: Labels) -> Labels:
     """Return each sample's relative position among the samples of its label, (n,), between 0 and 1.
 
-    The k-th of m samples of a label, from 0, has the position (k + 0.5) / m. Sorting the samples of
-    several silos by this position mixes the silos in proportion to their sizes.
+    Sample k of a label's m samples, counted from 0, has the position (k + 0.5) / m. Sorting the
+    samples of several silos by this position mixes the silos in proportion to their sizes.
     """
     place = np.empty(len(labels))
     for label in np.unique(labels):

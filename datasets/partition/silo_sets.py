@@ -69,15 +69,16 @@ class SiloSet:
 
 
 def open_silo_set(text: str) -> SiloSet:
-    """Open the silo set (names of silos, and links between them) that 'split.silo-set' names.
+    """Open the set of silos, and of links between them, that 'split.silo-set' names.
 
-    ``text`` is 'gaia', or the path of a CSV file with the columns 'site' and 'neighbour', and
-    optionally 'latency-ms' and 'gbps'. A relative path is relative to the working directory, and
-    '~' is expanded.
+    ``text`` is 'gaia', a set that comes with fedsilo, or the path of a CSV file. Its columns are
+    'site' and 'neighbour', and optionally 'latency-ms' (milliseconds) and 'gbps' (gigabits per
+    second). A relative path is relative to the working directory, and '~' is expanded.
 
     Raises:
-        DataError: the file is missing or not CSV, a column is missing, a name or number is invalid,
-            or the file has no edge. Or an edge appears twice, or joins a silo with itself.
+        DataError: the file is missing or not CSV, a column is missing, or a name or number is
+            invalid. The error is also raised if there is no link, a link is repeated in either
+            direction, or a link joins a silo with itself.
     """
     if text == GAIA:
         return _gaia()
@@ -114,15 +115,15 @@ def _gaia() -> SiloSet:
 
 
 def _read_edges(path: Path) -> SiloSet:
-    """Read a silo set from a CSV file in which each line is an edge (link) between two silos.
+    """Read silos and the links between them from a CSV file with one link per line.
 
     The columns are 'site' and 'neighbour', and optionally 'latency-ms' and 'gbps'. An empty or
-    missing value becomes None. The silos are in the order of their first appearance. An edge has no
-    direction.
+    missing value becomes None. The silos are in the order of their first appearance. A link goes
+    both ways, so the line b,a repeats the line a,b.
 
     Raises:
-        DataError: a silo's name or a number is invalid, an edge is repeated or joins a silo with
-            itself, or the file has no edge.
+        DataError: a silo's name or a number is invalid, a link is repeated or joins a silo with
+            itself, or the file has no link.
     """
     names: dict[str, int] = {}
     links: dict[tuple[str, str], Link] = {}
@@ -161,7 +162,7 @@ def _read_edges(path: Path) -> SiloSet:
 
 
 def _read_number(row: Mapping[str, str], column: str, where: str, zero: bool) -> float | None:
-    """Read a cell of a CSV row as a number, or None if the cell is empty or the column missing.
+    """Read a cell of a CSV row as a number. An empty cell and a missing column give None.
 
     Args:
         row: column -> text.

@@ -46,10 +46,10 @@ _NEEDED = ("Rows", "Columns", "BitsAllocated", "BitsStored", "PixelRepresentatio
 
 
 def is_dicom(path: Path) -> bool:
-    """Tell whether a file is DICOM: by its ending '.dcm', otherwise by its first bytes.
+    """Tell whether a file is a DICOM, by its ending '.dcm' in any case, or else by its first bytes.
 
-    A file with another ending is no DICOM if it is missing or cannot be read. Decoding it later
-    reports the reason.
+    A file with another ending is read for this. If it is missing or cannot be read, the answer is
+    False. Decoding the file later reports the reason.
     """
     if path.suffix.lower() == ".dcm":
         return True
@@ -67,14 +67,14 @@ def read_radiograph(path: Path, bits: int) -> Grey:
 
     Args:
         path: the file.
-        bits: the declared bits per pixel, 8 to 16.
+        bits: the bits per pixel that the user declares, 8 to 16.
 
     Returns:
         The picture, (height, width), float32, from 0 (black) to 1 (white).
 
     Raises:
-        BrokenImageError: the file is missing or damaged, or is not a single grey image of the
-            declared depth. Or it is a DICOM that cannot be decoded on this machine.
+        BrokenImageError: the file is missing or damaged, is not a single grey image of the declared
+            depth, or is a DICOM that cannot be decoded on this machine.
     """
     if is_dicom(path):
         return read_dicom(path, bits)
@@ -84,19 +84,19 @@ def read_radiograph(path: Path, bits: int) -> Grey:
 def read_dicom(path: Path, bits: int) -> Grey:
     """Decode a DICOM's picture to (height, width), float32, from 0 (black) to 1 (white).
 
-    The picture looks as in a viewer. First, the modality's lookup table or rescaling converts the
-    stored values. Then the VOI (values of interest) lookup table or, without one, the first window
-    decides the brightness. Without table and window, the whole range of the stored bits is shown.
-    MONOCHROME1 is inverted, and padding pixels become black.
+    The picture looks as in a viewer. The header's lookup tables, or its rescaling and first window,
+    convert the stored values to brightness. Without table and window, the whole range of the stored
+    bits is shown. A picture in which high values are dark (MONOCHROME1) is inverted. Padding pixels
+    become black.
 
     Args:
         path: the file.
-        bits: the declared bits per pixel, 8 to 16.
+        bits: the bits per pixel that the user declares, 8 to 16.
 
     Raises:
-        BrokenImageError: the file is missing, damaged, deflated as a whole or not grey. Or it has
-            several frames, another depth or another size than its header says, or cannot be decoded
-            on this machine.
+        BrokenImageError: the file is missing or damaged, is not a single grey frame of the declared
+            depth, has another size than its header says, or has a compression that cannot be
+            decoded on this machine.
     """
     try:
         return _read(path, bits)
@@ -109,11 +109,12 @@ def read_dicom(path: Path, bits: int) -> Grey:
 def radiograph_header(path: Path) -> ImageHeader:
     """Read width, height and bits per pixel of a DICOM or an image file without decoding pixels.
 
-    The bits of a DICOM are those that a pixel takes in the file (8 or 16), not those in use.
+    The bits of a DICOM are those that a pixel takes in the file (8 or 16), not those in use. The
+    bits of an image file are those of all channels together.
 
     Raises:
-        BrokenImageError: the file is missing or damaged, is neither a DICOM nor an image, or lacks
-            one of these values in its header.
+        BrokenImageError: the file is missing or damaged, is neither a DICOM nor an image, or its
+            header lacks width, height or bits.
     """
     if not is_dicom(path):
         return picture_header(path)
@@ -127,14 +128,16 @@ def radiograph_header(path: Path) -> ImageHeader:
 def _read(path: Path, bits: int) -> Grey:
     """Check and decode a DICOM's picture to (height, width), float32, from 0 (black) to 1 (white).
 
-    Kind, depth, compression and size are checked before the stored values are decoded. Then the
-    values are converted to the displayed brightness, a MONOCHROME1 picture is inverted, and padding
-    pixels become 0. ``bits`` is the declared number of bits per pixel.
+    The header and the amount of data are checked before the stored values are decoded. The values
+    are then converted to the brightness that a viewer shows. A picture in which high values are
+    dark (MONOCHROME1) is inverted. Padding pixels become 0. ``bits`` is the declared number of bits
+    per pixel.
 
     Raises:
-        BrokenImageError: the file is missing, is not a grey DICOM with one frame and this depth, or
-            cannot be decoded here. Or its rescaling, window or lookup table cannot be applied.
-        Exception: the header is damaged in another way. ``read_dicom`` turns any such error into a
+        BrokenImageError: the file is missing, is not a grey DICOM with one frame of this depth,
+            cannot be decoded here, or has a rescaling, window or lookup table that cannot be
+            applied.
+        Exception: the header is damaged. ``read_dicom`` turns any such error into a
             ``BrokenImageError``.
     """
     dataset = _read_header(path)
@@ -158,7 +161,8 @@ def _read_header(path: Path, pixels: bool = True) -> FileDataset:
 
     Args:
         path: the file.
-        pixels: whether to read the encoded pixel data too.
+        pixels: whether to load the encoded pixel data too. Readers of the header alone do not need
+            them.
 
     Raises:
         BrokenImageError: the file is missing, damaged, not a DICOM, or deflated (compressed as a
@@ -190,9 +194,9 @@ def _check_kind(dataset: FileDataset, bits: int) -> None:
     Only the header is checked.
 
     Raises:
-        BrokenImageError: the DICOM has colours, several frames, another depth, no pixels or too
-            many, or lacks a value in its header. Or its compression cannot be decoded on this
-            machine.
+        BrokenImageError: the DICOM has colours, several frames or another depth, has no pixels or
+            more than 89 million, lacks a needed value in its header, or is compressed in a way that
+            cannot be decoded on this machine.
     """
     fault = _kind_fault(dataset) or _syntax_fault(dataset)
     if fault:
@@ -204,8 +208,8 @@ def _check_kind(dataset: FileDataset, bits: int) -> None:
 def _kind_fault(dataset: FileDataset) -> str:
     """Explain why a DICOM is not a single grey image, or return '' if it is one.
 
-    The DICOM must have pixel data, the header values for size, bits and sign, only one channel,
-    which is grey, and only one frame.
+    The DICOM must have pixel data, and the header values for size, bits and sign. It must have a
+    single frame with a single grey channel.
     """
     if "PixelData" not in dataset:
         return "is a DICOM without pixel data"
@@ -222,9 +226,10 @@ def _kind_fault(dataset: FileDataset) -> str:
 
 
 def _syntax_fault(dataset: FileDataset) -> str:
-    """Explain why a DICOM's compression cannot be decoded on this machine, or return ''.
+    """Explain why a DICOM's compression cannot be decoded here, or return '' if it can be.
 
-    This depends on the installed plugins of pydicom. The data themselves are not read.
+    The installed plugins of pydicom decide which compressions can be decoded. The pixel data are
+    not read.
     """
     from pydicom.pixels.decoders.base import get_decoder
 
@@ -247,7 +252,8 @@ def _decode_pixels(dataset: FileDataset) -> npt.NDArray[Any]:
     """Decode the stored values of a DICOM, (height, width), before any rescaling.
 
     Raises:
-        BrokenImageError: the data are damaged, or their number differs from the header's size.
+        BrokenImageError: the data are damaged, or do not have as many values as the height and
+            width in the header require.
     """
     shape = (dataset.Rows, dataset.Columns)
     try:
@@ -267,11 +273,11 @@ def _decode_pixels(dataset: FileDataset) -> npt.NDArray[Any]:
 def _check_amount(dataset: FileDataset, shape: tuple[int, int]) -> None:
     """Check, before decoding, that the amount of pixel data fits the size in the header.
 
-    - Uncompressed data must have the expected number of bytes. Surplus bytes at the end are
-      accepted as padding and removed from ``dataset``, if all are equal and they are fewer than the
+    - Uncompressed data must have the expected number of bytes. Surplus bytes at the end are removed
+      from ``dataset`` if they all have the same value. There must be fewer of them than of the
       expected bytes.
-    - Compressed data state a size, which must be ``shape``. RLE data state none, and are not
-      checked here.
+    - Compressed data have a header whose size must be ``shape``. RLE data have no such header, and
+      are not checked here.
 
     Raises:
         BrokenImageError: there are too few bytes, the surplus is not padding, or compressed data
@@ -307,8 +313,8 @@ def _check_amount(dataset: FileDataset, shape: tuple[int, int]) -> None:
 def declared_shape(content: bytes) -> tuple[int, int] | None:
     """Read (height, width) from the first bytes of a JPEG, JPEG-LS or JPEG 2000 picture.
 
-    The size is that in the picture's header, so nothing is decoded. The result is None if the bytes
-    are of another format or end too early.
+    The first header in the bytes that states a size is used, and nothing is decoded. The result is
+    None if the bytes are of another format or end before this header does.
     """
     try:
         if content.startswith(_JPEG):
@@ -327,11 +333,12 @@ def declared_shape(content: bytes) -> tuple[int, int] | None:
 def _jpeg_shape(content: bytes) -> tuple[int, int] | None:
     """Find the frame header of a JPEG, and return (height, width) from it.
 
-    The result is None if the image data begin before a frame header, or if a segment is malformed.
+    The result is None if the image data or the end of the picture come before a frame header, or if
+    a segment is malformed.
 
     Raises:
-        IndexError: the content ends too early.
-        struct.error: the content ends within a number.
+        IndexError: the content ends before a frame header.
+        struct.error: the content ends within a header.
     """
     # A segment is 0xFF, a marker and, for most markers, a length of 2 bytes that includes itself
     place = len(_JPEG)
@@ -356,13 +363,12 @@ def _apply_display(dataset: FileDataset, raw: npt.NDArray[Any]) -> npt.NDArray[A
     """Convert a DICOM's stored values to the brightness that a viewer shows, from 0 to 1.
 
     The first step (modality) applies a lookup table, or a slope and an intercept. The second step
-    (values of interest, VOI) applies a lookup table or the first window, which stretches a range of
-    values to the whole brightness. Without both, the smallest possible value becomes 0, and the
-    largest 1. Results outside 0..1 are clipped.
+    (values of interest, VOI) applies a lookup table, or stretches the range of the first window to
+    the whole brightness. Without both, the range that the stored bits allow is stretched. Results
+    outside 0..1 are clipped.
 
     Args:
-        dataset: the DICOM. The descriptor of its VOI table may be changed, because pydicom would
-            misread it.
+        dataset: the DICOM. The descriptor of its VOI table may be changed.
         raw: the stored values, (height, width).
 
     Raises:
@@ -391,17 +397,16 @@ def _apply_display(dataset: FileDataset, raw: npt.NDArray[Any]) -> npt.NDArray[A
 def _modality_range(dataset: FileDataset) -> tuple[float, float]:
     """Compute the smallest and the largest value that a DICOM may have after the modality step.
 
-    The modality step converts stored values to the machine's unit, by a lookup table or by a slope
-    and an intercept. Only the header is read, not the pixels:
+    The modality step converts stored values to the scanner's unit, by a lookup table or by a slope
+    and an intercept. Only the header is read:
 
-    - With a modality lookup table, the range is 0 to 2^d - 1, where d is the table's bits per
-      entry.
-    - Without a table, the range follows from the stored bits b: 0 to 2^b - 1, or -2^(b-1) to
-      2^(b-1) - 1 if the values are signed. If the header has both a slope and an intercept, both
-      ends are multiplied by the slope, and the intercept is added.
+    - With a lookup table of d bits per entry, the range is 0 to 2^d - 1.
+    - Otherwise b stored bits give 0 to 2^b - 1, or -2^(b-1) to 2^(b-1) - 1 if the values are
+      signed. If the header has slope and intercept, they are applied to both ends.
 
     Raises:
-        ValueError: the header has both, no table, and a slope that is not above 0.
+        ValueError: there is no table, and the header has an intercept and a slope that is not above
+            0.
     """
     if dataset.get("ModalityLUTSequence"):
         return 0, 2 ** dataset.ModalityLUTSequence[0].LUTDescriptor[2] - 1
@@ -422,8 +427,9 @@ def _modality_range(dataset: FileDataset) -> tuple[float, float]:
 def _find_padding(dataset: FileDataset, raw: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
     """Find the padding pixels, which fill a DICOM's picture outside the image.
 
-    A pixel is padding if its stored value equals the header's padding value, or lies between it and
-    the header's limit. Without a padding value in the header, no pixel is padding.
+    The header may state a padding value, and a limit that makes it a range. A pixel is padding if
+    its stored value equals the padding value or lies in the range, both ends included. Without a
+    padding value in the header, no pixel is padding.
 
     Returns:
         A bool mask (height, width), True for padding.

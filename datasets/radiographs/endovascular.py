@@ -69,10 +69,11 @@ class _WithMasks(Endovascular):
     channels = 2
 
     def index(self, site: str, settings: CommonSettings, places: Places) -> ImageIndex:
-        """List all images of a site, even those without masks, so that the split stays the same.
+        """List all images of a site, even those without masks.
 
-        Images without masks are left out later, when the images are decoded. At least one image
-        must have a mask.
+        The split into training, validation and test images is then the same as for classification.
+        Images without masks are left out when ``decode`` decodes them. At least one image must have
+        a mask.
 
         Raises:
             DataError: no listed image has a mask, or the manifest (the list of images) is invalid.
@@ -92,11 +93,12 @@ class _WithMasks(Endovascular):
         return [*super().content(index), masks, super().content(files)]
 
     def reader(self, index: ImageIndex, size: int, settings: CommonSettings) -> Reader:
-        """Return a function that decodes an image by name, with its mask, to uint8 (2, size, size).
+        """Return a function that decodes an image and its mask to uint8 (2, size, size).
 
-        The first channel is the grey image, and the second the mask, 0 or 1. Both are cropped to
-        their central square and resized. The function raises ``BrokenImageError`` if the image or
-        its mask is unusable, and ``KeyError`` for an image without a mask.
+        The function takes the image's name in ``index``. The first channel is the grey image, and
+        the second the mask, 0 or 1. The central square of each is resized, the mask by taking the
+        nearest pixel. The function raises ``BrokenImageError`` if the image or its mask is
+        unusable, and ``KeyError`` for an image without a mask.
         """
         bits, masks = self.bits(index), read_masks(index)
 
@@ -109,10 +111,11 @@ class _WithMasks(Endovascular):
         return read
 
     def decode(self, index: ImageIndex, size: int, settings: CommonSettings) -> Decoded:
-        """Decode only the images with masks, (k, 2, size, size): first the image, then the mask.
+        """Decode the images that have a mask, each to its grey image and its mask.
 
-        Images without masks are left out and do not count as faults. ``Decoded.kept`` has the
-        positions of the decoded images in the whole ``index``.
+        The result's images are (k, 2, size, size), for k decoded images. Images without masks are
+        left out without a fault, and broken ones with a fault. ``Decoded.kept`` has the positions
+        of the decoded images in the whole ``index``.
 
         Raises:
             DataError: the manifest cannot be read, or a mask is outside the data directory.
@@ -124,13 +127,14 @@ class _WithMasks(Endovascular):
 
 
 def read_masks(index: ImageIndex) -> dict[str, str]:
-    """Read the images that have a mask, from the column 'mask' of the manifest ``index.where``.
+    """Read from a site's manifest (its list of images) which images have a mask.
 
-    Images without a mask are left out. Whether the files exist is not checked.
+    The manifest is the file ``index.where``. Images whose cell in the column 'mask' is empty are
+    left out. Whether the files exist is not checked.
 
     Returns:
-        Image -> its mask, both relative to ``index.folder``. Names have the Unicode form (NFC or
-        NFD) under which the files exist.
+        Image -> its mask, both relative to ``index.folder``. If a file exists only under another
+        Unicode form of its name (NFC or NFD), the result has that form.
 
     Raises:
         DataError: the manifest cannot be read, or a mask is outside the data directory.
@@ -152,15 +156,16 @@ def read_masks(index: ImageIndex) -> dict[str, str]:
 
 
 def read_picture(path: Path, bits: int) -> Grey:
-    """Decode an image file or a DICOM to a grey image, (height, width) float32, from 0 to 1.
+    """Decode an image file or a DICOM to a grey image, (height, width), float32, from 0 to 1.
 
     Args:
-        path: a DICOM, or a picture. With 8 bits the picture must be PNG or JPEG, and colours are
-            converted to grey. With more bits it must be a grey PNG or TIFF.
-        bits: the declared number of bits per pixel, 8 to 16.
+        path: the file. With 8 bits it must be a DICOM, PNG or JPEG, and colours of a PNG or JPEG
+            are converted to grey. With more bits it must be a DICOM, or a grey PNG or TIFF.
+        bits: the number of bits per pixel that the user declares, 8 to 16.
 
     Raises:
-        BrokenImageError: the file is missing or damaged, or has another format or depth.
+        BrokenImageError: the file is missing or damaged, or does not have an allowed format or the
+            declared depth.
     """
     if is_dicom(path):
         return read_dicom(path, bits)
@@ -170,16 +175,21 @@ def read_picture(path: Path, bits: int) -> Grey:
 
 
 def read_square(path: Path, bits: int, size: int) -> Pixels:
-    """Decode the central square of an image file or DICOM, resized to uint8 (size, size).
+    """Decode the central square of an image file or DICOM to grey pixels, uint8 (size, size).
+
+    ``bits`` is the number of bits per pixel that the user declares.
 
     Raises:
-        BrokenImageError: the file is missing or damaged, or has another format or depth.
+        BrokenImageError: the file is missing or damaged, or does not have an allowed format or the
+            declared depth.
     """
     return shrink(central_square(read_picture(path, bits)), size)
 
 
 def _read_8_bits(path: Path) -> Grey:
-    """Decode an 8-bit PNG or JPEG to grey, (height, width), float32, 0..1, turned upright.
+    """Decode an 8-bit PNG or JPEG to grey, (height, width), float32, from 0 to 1.
+
+    The picture is turned upright by its EXIF data.
 
     Raises:
         BrokenImageError: the file is missing or damaged, or has more than 8 bits per channel.
@@ -201,9 +211,10 @@ def _read_8_bits(path: Path) -> Grey:
 
 
 def _read_mask(picture: Grey, path: Path) -> Mask:
-    """Read a PNG as the mask of ``picture``, (height, width) bool, True for the marked pixels.
+    """Read a PNG as a mask for ``picture``: a bool array (height, width), True for marked pixels.
 
-    A pixel is marked if any of its stored values, except alpha, is above 0.
+    A pixel is marked if any of its stored values, except alpha, is above 0. Of ``picture`` only the
+    size matters.
 
     Raises:
         BrokenImageError: the file cannot be read, or its size differs from the picture's.

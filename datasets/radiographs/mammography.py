@@ -57,12 +57,15 @@ class DeepManifests(ManifestDataSet):
         """Read width, height and bits per pixel from the header of a DICOM or a picture.
 
         Raises:
-            BrokenImageError: the file is missing or damaged, or lacks these values.
+            BrokenImageError: the file is missing or damaged, or its header lacks one of these
+                values.
         """
         return radiograph_header(path)
 
     def bits(self, index: ImageIndex) -> int:
         """Return the bits per pixel that the user's declaration file states for all images.
+
+        The file is in ``index.folder``.
 
         Raises:
             DataError: the declaration is missing or invalid.
@@ -92,9 +95,10 @@ class Mammography(DeepManifests, RadiographDataSet):
     def reader(self, index: ImageIndex, size: int, settings: CommonSettings) -> Reader:
         """Return a function that decodes an image by name to int16 (1, size, size).
 
-        The function crops empty edges, fits the rest into a square (``fit_square``), and stores
-        brightness 0..1 as -32768..32767. It raises ``BrokenImageError`` if the file is unusable or
-        the picture is empty.
+        The function crops the dark edges, and resizes the rest until the longer side has ``size``
+        pixels. The remaining area gets the darkest value. Brightness 0..1 is stored as
+        -32768..32767. The function raises ``BrokenImageError`` if the file is unusable or all
+        pixels are equal.
         """
         bits = self.bits(index)
 

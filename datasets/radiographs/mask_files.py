@@ -24,11 +24,12 @@ ValueTable = npt.NDArray[np.uint8]
 def value_table(classes: Mapping[str, Sequence[str]]) -> ValueTable:
     """Build a table (65536,) that maps the value of a pixel in a mask to the index of its class.
 
-    The entry is 255 for a value that no class declares.
+    The entry is 255 for a value that no class declares. If two classes declare a value, the later
+    class counts.
 
     Args:
         classes: class -> its pixel values, whole numbers from 0 to 65535 as strings. The index of a
-            class is its position here. The first class is the background.
+            class is its position in this mapping. The first class is the background.
     """
     table = np.full(LARGEST_VALUE + 1, _UNKNOWN, dtype=np.uint8)
     for number, values in enumerate(classes.values()):
@@ -39,10 +40,9 @@ def value_table(classes: Mapping[str, Sequence[str]]) -> ValueTable:
 def read_class_mask(path: Path, height: int, width: int, table: ValueTable) -> ClassMask:
     """Read a mask file as the class index of each pixel, uint8 (height, width).
 
-    The value that the file stores for a pixel decides the pixel's class. In an image with a
-    palette, the value is the index into the palette. In an image with one bit per pixel it is 0 or
-    1. An alpha channel is ignored. In a colour image, the colour channels of each pixel must be
-    equal.
+    The stored value of a pixel decides its class. With a palette, this is the index into the
+    palette. With one bit per pixel it is 0 or 1. An alpha channel is ignored. An image with colour
+    channels is accepted only if they are equal at each pixel.
 
     Args:
         path: the file, in one of ``FORMATS``.
@@ -51,8 +51,8 @@ def read_class_mask(path: Path, height: int, width: int, table: ValueTable) -> C
         table: the class of each value (``value_table``).
 
     Raises:
-        BrokenImageError: the file cannot be read, has another size than its image, is in colour, or
-            has a value that is not declared. The reason begins with "has a mask that".
+        BrokenImageError: the file cannot be read, has another size than its image, shows colours,
+            or has a value that is not declared. The error's text begins with "has a mask that".
     """
     try:
         with opened_image(path, FORMATS) as image:
@@ -71,8 +71,9 @@ def _grey_values(pixels: npt.NDArray[Any], bands: npt.NDArray[np.str_]) -> npt.N
     """Reduce the pixels of a mask to one value each, (h, w) int64, without the alpha band.
 
     Args:
-        pixels: (h, w) or (h, w, bands).
-        bands: the names of the bands, such as 'R' or 'A' (alpha).
+        pixels: (h, w), or (h, w, b) with b bands.
+        bands: the names of the bands, such as 'R'. 'A' is the alpha band, and all others are
+            colours.
 
     Raises:
         BrokenImageError: the colour channels of a pixel differ.
@@ -87,10 +88,11 @@ def _grey_values(pixels: npt.NDArray[Any], bands: npt.NDArray[np.str_]) -> npt.N
 
 
 def _classes_of(values: npt.NDArray[np.int64], table: ValueTable) -> ClassMask:
-    """Look up the class of each value, uint8 of the same shape.
+    """Look up the class of each value, as uint8 in an array of the same shape as ``values``.
 
     Raises:
-        BrokenImageError: a value has no class. The error names the smallest such value.
+        BrokenImageError: ``table`` has no class for a value. The error names the smallest such
+            value.
     """
     inside = (values >= 0) & (values <= LARGEST_VALUE)
     classes = table[np.where(inside, values, 0)]

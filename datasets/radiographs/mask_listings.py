@@ -35,11 +35,15 @@ class MaskManifest(Manifest):
         return 0
 
     def mask(self, number: int, row: Mapping[str, str]) -> str:
-        """Return the mask of the image in line ``number``, relative to the data directory.
+        """Return the path of an image's mask, relative to the data directory.
+
+        Args:
+            number: the image's line, for errors.
+            row: column -> text.
 
         Raises:
-            DataError: the cell is empty, or the path is not a file name or leads outside the data
-                directory.
+            DataError: the cell in the column 'mask' is empty or has unprintable characters, or its
+                path leads outside the data directory.
         """
         if not row["mask"]:
             raise DataError(
@@ -50,12 +54,14 @@ class MaskManifest(Manifest):
 
 
 def has_mask_folders(folder: Path) -> bool:
-    """Tell whether a folder is a site with masks: it contains the folders ``images`` and ``masks``.
+    """Tell whether a folder is a site with masks: it has subfolders named ``images`` and ``masks``.
 
-    A folder of parts (train, val, test) is a site too, if each part contains both folders.
+    A folder whose subfolders are all named train, val or test is a site too, if each of them has
+    ``images`` and ``masks``. Not all three need exist.
 
     Raises:
-        DataError: a folder cannot be read, or only some of its folders look like parts.
+        DataError: a folder cannot be read, or its subfolders look like parts of a split, but are
+            not all named train, val or test.
     """
     names = {inner.name for inner in subfolders(folder)}
     if {IMAGES, MASKS} <= names:
@@ -65,18 +71,18 @@ def has_mask_folders(folder: Path) -> bool:
 
 
 def list_mask_folders(folder: Path, data: Path) -> ImageIndex:
-    """List a site's images with their masks, which have the same file names except for the ending.
+    """List the images in a site's folders ``images``, with their masks in the folders ``masks``.
 
-    The images are ordered by part and name. Each image is a group by itself, because folders do not
-    name patients.
+    A mask has the same file name as its image, except for the ending. The images are ordered by
+    part and name. Each image counts as a patient, because folders do not name patients.
 
     Args:
         folder: the site's folder.
         data: the data directory, to which the names in the index are relative.
 
     Raises:
-        DataError: the folders have another layout, an image has no mask, or a mask has no image. Or
-            two files in a folder have the same name except for the ending.
+        DataError: the site lacks these folders, an image has no mask, a mask has no image, or two
+            files in a folder have the same name except for the ending.
     """
     if not has_mask_folders(folder):
         raise DataError(f"{folder} must have the folders of {LAYOUT}: sort the files into them")
@@ -94,13 +100,15 @@ def list_mask_folders(folder: Path, data: Path) -> ImageIndex:
 
 
 def _pair_files(folder: Path) -> list[tuple[Path, Path]]:
-    """Pair the files in ``images`` and ``masks`` whose names differ at most in the ending.
+    """Pair each file in ``images`` with the file in ``masks`` that has the same name.
+
+    The endings may differ.
 
     Returns:
         Pairs (image, mask), in the order of the images' names.
 
     Raises:
-        DataError: a file has no partner, or two files in one folder differ only in the ending.
+        DataError: a file has no counterpart, or two files in one folder differ only in the ending.
     """
     images, masks = _by_stem(folder / IMAGES), _by_stem(folder / MASKS)
     _check_partners(folder / IMAGES, images, masks, "mask", MASKS)
@@ -109,9 +117,9 @@ def _pair_files(folder: Path) -> list[tuple[Path, Path]]:
 
 
 def _by_stem(folder: Path) -> dict[str, Path]:
-    """List the files directly in a folder by name: name without ending -> file, sorted.
+    """List the files directly in a folder: name without ending -> file, in the order of file names.
 
-    Hidden files are left out.
+    Folders and hidden files are left out.
 
     Raises:
         DataError: two files have the same name without ending, or the folder cannot be read.
@@ -132,16 +140,16 @@ def _by_stem(folder: Path) -> dict[str, Path]:
 def _check_partners(
     folder: Path, files: Mapping[str, Path], partners: Mapping[str, Path], what: str, where: str
 ) -> None:
-    """Check that each file has a partner, whose name is the same except for the ending.
+    """Check that each file has a partner in the other folder: a file of the same name.
 
-    The names of files without a partner are logged on this machine only.
+    The endings may differ. The names of files without a partner are logged on this machine only.
 
     Args:
-        folder: the folder of the files, for errors.
+        folder: the path of the folder that contains ``files``, for errors.
         files: name without ending -> file.
         partners: name without ending -> file in the other folder.
-        what: the partner's kind for errors, 'mask' or 'image'.
-        where: the other folder's name, for errors.
+        what: 'mask' or 'image', which is missing, for errors.
+        where: the name of the other folder, for errors.
 
     Raises:
         DataError: files have no partner. The error has the number of these files.

@@ -27,10 +27,10 @@ class MaskedDataSet(DataSet):
     tasks: ClassVar[tuple[str, ...]] = (CLASSIFICATION, SEGMENTATION)
 
     def load(self, name: str, settings: CommonSettings, places: Places) -> Silo:
-        """Load the silo ``name`` in the form that the run's task needs.
+        """Load the silo ``name`` with the labels that the run's task needs.
 
-        For segmentation only images with masks are loaded, and the masks are the labels. For any
-        other task the labels are the classes of the images.
+        For segmentation only images with masks are loaded, and the masks are the labels. For
+        classification all images are loaded, and their classes are the labels.
 
         Raises:
             DataError: the silo cannot be loaded, or its masks are unusable.
@@ -58,7 +58,7 @@ def load_masked_silo(name: str, settings: CommonSettings, places: Places | None 
     Args:
         name: the silo's name.
         settings: the run's settings.
-        places: the data directory and the cache directory. None finds them from the settings.
+        places: the data directory and the cache directory. If it is None, the settings decide.
 
     Raises:
         DataError: the data set has no masks, no silo has this name, or a file is unusable.
@@ -80,9 +80,9 @@ def masked_data_sets() -> list[str]:
 
 
 def masked_silo(silo: Silo) -> Silo:
-    """Make a segmentation silo from a silo whose images have a mask (0 or 1) as last channel.
+    """Make a segmentation silo from a silo whose images have a mask (0 or 1) as their last channel.
 
-    The masks become the labels, (n, height, width), and the inputs lose that channel. The classes
+    The masks become the labels, (n, height, width), and are removed from the inputs. The classes
     become "background" and "catheter". ``silo`` itself is not changed.
     """
     split = split_masks(silo)
@@ -91,10 +91,11 @@ def masked_silo(silo: Silo) -> Silo:
 
 
 def split_masks(silo: Silo) -> Silo:
-    """Make a segmentation silo from a silo whose images have a mask of classes as last channel.
+    """Make a segmentation silo from a silo whose images have a mask as their last channel.
 
-    The masks become the labels, (n, height, width), and the inputs lose that channel. The classes
-    stay the same, because they already name the classes of pixels. ``silo`` itself is not changed.
+    A mask has the class index of each pixel. The masks become the labels, (n, height, width), and
+    are removed from the inputs. No data are copied. The classes stay the same, because they already
+    name the classes of pixels. ``silo`` itself is not changed.
     """
     # The mask is not an input of the network, so the shape has one channel less
     channels, *size = silo.shape.input_shape
@@ -110,10 +111,11 @@ def split_masks(silo: Silo) -> Silo:
 
 
 def _split_masks(split: Split, input_shape: tuple[int, ...]) -> Split:
-    """Make the last channel of a split's inputs its labels, without copying any data.
+    """Take the last channel of a split's inputs as the labels, without copying any data.
 
-    Inputs and labels are views of the same tensor. If the split is empty, its inputs get the shape
-    (0, *input_shape), where ``input_shape`` is that of an image without the mask.
+    Inputs and labels of the result are views of the same tensor. Only an empty split needs
+    ``input_shape``, the shape of an image without the mask. Its inputs get the shape (0,
+    *input_shape).
     """
     if len(split) == 0:
         inputs = split.inputs.new_zeros((0, *input_shape))

@@ -66,9 +66,14 @@ def _indices_as_lists(content: Any) -> Any:
 
 
 def _check_values(classes: dict[str, list[str]]) -> dict[str, list[str]]:
-    """Check that there are at most 255 classes, and that all their values are whole numbers.
+    """Check that there are at most 255 classes, and that their pixel values are whole numbers.
 
-    ``classes`` maps a class to the pixel values that mean it in masks. It is returned unchanged.
+    Args:
+        classes: class -> the pixel values that mean the class in masks, as strings of digits.
+            Whether two classes share a value is not checked here.
+
+    Returns:
+        ``classes``, unchanged.
 
     Raises:
         ValueError: there are more than 255 classes, or a value is not a whole number from 0 to
@@ -112,25 +117,26 @@ class MaskImages(DeepManifests, MaskedDataSet):
     model: ClassVar[type[MaskDeclaration]] = MaskDeclaration
 
     def declaration(self, places: Places) -> MaskDeclaration:
-        """Read ``masks.yaml``, or derive the description of the data set from its folders.
+        """Read ``masks.yaml``, which describes the data set, or derive its content from folders.
 
-        The folders are used only if the file does not exist (``_read_declaration``).
+        The folders in the data directory are used only if the file does not exist. Each folder with
+        ``images`` and ``masks`` is then a site.
 
         Raises:
             DataError: the file is invalid. Without the file, no folder has ``images`` and
-                ``masks``, or the name of such a folder cannot be a site's name.
+                ``masks``, or the name of one that has them cannot be a site's name.
         """
         return _read_declaration(self.files_folder(places))
 
     def index(self, site: str, settings: CommonSettings, places: Places) -> ImageIndex:
-        """List a site's images with their masks, and keep 'split.sample-share' of the patients.
+        """List a site's images with their masks, for about 'split.sample-share' of the patients.
 
-        In folders of images and masks, each image counts as a patient. A manifest may name the
-        patients.
+        A hash of the patients' names chooses them. An image counts as a patient by itself if no
+        manifest (list of images) names its patient.
 
         Raises:
             DataError: the site's manifest or folder is missing, invalid or outside the data
-                directory, an image has no mask, or a mask has no image.
+                directory, or an image and a mask cannot be paired.
         """
         folder, declared = self.files_folder(places), self.declaration(places)
         listing = resolve_inside("", declared.sites[site])
@@ -148,11 +154,11 @@ class MaskImages(DeepManifests, MaskedDataSet):
     def gives_validation(self, settings: CommonSettings, places: Places) -> bool:
         """Tell whether any site on this machine has images in the part 'val'.
 
-        The site's manifest, or its folders named train, val and test, give the parts. Images that
-        'split.sample-share' leaves out do not count.
+        The parts come from the site's manifest (its list of images), or from its folders named
+        train, val and test. Images that 'split.sample-share' leaves out do not count.
 
         Raises:
-            DataError: the declaration or the listing of a site is invalid.
+            DataError: ``masks.yaml`` is invalid, or a site's manifest or folder is.
         """
         folder = self.files_folder(places)
         for site, listing in self.declaration(places).sites.items():
@@ -168,7 +174,7 @@ class MaskImages(DeepManifests, MaskedDataSet):
         return [*super().content(index), *super().content(masks), *pixels]
 
     def bits(self, index: ImageIndex) -> int:
-        """Return the bits per pixel that the declaration states, by default 8.
+        """Return the bits per pixel that ``masks.yaml`` in ``index.folder`` states, by default 8.
 
         Raises:
             DataError: ``masks.yaml`` is invalid.
@@ -185,9 +191,10 @@ class MaskImages(DeepManifests, MaskedDataSet):
     def reader(self, index: ImageIndex, size: int, settings: CommonSettings) -> Reader:
         """Return a function that decodes an image by name to uint8 (channels, size, size).
 
-        If ``index`` has masks, the last channel is the mask, which has the index of each pixel's
-        class. Image and mask are cropped to their central square and resized. The function raises
-        ``BrokenImageError`` if the image or its mask is unusable.
+        The image is grey, or has three channels if ``masks.yaml`` declares colour. If ``index`` has
+        masks, a last channel has the class index of each pixel. The central square of image and
+        mask is resized, the mask by taking the nearest pixel. The function raises
+        ``BrokenImageError`` if either is unusable.
 
         Raises:
             DataError: ``masks.yaml`` is invalid.
@@ -226,14 +233,13 @@ class MaskImages(DeepManifests, MaskedDataSet):
 def _read_declaration(folder: Path) -> MaskDeclaration:
     """Read ``masks.yaml`` in the data directory, or derive its content from the folders.
 
-    The file describes the data set. If it does not exist, each folder with ``images`` and
-    ``masks`` is a site with the folder's name. There are two classes: pixel value 0 is the
-    background, and values 1 and 255 are the foreground. All other keys have their defaults, such as
-    8 bits without colour.
+    The file describes the data set. If it does not exist, each folder with ``images`` and ``masks``
+    is a site with the folder's name. There are two classes: pixel value 0 is the background, and
+    values 1 and 255 are the foreground. Images then have 8 bits without colour.
 
     Raises:
-        DataError: the file is unreadable or invalid. Without the file, no folder is a site, or the
-            name of such a folder cannot be a site's name.
+        DataError: the file is unreadable or invalid. Without the file, no folder has ``images`` and
+            ``masks``, or the name of one that has them cannot be a site's name.
     """
     if (folder / MaskImages.file).exists():
         return read_declared(folder / MaskImages.file, MaskDeclaration)
@@ -258,11 +264,12 @@ def _read_declaration(folder: Path) -> MaskDeclaration:
 def _read_channels(path: Path, declared: MaskDeclaration) -> list[Grey]:
     """Decode an image to its channels, each (height, width) float32, from 0 to 1.
 
-    If key 'colour' of the declaration is true, the channels are red, green and blue, and a DICOM is
-    refused. Otherwise there is one grey channel.
+    If ``declared``, the content of ``masks.yaml``, says that the images have colour, the channels
+    are red, green and blue. Otherwise there is one grey channel.
 
     Raises:
-        BrokenImageError: the file cannot be used.
+        BrokenImageError: the file is missing or damaged, or does not have an allowed format or the
+            declared depth. With colour, a DICOM is refused too.
     """
     if not declared.colour:
         return [read_picture(path, declared.bits)]
@@ -274,8 +281,8 @@ def _read_channels(path: Path, declared: MaskDeclaration) -> list[Grey]:
 def _read_colours(path: Path) -> list[Grey]:
     """Decode an 8-bit image to its red, green and blue channels, in this order, from 0 to 1.
 
-    Each channel is (height, width) float32. The image is turned upright by its EXIF data, and an
-    image in another colour mode is converted to RGB first.
+    Each channel is (height, width) float32. The image is turned upright by its EXIF data. An image
+    that is not RGB is converted to RGB, without its alpha channel.
 
     Raises:
         BrokenImageError: the file is missing or damaged, or has more than 8 bits per channel.

@@ -56,10 +56,10 @@ class MiniMias(RadiographDataSet):
         return list(SITES.values())
 
     def index(self, site: str, settings: CommonSettings, places: Places) -> ImageIndex:
-        """List the images of a site, which is a kind of breast tissue, grouped by patient.
+        """List a site's images, grouped by patient, for about 'split.sample-share' of the patients.
 
-        The images of 'split.sample-share' of the patients are kept. The label is 1 for malignant,
-        otherwise 0.
+        A site is a kind of breast tissue. A hash of the patients' names chooses the patients. The
+        label is 1 for a malignant finding, and 0 for a benign finding or none.
 
         Raises:
             DataError: the list of images, ``labels.csv``, is missing or invalid.
@@ -76,10 +76,10 @@ class MiniMias(RadiographDataSet):
     def reader(self, index: ImageIndex, size: int, settings: CommonSettings) -> Reader:
         """Return a function that decodes an image of ``index`` by name to int16 (1, size, size).
 
-        The function decodes the 8-bit grey file, crops its empty edges and fits the rest into the
-        square (``fit_square``). If 'data.intensity-profiles' is set, it then imitates the machine
-        of a vendor, one for each breast tissue. The added noise is the same in every run. The
-        function raises ``BrokenImageError`` if the file is unusable.
+        The function decodes the 8-bit grey file, crops its dark edges, and resizes the rest until
+        the longer side has ``size`` pixels. If 'data.intensity-profiles' is set, the picture is
+        rendered as a vendor's machine would show it. Each breast tissue has a vendor. The noise is
+        the same in every run. The function raises ``BrokenImageError`` if the file is unusable.
 
         Raises:
             DataError: the list of images is missing or invalid.
@@ -99,9 +99,11 @@ class MiniMias(RadiographDataSet):
         """Return a function that decodes a new 8-bit file or DICOM like the images of ``site``.
 
         A site is a kind of breast tissue. The function takes a path and returns int16 (1, size,
-        size). If 'data.intensity-profiles' is set, it imitates the vendor's machine that belongs to
-        the site, with noise that the file's name without its ending seeds. If ``site`` is not one
-        of the tissues, such as '', no machine is imitated.
+        size). It raises ``BrokenImageError`` for an unusable file.
+
+        If 'data.intensity-profiles' is set, the picture is rendered like that of the site's vendor.
+        The file's name without its ending seeds the noise. Nothing is rendered if ``site`` is not a
+        tissue, such as ''.
         """
         size = settings.image_size or self.own_size(places)
         profile = None
@@ -123,8 +125,10 @@ def _folder(places: Places) -> Path:
 def _read_listing(folder: Path) -> dict[str, dict[str, str]]:
     """Read ``labels.csv``: image -> its row (column -> text), in the file's order.
 
+    The columns are 'image', 'patient', 'tissue' and 'severity'.
+
     Raises:
-        DataError: the file is missing, a line is invalid, or an image is listed twice.
+        DataError: the file is missing, a cell has an impossible value, or an image is listed twice.
     """
     path = folder / "labels.csv"
     rows: dict[str, dict[str, str]] = {}
@@ -141,9 +145,9 @@ def _read_listing(folder: Path) -> dict[str, dict[str, str]]:
 def _row_fault(row: Mapping[str, str]) -> str:
     """Describe the first invalid column of a line of ``labels.csv``, or return '' if all are valid.
 
-    The description is the end of an error message. The image must be the plain name of a PNG file,
-    the patient must not be empty, and tissue and severity must be known values. Whether the file
-    exists is not checked.
+    The caller puts the description after the file and the line. The image must be the plain name of
+    a PNG file. The patient must not be empty. Tissue must be F, G or D, and severity N, B or M.
+    Whether the file exists is not checked.
     """
     if not re.fullmatch(r"[A-Za-z0-9_-]+\.png", row["image"]):
         return ", column 'image': the value must be a PNG file's plain name: correct it"

@@ -54,15 +54,15 @@ class PneumoniaMnist(DataSet):
         return list(_PROFILES)
 
     def image_reader(self, site: str, settings: CommonSettings, places: Places) -> ImageReader:
-        """Return a function that decodes a new image like the images of ``site``, for predictions.
+        """Return a function that decodes a user's image like the images of ``site``.
 
         The function takes the path of an 8-bit DICOM, or of an 8-bit grey PNG or TIFF. It resizes
         the whole image, and returns int16 (1, size, size). It raises ``BrokenImageError`` for an
         unusable file.
 
-        If 'data.intensity-profiles' is set and ``site`` is a vendor's name, the function also
-        imitates this vendor's machine: blur, noise and tone curve. The site and the file's name
-        seed the noise.
+        If 'data.intensity-profiles' is set and ``site`` is a vendor's name, the picture is rendered
+        like that of this vendor's machine: blur, noise and tone curve. The noise is the same each
+        time for the same site and file name.
         """
         size = settings.image_size or SIDE
         profile = None
@@ -76,10 +76,11 @@ class PneumoniaMnist(DataSet):
         return read
 
     def _load(self, name: str, settings: CommonSettings, places: Places) -> Silo:
-        """Open a site's silo in the cache, or create it there from the published file.
+        """Open a site's silo in the cache, or create it there from ``pneumoniamnist.npz``.
 
-        To create it, the site's images are selected and resized to int16 (1, size, size). If
-        'data.intensity-profiles' is set, they also imitate the machine of the site's vendor.
+        A site is a vendor. To create the silo, the site's images are selected and resized to int16
+        (1, size, size). If 'data.intensity-profiles' is set, the images are rendered as the
+        vendor's machine would show them.
 
         Raises:
             DataError: the file is missing or unusable.
@@ -112,17 +113,17 @@ class PneumoniaMnist(DataSet):
 def _rows(
     site: str, part: str, labels: npt.NDArray[np.int64], settings: CommonSettings
 ) -> npt.NDArray[np.int64]:
-    """Choose a site's images of one part: a random third of each class.
+    """Choose a site's images of one part: a random third of each class, or a share of that third.
 
-    Each class is shuffled in the same way at every site, seeded by 'split.fold-seed', and then
-    dealt to the three sites in turn. So no image is at two sites.
+    Each class is shuffled in the same way at every site, seeded by 'split.fold-seed'. Its images
+    are then dealt to the three sites in turn, so no image is at two sites. Of its third, a site
+    keeps the share 'split.sample-share', but at least one image.
 
     Args:
         site: the name of the site, which is a vendor.
         part: 'train', 'val' or 'test'. The result for 'test' is empty if 'split.use-test' is false.
-        labels: label of each image of the part, (n,).
-        settings: 'split.fold-seed', and 'split.sample-share', the share of the site's images to
-            keep of each class (at least one image).
+        labels: the label of each image of the part, (n,).
+        settings: the settings that are named here.
 
     Returns:
         Row indices into ``labels``, ascending.
@@ -141,11 +142,13 @@ def _rows(
 
 
 def read_parts(path: Path) -> dict[str, Labelled]:
-    """Read the published file: part -> images (n, 28, 28) uint8, and labels (n,) int64.
+    """Read the published file ``pneumoniamnist.npz``: part -> its images and labels.
+
+    The parts are 'train', 'val' and 'test'. Images are (n, 28, 28) uint8, and labels (n,) int64.
 
     Raises:
         DataError: the file is damaged, an array is missing or has another type or shape, or a class
-            has fewer images than there are sites.
+            has fewer than three images, one for each site.
     """
     try:
         parts = medmnist.read_parts(path, len(CLASSES), most=_MOST_BYTES)
