@@ -222,8 +222,8 @@ class FinishedRun(RunFiles):
         The run itself is not changed.
 
         Args:
-            name: the name of the run in the view; empty for the run's own.
-            experiment: the name of the experiment in the view; empty for the run's own.
+            name: the name of the run in the view. If empty, it is the run's own.
+            experiment: the name of the experiment in the view. If empty, it is the run's own.
         """
         view = FinishedRun(self.path, name or self.name, experiment or self.experiment, whole=self)
         # Filling the caches of the view's properties keeps it from reading the whole files again
@@ -265,16 +265,17 @@ class FinishedRun(RunFiles):
     ) -> Lab:
         """Open a site with its data and the run's model, as they were after the last round.
 
-        The result is a ``Lab``. It holds the site's data and the last message to the site, from
-        which the run's method opens the network.
+        The result is a ``Lab``. It holds the site's data and the evaluation message from which the
+        run's method opens the network.
 
         Args:
             site: the site's name.
-            data_dir: replaces the run's data folder; None keeps it.
-            state_dir: the folder of the site's private state; None for the state in the run
+            data_dir: replaces the run's data folder. None keeps it.
+            state_dir: the folder of the site's private state. None means the state in the run
                 directory.
             best: whether to open the model of the best round instead of that of the last.
-            split: a split whose samples must not have changed since the run; empty for none.
+            split: a split whose samples must not have changed since the run. If empty, no split is
+                checked.
 
         Raises:
             FedsiloError: the model is not on this machine, or the schema of the data, the samples
@@ -305,17 +306,17 @@ class FinishedRun(RunFiles):
         network that maps samples before standardisation to the task's predictions.
 
         Args:
-            site: the site's name. None for the first site whose data are on this machine, which is
-                an error if each site has a model of its own.
-            data_dir: the folder of the data files; None for the run's own.
-            state_dir: the folder of the site's private state, only allowed with ``site``. None for
-                the state in the run directory.
+            site: the site's name. None means the first site whose data are on this machine, and is
+                only allowed if all sites share one model.
+            data_dir: the folder of the data files. None means the run's own.
+            state_dir: the folder of the site's private state, only allowed with ``site``. None
+                means the state in the run directory.
             best: whether to open the model of the best round ('server.early-stopping-metric')
                 instead of that of the last.
 
         Raises:
             FedsiloError: the run does not have the site, the model or the data are missing or have
-                changed, or ``site`` is needed but None.
+                changed, or ``site`` is None although it is needed.
         """
         from fedsilo.runs.trained_model import open_at_first_site, open_model
 

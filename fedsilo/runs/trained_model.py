@@ -95,8 +95,8 @@ class TrainedModel:
         Args:
             batches: inputs (batch, *input_shape), n samples in all.
             split: the name of the split. It decides the dropout masks.
-            probe: sees the output of the network's encoder for each batch, to compute more from it;
-                None for none.
+            probe: sees the output of the network's encoder for each batch, to compute more from it.
+                None means no probe.
 
         Returns:
             The predictions (n, outputs), which are class probabilities for a classification.

@@ -60,10 +60,11 @@ def open_site(
         silos: site -> its facts in silos.json.
         rounds: the number of rounds in the run.
         site: the site's name.
-        state_dir: the folder of the site's private state; None for the state in the run directory.
+        state_dir: the folder of the site's private state. None means the state in the run
+            directory.
         best: whether to open the model of the best round instead of that of the last.
-        split: a split that must be unchanged since the run, because its samples will be shown;
-            empty for none.
+        split: a split that must be unchanged since the run, because its samples will be shown. If
+            empty, no split is checked.
 
     Raises:
         FedsiloError: the wanted model is not on this machine, or the schema of the data, the

@@ -179,7 +179,7 @@ def _merge_cells(old: list[int], now: list[int], floor: int) -> tuple[list[int],
     any other cell.
 
     Returns:
-        The training and the new counts by cell; None if fewer than two cells remain.
+        The training and the new counts by cell, or None if fewer than two cells remain.
     """
     kept_old: list[int] = []
     kept_now: list[int] = []

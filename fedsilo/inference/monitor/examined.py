@@ -173,7 +173,8 @@ def merge_small_groups(groups: Sequence[Group], floor: int) -> list[Group]:
         floor: the smallest number of patients that ``Group.is_enough`` requires.
 
     Returns:
-        Groups that are all large enough, in order; empty if all patients together are too few.
+        Groups that are all large enough, in order. The list is empty if all patients together are
+        too few.
     """
     kept: list[Group] = []
     for group in groups:
@@ -272,11 +273,11 @@ def examine_decisions(pooled: Examined) -> Examination:
 
     A threshold is the probability from which somebody acts. The curve shows the net benefit per
     patient for each threshold (Vickers and Elkin 2006). The section has an explanation, a picture
-    and a table. Both compare the model with acting on everybody, and the picture also with acting
-    on nobody.
+    and a table. The picture and the table compare the model with acting on everybody. The picture
+    also shows acting on nobody.
 
-    If the run does not have two classes, the section has only a sentence that says so. The same
-    holds if no threshold may be shown, because there are too few patients.
+    If the run does not have two classes, or if there are too few patients for any threshold, the
+    section has only a sentence that says so.
     """
     if len(pooled.classes) != 2:
         return Examination(_BENEFIT, ["A decision curve needs two classes, but this run has more."])
@@ -364,7 +365,7 @@ def examine(
         run: a view of the run without the metrics and counts that must not be shown.
         by: columns of the run's table. For each, a section shows the metrics by group of patients.
         decisions: whether to add a section on the decision curve.
-        data_dir: the data directory; None for the run's own.
+        data_dir: the data directory. None means the run's own.
 
     Raises:
         SettingError: the run does not predict class probabilities, or its table lacks a column of

@@ -79,7 +79,7 @@ class Monitored:
         return {"verdict": self.verdict(), "checks": checks, "missing": list(self.missing)}
 
     def page(self) -> str:
-        """Build the HTML page on the checks: the verdict, a table, and a list of impossible checks.
+        """Build the HTML page: the verdict, a table of the checks, and reasons for missing checks.
 
         The table shows the name, the value and the limit of each check, and "ok" or "ALARM".
         """
@@ -124,7 +124,7 @@ def check_new_cases(
         data: the new cases: a table, a manifest of images or a folder of images. Labels are
             optional.
         coverage: the share of prediction sets that should contain the true class, between 0 and 1.
-        calibration: the file that ``calibrate`` wrote; None for the one in the run directory.
+        calibration: the file that ``calibrate`` wrote. None means the one in the run directory.
 
     Raises:
         FedsiloError: the cases cannot be opened, the readable cases are fewer than the floor, or
@@ -288,9 +288,9 @@ def _label_checks(
     Args:
         own: the model's own probabilities (n, classes), before calibration.
         labels: the true classes (n,).
-        calibration: the model's calibration; None if there is none.
+        calibration: the model's calibration, or None if there is none.
         coverage: the share of prediction sets that should contain the true class.
-        before: the accuracy on the run's test samples; None skips the check of accuracy.
+        before: the accuracy on the run's test samples. None skips the check of accuracy.
     """
     probabilities = own
     if calibration:

@@ -150,7 +150,8 @@ class ValueTexts:
 
         For a numeric column with more than five different values, the text is the range of the
         middle 90 % of patients. If fewer than ``floor`` patients are beyond each end, it is the
-        range of the middle 50 %. If that has the same fault, the text is empty.
+        range of the middle 50 %. If fewer than ``floor`` are beyond each end of that range too, the
+        text is empty.
 
         For any other column, the text lists the values that at least ``floor`` patients have, with
         the shares of patients.

@@ -164,7 +164,7 @@ class Reference:
 
         Args:
             inputs: (k, f), rows as the network gets them, or features of images.
-            missing: bool (k, f), which values are imputed; None if none are.
+            missing: bool (k, f), which values are imputed. None means that none are.
         """
         values = inputs.numpy().astype(np.float64)
         lacking = np.zeros(values.shape, bool)

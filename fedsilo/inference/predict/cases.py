@@ -317,7 +317,7 @@ def page_facts(
 
 
 def _missing(context: _Context) -> list[str]:
-    """List sentences about facts on the cases that the page lacks.
+    """List sentences on the basis of novelty, and on usual values that the page does not show.
 
     The first sentences state the training samples with which cases were compared. If novelty is
     unknown, one sentence has the reason instead. If the page shows values of a table and the run's

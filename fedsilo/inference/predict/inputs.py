@@ -69,7 +69,7 @@ def choose_source(id_column: str | None, **named: Path | str | None) -> CaseSour
     Args:
         id_column: the column of the table with the patients' ids, or None.
         named: kind of source ('images', 'manifest', 'table' or 'split') -> folder, file or name of
-            the split; None for a kind that the user did not name.
+            the split. None means that the user did not name this kind.
 
     Raises:
         SettingError: no source or more than one is named, or ``id_column`` is given without a
@@ -166,7 +166,7 @@ class FileInputs(Inputs):
     numbers: int  # about how many numbers an image has, which decides the size of a batch
 
     def batches(self) -> Iterator[Tensor]:
-        """Decode the images, and yield them in batches (batch, *shape of an image).
+        """Decode the images, and yield them in batches (batch, *input_shape).
 
         Each batch is full except the last. A file that cannot be read is skipped, and the reason is
         added to ``faults``. The next image takes its place in the batch.

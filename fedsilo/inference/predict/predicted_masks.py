@@ -109,7 +109,7 @@ def predict_masks(
         source: the images.
         out: the folder to write, which must not exist. None, if the user named no folder, is an
             error.
-        data_dir: the data directory; None for the one in the settings of the fine-tuning.
+        data_dir: the data directory. None means the one in the settings of the fine-tuning.
         watch: takes the number of images read so far, and the number of all images.
 
     Raises:

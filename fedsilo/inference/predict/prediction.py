@@ -132,8 +132,8 @@ def predict_inputs(
         model: the model.
         inputs: the inputs, which are read batch by batch. If their true answers are known, every
             prediction is an answer, and metrics are computed.
-        calibration: the model's calibration, whose temperature corrects the probabilities; None to
-            leave them uncorrected.
+        calibration: the model's calibration, whose temperature corrects the probabilities. None
+            leaves them uncorrected.
         coverage: the share of prediction sets that should contain the true class. None, or no
             calibration, means no sets.
         reference: the training samples to compare inputs with (novelty), or a text with the reason
@@ -196,8 +196,8 @@ def _calibrate(
 
     Args:
         own: the model's own probabilities (k, classes).
-        calibration: the model's calibration; None if there is none.
-        coverage: the share of sets that should contain the true class; None for no sets.
+        calibration: the model's calibration, or None if there is none.
+        coverage: the share of sets that should contain the true class. None means no sets.
 
     Returns:
         The corrected probabilities, and the sets, bool (k, classes). Without a calibration, the
@@ -223,7 +223,8 @@ def _novelty(
     Args:
         inputs: the inputs.
         reference: the training samples, or a text with the reason why novelty is unknown.
-        features: the features of images that the network computed (k, f); None for rows of a table.
+        features: the features of images that the network computed (k, f), or None for rows of a
+            table.
 
     Returns:
         The novelty of each input. If ``reference`` is a text, the result is this text.

@@ -50,7 +50,7 @@ def predict_run_masks(
             row in the split.
         out: the folder to write, which must not exist. None, if the user named no folder, is an
             error.
-        html: the page of images with outlines to write, which must not exist; None for no page.
+        html: the page of images with outlines to write, which must not exist. None means no page.
         watch: takes the number of images read so far, and the number of all images.
 
     Raises:

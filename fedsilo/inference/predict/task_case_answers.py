@@ -153,9 +153,8 @@ class NumberAnswers(CaseAnswers):
     def limits(self) -> list[str]:
         """List sentences on the errors of test predictions, and on the range of a predicted number.
 
-        The last sentence or sentences state the ends of the scale that all cases share. If the run
-        has no error, or its errors are hidden because of too few patients, a sentence says that
-        numbers have no range.
+        One sentence states the ends of the scale that all cases share. If the errors are unknown,
+        or hidden because of too few patients, another sentence says that numbers have no range.
         """
         values, where = self._values
         low, high = (format_measure(end) for end in self._ends)
