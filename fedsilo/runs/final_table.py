@@ -21,15 +21,17 @@ def final_table(
 ) -> str:
     """Build the HTML of a run's final metrics, as notebooks show it.
 
-    The table has the metrics that the run's data set names. For the data set of a plugin, these are
-    accuracy, balanced accuracy, AUC and loss.
+    The table has the metrics that the run's data set chooses to show. For the data set of a plugin,
+    these are accuracy, balanced accuracy, AUC and loss.
 
     Args:
         path: the run directory, which is printed below the table.
-        summary: the content of summary.json without metrics that must be hidden.
-        silos: the content of silos.json without counts that must be hidden.
-        withheld: the sites with hidden metrics, which a sentence names. Empty for no sentence.
-        floor: the number of patients below which metrics are hidden, for that sentence.
+        summary: the content of summary.json, without hidden metrics.
+        silos: the content of silos.json, without hidden counts.
+        withheld: the sites with hidden metrics. If there are any, a sentence below the table names
+            them.
+        floor: the smallest number of patients whose metrics may be shown. The same sentence states
+            it.
     """
     name = summary["dataset"]
     metrics: Sequence[str] = _METRICS

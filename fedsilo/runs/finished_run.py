@@ -84,8 +84,8 @@ class FinishedRun(RunFiles):
         """Open the finished run in the folder ``path``.
 
         Raises:
-            RunDirectoryError: the folder does not exist or is a file, its run has not ended, or
-                another version of fedsilo made it.
+            RunDirectoryError: ``path`` is not a folder, the run in it has not ended, or another
+                version of fedsilo made the run.
         """
         if path.is_file():
             raise RunDirectoryError(f"{path} is a file: name the run's directory")
@@ -114,11 +114,12 @@ class FinishedRun(RunFiles):
         return str(self.summary.get("task", CLASSIFICATION))
 
     def stratum_names(self, site: str = "") -> list[str]:
-        """Return the names of the groups by which a run counts the samples of ``site``.
+        """Return the names of the groups in which a run counts the samples of ``site``.
 
         Usually these groups are the classes, named as by ``class_names``. For survival, they are
-        the censored patients and those with the event. For a task that counts all samples as one
-        group, the list is empty. An empty ``site`` stands for the run's first site.
+        the censored patients and those with the event. For a task that only counts all samples
+        together, there are no groups, and the list is empty. An empty ``site`` stands for the run's
+        first site.
         """
         if TASKS[self.task].strata == 1:
             return []
@@ -130,8 +131,8 @@ class FinishedRun(RunFiles):
     def class_names(self, site: str = "") -> list[str]:
         """Return the names of the classes at ``site``, by default the run's first site.
 
-        Classes without names are called ``class 0``, ``class 1``, .... The list is empty if the
-        site sent neither names nor counts.
+        If the site sent only counts of its classes and no names, the names are ``class 0``, ``class
+        1`` and so on. If it sent neither, the list is empty.
         """
         facts = self.silos[site or next(iter(self.silos))]
         if facts["classes"]:
@@ -141,9 +142,9 @@ class FinishedRun(RunFiles):
         return [f"class {label}" for label in range(len(counts))]
 
     def noun(self, number: int) -> str:
-        """Return the word for ``number`` samples: "patients" for a table, otherwise "images".
+        """Return the noun for a number of samples: "patients" for a table, otherwise "images".
 
-        For 1 sample the word is "patient" or "image".
+        If ``number`` is 1, the noun is "patient" or "image".
         """
         word = "image"
         if data_set(str(self.summary["dataset"])).is_table:
@@ -153,14 +154,13 @@ class FinishedRun(RunFiles):
         return f"{word}s"
 
     def require_classes(self, command: str) -> None:
-        """Check that the run is a classification, because a command needs class probabilities.
+        """Check that the run's task is classification, so that it predicts class probabilities.
 
         Args:
-            command: the command's name for the error, such as 'calibrate'.
+            command: the command that needs class probabilities, for the error, such as 'calibrate'.
 
         Raises:
-            SettingError: the run has another task, so it predicts masks, numbers, several findings
-                or risks.
+            SettingError: the run has another task. The message says what the run predicts.
         """
         if self.summary.get("task") == SEGMENTATION:
             raise SettingError(
@@ -191,10 +191,10 @@ class FinishedRun(RunFiles):
 
     @property
     def withheld(self) -> list[str]:
-        """The sites with a hidden test count, in the run's order.
+        """Return the sites with a hidden test count, in the run's order.
 
-        Counts of too few samples are hidden. A site whose whole test split is too small is
-        included, but not a site that sent no counts.
+        A count is hidden if it has too few samples, or if it would reveal such a count. A site
+        whose whole test split is too small is included. A site that sent no counts is not.
         """
         withheld = []
         for site in self.silos:
@@ -218,9 +218,12 @@ class FinishedRun(RunFiles):
     def shown(self, name: str = "", experiment: str = "") -> Shown:
         """Return a view of the run without the metrics and counts that no page may show.
 
-        They are hidden if they rest on too few patients, or would reveal a number that does. The
-        run itself is not changed. ``name`` and ``experiment`` replace the run's own names. An empty
-        string keeps the run's own name.
+        Numbers are hidden if they rest on too few patients, or if they would reveal such a number.
+        The run itself is not changed.
+
+        Args:
+            name: the name of the run in the view. If empty, it is the run's own.
+            experiment: the name of the experiment in the view. If empty, it is the run's own.
         """
         view = FinishedRun(self.path, name or self.name, experiment or self.experiment, whole=self)
         # Filling the caches of the view's properties keeps it from reading the whole files again
@@ -235,9 +238,9 @@ class FinishedRun(RunFiles):
         return Shown(view)
 
     def local_settings(self, data_dir: Path | None = None) -> RunSettings:
-        """Return the run's recorded settings, to open its data and networks on this machine.
+        """Return the run's recorded settings, checked for use on this machine.
 
-        ``data_dir`` replaces the recorded data folder. None keeps it.
+        ``data_dir`` replaces the recorded data folder. If it is None, the recorded folder stays.
 
         Raises:
             RunDirectoryError: the recorded settings are invalid or contradict each other.
@@ -260,21 +263,23 @@ class FinishedRun(RunFiles):
         best: bool = False,
         split: str = "",
     ) -> Lab:
-        """Open a site with its data and its model, in the state after the last round.
+        """Open a site with its data and the run's model, as they were after the last round.
 
-        The result is the ``Lab`` with which the run's method trains and measures at a site.
+        The result is a ``Lab``. It holds the site's data and the evaluation message from which the
+        run's method opens the network.
 
         Args:
             site: the site's name.
-            data_dir: replaces the run's data folder; None keeps it.
-            state_dir: the folder of the site's private state; None for the state in the run
+            data_dir: replaces the run's data folder. None keeps it.
+            state_dir: the folder of the site's private state. None means the state in the run
                 directory.
-            best: whether to open the model of the best round instead of the last.
-            split: a split whose samples must not have changed since the run; empty for none.
+            best: whether to open the model of the best round instead of that of the last.
+            split: a split whose samples must not have changed since the run. If empty, no split is
+                checked.
 
         Raises:
-            FedsiloError: the model is not on this machine, or the ViT's weights, the data's schema
-                or the samples of ``split`` differ from the run's.
+            FedsiloError: the model is not on this machine, or the schema of the data, the samples
+                of ``split`` or the weights of a pretrained ViT differ from those in the run.
         """
         from fedsilo.runs.trained_site import open_site
 
@@ -294,25 +299,24 @@ class FinishedRun(RunFiles):
         state_dir: AnyPath | None = None,
         best: bool = False,
     ) -> TrainedModel:
-        """Open the final model with the data of a site.
+        """Open a trained model of the run with the data of a site.
 
         The result's ``network`` is an ``nn.Module`` in eval mode. Its inputs are decoded and
         standardised samples, which ``inputs(split)`` returns. The result's ``module()`` is a
         network that maps samples before standardisation to the task's predictions.
 
         Args:
-            site: the site's name. None for the first site whose data are on this machine, which is
-                allowed only if all sites share one model.
-            data_dir: the folder of the data files; None for the run's own.
-            state_dir: the folder of the site's private state; None for the state in the run
-                directory. It requires ``site``.
-            best: whether to open the model of the best round ('server.early-stopping-metric') in
-                place of the final one.
+            site: the site's name. None means the first site whose data are on this machine, and is
+                only allowed if all sites share one model.
+            data_dir: the folder of the data files. None means the run's own.
+            state_dir: the folder of the site's private state, only allowed with ``site``. None
+                means the state in the run directory.
+            best: whether to open the model of the best round ('server.early-stopping-metric')
+                instead of that of the last.
 
         Raises:
-            FedsiloError: the run does not have the site, or the model or data are not on this
-                machine or have changed. If ``site`` is None, also if ``state_dir`` is given or if
-                each site has a model of its own.
+            FedsiloError: the run does not have the site, the model or the data are missing or have
+                changed, or ``site`` is None although it is needed.
         """
         from fedsilo.runs.trained_model import open_at_first_site, open_model
 
@@ -357,7 +361,7 @@ class FinishedRun(RunFiles):
     ) -> pd.DataFrame:
         """Predict the samples of a site's split: a data frame with one row per sample.
 
-        The frame is the same as from ``fedsilo.predict`` with these arguments.
+        The result is that of ``fedsilo.predict(...).frame()`` with the same arguments.
 
         Raises:
             FedsiloError: the model cannot be opened (see ``model``), the split is unknown or empty,
@@ -379,23 +383,25 @@ def load_run(path: AnyRun, *, plugin: Plugins = None) -> FinishedRun:
     """Open a finished run, given by its directory or by a run object.
 
     Args:
-        path: the run directory, or a run object, whose directory is opened again.
-        plugin: the user's copies of the run's plugins, which are Python files or modules that the
-            run needs. They are trusted for the rest of this process. None for no plugin.
+        path: the run directory, or a run object that has one. The files are always read from the
+            directory.
+        plugin: the user's own copies of the plugins (Python files or modules) that the run needs.
+            These copies are trusted for the rest of this process. None for no plugin.
 
     Raises:
         SettingError: a file of a plugin does not exist.
-        RunDirectoryError: see ``FinishedRun.open``.
+        RunDirectoryError: the directory has no finished run of this version of fedsilo.
     """
     name_plugins(plugin_texts(plugin))
     return FinishedRun.open(folder_of(path))
 
 
 def same_split(runs: Iterable[FinishedRun]) -> bool | None:
-    """Tell whether all runs (at least one) have the same sites with the same samples per split.
+    """Tell whether all runs have the same sites with the same samples in each split.
 
-    Samples are compared by the digest (a hash of the samples in their order) that each site sent
-    for each split. If a site in any run did not send digests, the result is None.
+    Samples are compared by the digests (hashes of the samples in their order) that each site sent
+    for its splits. If a site in any run did not send digests, the result is None. ``runs`` must not
+    be empty.
     """
     splits = []
     for run in runs:
@@ -409,7 +415,8 @@ def same_split(runs: Iterable[FinishedRun]) -> bool | None:
 def select_sites(sites: list[str], wanted: Sequence[str], where: str) -> list[str]:
     """Return the ``wanted`` names among ``sites``, in the order of ``sites``.
 
-    An empty ``wanted`` selects all sites. ``where`` names the run or data set in the error.
+    If ``wanted`` is empty, all sites are returned. ``where`` is the name of the run or data set in
+    the error message.
 
     Raises:
         SettingError: a wanted site is unknown.

@@ -52,9 +52,10 @@ class RunFiles:
 
     @cached_property
     def config(self) -> RunConfig:
-        """The content of ``config.toml``: settings by key, engine, software versions.
+        """Return the content of ``config.toml``: the settings, the engine and the software.
 
-        'data.cache-dir' is always empty, so the run directory cannot choose the cache folder.
+        The setting 'data.cache-dir' is always empty, because a foreign run directory must not
+        decide where files are written.
         """
         config = read_run_config(self.path / CONFIG)
         # Decoded data are written to the cache, so a foreign run directory must not choose it
@@ -62,10 +63,10 @@ class RunFiles:
 
     @cached_property
     def settings(self) -> RunSettings:
-        """The settings of the run, which can also be read by key: ``settings["rounds"]``.
+        """Return the settings of the run, which can also be read by key: ``settings["rounds"]``.
 
-        The cache folder is the current user's, not the run's. Contradictions between settings are
-        not checked.
+        The recorded cache folder is replaced by the current user's. Contradictions between settings
+        are not checked.
 
         Raises:
             RunDirectoryError: a setting is invalid.
@@ -99,9 +100,9 @@ class RunFiles:
 
     @cached_property
     def traffic_rows(self) -> list[Row]:
-        """The rows of ``traffic.csv``, as strings.
+        """Return the rows of ``traffic.csv``, as strings.
 
-        If the file lacks the column ``steps`` or ``samples``, each row gets "0" for it.
+        If the file lacks the column ``steps`` or ``samples``, each row gets "0" in this column.
         """
         rows = RunDirectory(self.path).read_csv("traffic.csv")
         return [{"steps": "0", "samples": "0", **row} for row in rows]
@@ -124,8 +125,8 @@ class RunFiles:
     def last_metrics(self, split: str) -> dict[str, dict[str, float]]:
         """Return the metrics of a split in the last round: site -> metric -> value.
 
-        The last round is the number of rounds in ``summary.json``. Sites without a metric in that
-        round are left out.
+        The last round is the number of rounds in ``summary.json``. A site without any metric in
+        this round is left out.
         """
         # The cells are text, so the round is compared as text too
         last = str(self.summary["rounds"])
@@ -149,8 +150,8 @@ def traffic_frame(rows: Sequence[Row]) -> pd.DataFrame:
 def sites_frame(silos: Document) -> pd.DataFrame:
     """Build a data frame about the sites from the content of silos.json, with a row per site.
 
-    The columns are 'site', 'distribution', a column for each split, such as 'train', and 'dropped'.
-    The column of a split has its number of samples. 'dropped' is the number of samples that the
+    The columns are 'site', 'distribution', one for each split such as 'train', and 'dropped'. The
+    column of a split has the number of samples in it. 'dropped' is the number of samples that the
     site left out.
     """
     import pandas as pd
@@ -165,9 +166,9 @@ def sites_frame(silos: Document) -> pd.DataFrame:
 def _typed_frame(rows: Sequence[Row], types: dict[str, Any]) -> pd.DataFrame:
     """Build a data frame from rows of strings, such as those of a CSV file.
 
-    ``types`` maps each column to its type, in the order of the columns. Columns of numbers are
-    converted. Columns of strings are left unchanged, so that a missing cell stays missing. Columns
-    that ``types`` does not name are left out.
+    ``types`` maps each column to its type, in the order of the columns. Values are converted to
+    this type. Columns of type ``str`` stay as they are, so that a key that a row lacks stays a
+    missing value. Columns that ``types`` does not name are left out.
     """
     import pandas as pd
 

@@ -73,6 +73,8 @@ class TrainedModel:
     def samples(self, split: str) -> Split:
         """Return the samples and labels of one of the site's splits.
 
+        The features of a table are standardised.
+
         Raises:
             SettingError: the site does not have the split.
         """
@@ -86,15 +88,15 @@ class TrainedModel:
     ) -> Tensor:
         """Predict in the same way as the run's final evaluation of a split.
 
-        Predictions are the mean over 'train.mc-passes' passes with dropout, or one pass without
-        dropout if that is 0. The dropout masks are drawn as in that evaluation, from the round, the
-        site and ``split``.
+        If 'train.mc-passes' is 0, the network computes once without dropout. Otherwise the
+        predictions are the mean over this number of passes with dropout. The dropout masks are the
+        same as in the final evaluation.
 
         Args:
             batches: inputs (batch, *input_shape), n samples in all.
-            split: the name of the split.
-            probe: collects further values from the encoder's output (the tokens) while the network
-                predicts; None for none.
+            split: the name of the split. It decides the dropout masks.
+            probe: sees the output of the network's encoder for each batch, to compute more from it.
+                None means no probe.
 
         Returns:
             The predictions (n, outputs), which are class probabilities for a classification.
@@ -113,8 +115,8 @@ class TrainedModel:
     def module(self) -> ProbabilityModel:
         """Return a module that maps raw samples to the task's predictions, on the run's device.
 
-        Raw samples are as read from files, before standardisation. The module shares the network's
-        weights and computes without dropout.
+        Raw samples are samples before standardisation, as the files have them. The module shares
+        the network's weights and computes without dropout.
         """
         pixels = self.pixel_standardisation()
         module = ProbabilityModel(self.network, self.silo.standardisation, pixels, self.lab.task)
@@ -123,9 +125,9 @@ class TrainedModel:
     def weights_digest(self) -> str:
         """Return a SHA-256 digest of all numbers that decide a prediction.
 
-        Models with equal digests predict the same. The numbers are the arrays of the network and
-        the class priors of an evidential network. The standardisation of a table and the scale of a
-        numeric outcome count too.
+        Models with equal digests predict the same. The digest covers the network's weights, the
+        class priors of an evidential network, the standardisation of a table and the scale of a
+        numeric outcome.
         """
         arrays = {}
         for name, array in self.network.state_dict().items():
@@ -144,23 +146,24 @@ class TrainedModel:
 def open_model(
     lab: Lab, run_dir: Path, title: str, sites: Silos, best: bool = False
 ) -> TrainedModel:
-    """Build the trained model of a site: its network in eval mode, with facts about the run.
+    """Build the trained model of a site: the network in eval mode, with facts about the run.
 
-    ``FinishedRun.model`` calls this function. The model counts as the site's own in three cases:
-    the method reads stored state of the site, the network has an evidential prior, or the site
-    standardises its table by itself. Otherwise it counts as shared by all sites.
+    The model counts as the site's own in these cases, and otherwise as shared by all sites:
+
+    - the method reads the private state that the site stored.
+    - the network is evidential, with class priors of the site.
+    - the site standardises its table by its own statistics.
 
     Args:
         lab: the site, opened with the weights of the wanted round.
         run_dir: the run directory.
         title: the title of the run's method.
         sites: site -> its facts in silos.json.
-        best: whether ``lab`` has the weights of the best round. Then, if the site's own part of the
-            model cannot be read, the error advises to remove --best.
+        best: whether ``lab`` has the weights of the best round, for the error.
 
     Raises:
-        SettingError: ``best`` is true, and the site's own part of the model is damaged or no longer
-            kept.
+        SettingError: ``best`` is true, and the site's own part of the model cannot be read, usually
+            because sites keep it for only two rounds.
         FedsiloError: the weights cannot be read.
     """
     try:
@@ -205,6 +208,8 @@ def open_at_first_site(
 def refuse_other_rows(model: TrainedModel, split: str) -> None:
     """Check that a split still has the samples that it had in the run.
 
+    The site's fingerprint of the split decides this. A split without one passes.
+
     Raises:
         SettingError: the site does not have the split.
         DataError: a sample was changed, moved, added or left out since the run.
@@ -216,8 +221,10 @@ def refuse_other_rows(model: TrainedModel, split: str) -> None:
 def refuse_table_or_images(model: TrainedModel, table: bool) -> None:
     """Check that new data are of the model's kind, a table or images.
 
+    ``table`` is true if the new data are a table.
+
     Raises:
-        DataError: ``table`` is true but the model's data are images, or the reverse.
+        DataError: the model's data are of the other kind.
     """
     if bool(model.silo.features) == table:
         return

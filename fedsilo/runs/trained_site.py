@@ -50,25 +50,25 @@ def open_site(
     best: bool = False,
     split: str = "",
 ) -> Lab:
-    """Open a site of a finished run as its method's ``Lab``, which can open the network.
+    """Open a site of a finished run as a ``Lab``, with which the run's method opens the network.
 
-    ``FinishedRun.lab`` calls it with the content of the run directory. If the run has no shared
-    model, the model comes from the site's private state.
+    If the run has no file of a shared model, the model comes from the site's private state.
 
     Args:
         run_dir: the run directory.
         settings: the run's settings, with this machine's data folder.
         silos: site -> its facts in silos.json.
-        rounds: how many rounds the run had.
+        rounds: the number of rounds in the run.
         site: the site's name.
-        state_dir: the folder of the site's private state; None for the state in the run directory.
-        best: whether to open the model of the best round instead of the last.
-        split: a split that must be unchanged since the run, because its samples will be shown;
-            empty for none.
+        state_dir: the folder of the site's private state. None means the state in the run
+            directory.
+        best: whether to open the model of the best round instead of that of the last.
+        split: a split that must be unchanged since the run, because its samples will be shown. If
+            empty, no split is checked.
 
     Raises:
-        FedsiloError: the wanted model is not on this machine, or the ViT's weights, the data's
-            schema or the samples of ``split`` differ from the run's.
+        FedsiloError: the wanted model is not on this machine, or the schema of the data, the
+            samples of ``split`` or the weights of a pretrained ViT differ from those in the run.
     """
     common = settings.common
     if common.network == "vit" and site in silos:
@@ -104,9 +104,9 @@ def refuse_other_backbone(
     """Check that the local weights of the backbone (the pretrained ViT) are those of a run.
 
     Args:
-        run_dir: the run directory, for the error.
+        run_dir: the run directory, which the error names.
         common: the settings that name the file of the weights.
-        digests: the digests that the run recorded, usually one. Any of them is allowed.
+        digests: the digests that the run recorded. The local weights must have one of them.
         fix: the advice at the end of the error.
 
     Raises:
@@ -122,8 +122,8 @@ def refuse_other_backbone(
 def check_same_samples(run_dir: Path, known: Mapping[str, Any], silo: Silo, split: str) -> None:
     """Check that a split has the same samples in the same order as in the run.
 
-    ``known`` is the site's entry in silos.json, with a fingerprint (a digest of the samples) for
-    each split. If the split's fingerprint is missing, the split cannot be checked and passes.
+    ``known`` is the site's entry in silos.json. It has a fingerprint (a digest of the samples) for
+    each split. A split without a fingerprint is not checked.
 
     Raises:
         DataError: a sample was changed, moved, added or left out since the run.
@@ -139,18 +139,21 @@ def check_same_samples(run_dir: Path, known: Mapping[str, Any], silo: Silo, spli
 def _message_without_model(
     path: Path, common: CommonSettings, folder: Path, rounds: int, silo: Silo, best: bool
 ) -> tuple[RecordDict, Instruction]:
-    """Build the evaluation message with which a site opens its model, without any weights.
+    """Build an evaluation message without weights, with which a site opens its private model.
 
-    This is for a method without a shared model: the model is in the site's private state. If the
-    run standardised a table over all sites, the message has that standardisation.
+    This is for a method without a shared model, where the model is in the site's private state. If
+    the run standardised a table over all sites, the message has that standardisation.
 
     Args:
-        path: the path of the model file, which does not exist.
+        path: the path that a shared model file would have, for the errors.
         common: the run's settings.
         folder: the folder of the site's private state.
-        rounds: how many rounds the run had; the message is for the next one.
+        rounds: the number of rounds in the run. The message is numbered as the round after them.
         silo: the site's data.
-        best: whether the model of the best round is wanted; such a run never has one.
+        best: whether the model of the best round is wanted, which only exists as a shared model.
+
+    Returns:
+        The content of the message, and the instruction in it.
 
     Raises:
         SettingError: ``best`` is true, or ``folder`` does not contain a state.
@@ -178,11 +181,11 @@ def _message_without_model(
 def _rebuild_last_message(
     path: Path, settings: RunSettings, silos: Silos, silo: Silo
 ) -> tuple[RecordDict, Instruction]:
-    """Rebuild the last evaluation message to a site from the run's model file, to open its model.
+    """Rebuild the run's last evaluation message to a site, with which the site opens the model.
 
-    The server's side of the method builds the message as at the end of the run. So the message has
-    the weights and all further values that the server sends with them. If the file has the
-    standardisation of a table, the message has it too.
+    The server's side of the method builds the message from the run's model file, as at the end of
+    the run. The message has the weights, and anything else that the server sends with them. If the
+    model file has the standardisation of a table, the message has it too.
 
     Args:
         path: the model file.
@@ -191,7 +194,7 @@ def _rebuild_last_message(
         silo: the site's data.
 
     Returns:
-        The content of the message, and its instruction.
+        The content of the message, and the instruction in it.
 
     Raises:
         FedsiloError: the model file is damaged.
@@ -227,10 +230,11 @@ def _read_standardisation(
 
 
 def _rebuild_participants(silos: Silos, silo: Silo) -> Participants:
-    """Rebuild from silos.json what the server knew about each site, which its method needs.
+    """Rebuild the facts about each site that the server's side of a method needs.
 
-    The file does not have the input shape, the number of classes and the features. They are equal
-    at all sites, so they are taken from ``silo``, the site that is opened.
+    Most facts come from silos.json. The input shape, the number of classes and the features are not
+    in this file. They are equal at all sites, so they are taken from ``silo``, the site that is
+    opened.
     """
     facts = {}
     for site, known in silos.items():

@@ -41,14 +41,14 @@ def drift_checks(
 ) -> Iterator[CaseCheck]:
     """Yield a check for each column that compares the distributions of its training and new values.
 
-    The measure is the population stability index (PSI) over the cells of a histogram. A check is an
-    alarm if the PSI is above its limit. The limit is 0.25, or the PSI that chance alone exceeds
-    with a small probability, whichever is larger. This probability is 5 % divided by the number of
-    columns (Bonferroni). A column is skipped if its histogram does not have two cells with at least
-    ``floor`` training samples each.
+    The measure is the population stability index (PSI) over the cells of a histogram. The check is
+    an alarm if the PSI is above a limit. The limit is 0.25 or, if larger, the PSI that chance alone
+    exceeds with a probability of 5 % divided by the number of columns. A column is skipped if its
+    histogram cannot have two cells with at least ``floor`` training samples each.
 
     Args:
-        names: names of the features; a level of a category is called ``column=level``.
+        names: the names of the features. A level of a categorical column is called
+            ``column=level``.
         training: the site's training samples (n, features), NaN for a missing value.
         new: the new cases (m, features), NaN for a missing value.
         floor: the smallest number of training samples in a cell.
@@ -76,9 +76,8 @@ def drift_checks(
 def _places_by_column(names: Sequence[str]) -> list[list[int]]:
     """Group the indices of the features by column, in order.
 
-    A numeric column has one feature. A categorical column has a feature ``column=level`` for each
-    level except the first. The features of a numeric and a categorical column are never in one
-    group, even if the columns have the same name.
+    A feature ``column=level`` is one level of a categorical column. Neighbouring features of the
+    same categorical column form a group. Any other feature is a numeric column.
     """
     groups: list[list[int]] = []
     before = None
@@ -99,9 +98,10 @@ def _column(name: str) -> str:
 def _cells(old: Array, now: Array, floor: int) -> tuple[list[int], list[int]] | None:
     """Divide the values of a column into cells, and count the training and the new samples in each.
 
-    The cells of a categorical column are its levels. The cells of a numeric column are ranges,
-    which ``_edges`` chooses. Missing values, if there are any, are a further cell. A cell with too
-    few training samples is merged with a neighbour.
+    A categorical column has a cell for each level, and a numeric column for ranges of values. If
+    any value is missing, the last cell counts the missing values. A cell with fewer than ``floor``
+    training samples is added to the cell before it. If the first cell is too small, the next cells
+    are added to it.
 
     Args:
         old: training samples (n, features of the column).
@@ -109,8 +109,8 @@ def _cells(old: Array, now: Array, floor: int) -> tuple[list[int], list[int]] | 
         floor: the smallest number of training samples in a cell.
 
     Returns:
-        The training and the new counts by cell, missing values last. None if fewer than two cells
-        have ``floor`` training samples, or if all training values are missing.
+        The training and the new counts by cell. None if fewer than two cells remain, or if all
+        training values are missing.
     """
     old_missing = np.isnan(old[:, 0])
     now_missing = np.isnan(now[:, 0])
@@ -133,17 +133,18 @@ def _cells(old: Array, now: Array, floor: int) -> tuple[list[int], list[int]] | 
 def _edges(old: Array, new_count: int, floor: int) -> Array:
     """Choose the edges that cut a numeric feature into the cells of a histogram.
 
-    If the training samples have exactly two values, the only edge is in the middle between the two.
-    Otherwise the edges are quantiles of the training samples, and equal quantiles become one edge.
-    The number of cells is min(n, ``new_count``) // (2 * ``floor``), but at least 2 and at most 10.
+    If the training samples have exactly two values, the only edge is in the middle between them.
+    Otherwise the edges are the quantiles that cut the training samples into c equal parts. c is
+    min(n, ``new_count``) // (2 * ``floor``), limited to the range from 2 to 10. Equal quantiles
+    become one edge, so there can be fewer than c cells.
 
     Args:
-        old: the training samples of the feature, (n, 1).
-        new_count: the number of new samples, which are cut by the same edges.
-        floor: the smallest number of training samples in a cell, which the caller checks.
+        old: the n training samples of the feature, (n, 1), without missing values.
+        new_count: the number of new samples.
+        floor: the smallest number of training samples wanted in a cell. The cells may be smaller.
 
     Returns:
-        The edges between cells in increasing order, one fewer than cells.
+        The inner edges in increasing order, one fewer than cells.
     """
     values: Array = np.unique(old)
     if len(values) == 2:
@@ -161,10 +162,10 @@ def _count_between(edges: Array, values: Array) -> list[int]:
 
 
 def _levels(rows: Array) -> Array:
-    """Convert the features of a category to the numbers of its levels.
+    """Convert the features of a categorical column to level numbers (n,), counted from 0.
 
-    There is a feature of 0 or 1 for each level except the first. ``rows`` is (n, levels - 1), and
-    the result is (n,). A row of zeros has the first level, number 0.
+    ``rows`` (n, levels - 1) has a feature of 0 or 1 for each level except the first, without
+    missing values. A row of zeros means the first level, number 0.
     """
     lifted: Array = np.where(rows.max(axis=1) > 0, rows.argmax(axis=1) + 1, 0).astype(float)
     return lifted
@@ -174,10 +175,11 @@ def _merge_cells(old: list[int], now: list[int], floor: int) -> tuple[list[int],
     """Merge neighbouring cells until each has at least ``floor`` training samples.
 
     A cell that is too small is added to the cell before it. If the first cell is too small, the
-    next cells are added to it until it is large enough.
+    next cells are added to it until it is large enough. A cell of missing values is treated like
+    any other cell.
 
     Returns:
-        The training and the new counts by cell; None if fewer than two cells remain.
+        The training and the new counts by cell, or None if fewer than two cells remain.
     """
     kept_old: list[int] = []
     kept_now: list[int] = []
@@ -218,8 +220,9 @@ def coverage_check(sets: Tensor, labels: Tensor, coverage: float) -> CaseCheck:
 def certainty_check(probabilities: Tensor, labels: Tensor) -> CaseCheck:
     """Check that the mean confidence agrees with the accuracy.
 
-    Confidence is the largest of a case's ``probabilities`` (n, classes). The check is an alarm if
-    the mean confidence is outside the 95 % Wilson interval of the accuracy.
+    The confidence in a case is the largest of its ``probabilities`` (n, classes). ``labels`` (n,)
+    are the true classes. The check is an alarm if the mean confidence is outside the 95 % Wilson
+    interval of the accuracy.
     """
     confidence, predicted = probabilities.max(dim=1)
     right, n, said = int((predicted == labels).sum()), len(labels), confidence.mean().item()
@@ -233,10 +236,11 @@ def certainty_check(probabilities: Tensor, labels: Tensor) -> CaseCheck:
 
 
 def accuracy_check(predicted: Tensor, labels: Tensor, reference: float) -> CaseCheck:
-    """Check that the accuracy has not fallen below the run's accuracy on its test samples.
+    """Check that the accuracy on new cases has not fallen below that on the run's test samples.
 
     The check is an alarm if the 95 % Wilson interval of the accuracy is entirely below
-    ``reference``, the run's accuracy. ``predicted`` and ``labels`` are classes (n,).
+    ``reference``, the accuracy on the test samples. ``predicted`` (n,) are classes, and ``labels``
+    (n,) the true classes.
     """
     right, n = int(torch.eq(predicted, labels).sum()), len(labels)
     around = wilson(right, n)
@@ -249,11 +253,14 @@ def accuracy_check(predicted: Tensor, labels: Tensor, reference: float) -> CaseC
 
 
 def error_check(errors: Tensor, reference: float) -> CaseCheck:
-    """Check that the mean absolute error has not risen above that of the run's test samples.
+    """Check that the mean absolute error has not risen above the one on the run's test samples.
 
-    The check is an alarm if the 95 % interval of the mean is entirely above ``reference``, the
-    run's mean absolute error. The interval assumes a normal distribution of the mean. ``errors``
-    are the absolute errors (n,) of at least two cases.
+    The check is an alarm if the 95 % interval of the mean error is entirely above ``reference``.
+    The interval is 1.96 standard errors on each side of the mean.
+
+    Args:
+        errors: the absolute errors (n,) of at least two new cases.
+        reference: the mean absolute error on the run's test samples.
     """
     mean = errors.double().mean().item()
     reach = 1.96 * errors.double().std().item() / len(errors) ** 0.5

@@ -63,11 +63,11 @@ class GroupColumn:
 
         For a categorical column, each level is a group. For a numeric column, the edges separate
         the groups, and a value on an edge belongs to the group above it. Without edges, all numbers
-        are in one group, "all".
+        are in one group, "all". Rows with a missing value form the last group, "not known".
 
         Returns:
-            The group number of each row (n,), and the groups' names by number. If some rows have a
-            missing value, these rows form the last group, "not known".
+            The number of the group of each row (n,), and the names of the groups in the order of
+            their numbers. "not known" is listed only if a row has a missing value.
         """
         values = rows[:, list(self.places)]
         if self.levels:
@@ -98,8 +98,9 @@ class Group:
     def is_enough(self, floor: int) -> bool:
         """Tell whether the group has enough patients for its metrics to be shown.
 
-        With two classes, each needs ``floor`` patients. With more, all together need ``floor``, and
-        at least two predictions must be right and two wrong.
+        With two classes, each class needs at least ``floor`` patients. With more classes, ``floor``
+        patients in all are enough. Then at least two predictions must also be right, and at least
+        two wrong.
         """
         if len(self.counts) == 2:
             return min(self.counts) >= floor
@@ -118,11 +119,11 @@ def _add(first: Sequence[int], second: Sequence[int]) -> tuple[int, ...]:
 
 
 def _join_names(first: str, second: str) -> str:
-    """Join the names of two neighbouring groups, for the group that has the patients of both.
+    """Join the names of two neighbouring groups of patients, to name their union.
 
-    ``30 to 40`` and ``40 to 50`` give ``30 to 50``. ``below 30`` and ``30 to 40`` give
-    ``below 40``. ``40 to 50`` and ``from 50`` give ``from 40``. ``below 40`` and ``from 40`` give
-    ``any value``. Names that are not neighbouring ranges are joined by "or".
+    ``first`` must be the lower range. ``30 to 40`` and ``40 to 50`` give ``30 to 50``. ``below 30``
+    and ``30 to 40`` give ``below 40``. ``40 to 50`` and ``from 50`` give ``from 40``. ``below 40``
+    and ``from 40`` give ``any value``. Names that are not neighbouring ranges are joined by "or".
     """
     start, _, end = first.rpartition(" ")
     if second == f"from {end}":
@@ -137,9 +138,10 @@ def _join_names(first: str, second: str) -> str:
 def group_patients(pooled: Examined, column: GroupColumn) -> list[Group]:
     """Group the test patients by a column, and merge groups that are too small to be shown.
 
-    Each group has its name and, by class, the number of its patients and of its right predictions.
-    A prediction is right if the true class is the most probable one. ``merge_small_groups`` merges
-    small groups with their neighbours. If all patients together are too few, the list is empty.
+    For each group, two numbers are counted for each true class: the patients, and the patients
+    whose prediction is right. A prediction is right if the most probable class is the true one.
+    ``Group.is_enough`` decides which groups are too small. If all patients together are too few,
+    the list is empty.
 
     Args:
         pooled: the test patients of all sites with their predictions. They must be rows of a table.
@@ -162,12 +164,17 @@ def group_patients(pooled: Examined, column: GroupColumn) -> list[Group]:
 def merge_small_groups(groups: Sequence[Group], floor: int) -> list[Group]:
     """Merge neighbouring groups until each is large enough to be shown.
 
-    A group that is too small takes in the groups after it until it is large enough. If the last
-    group is still too small, it is merged with the groups before it. ``Group.is_enough`` decides
-    with ``floor``, the smallest number of patients, whether a group is large enough.
+    ``Group.is_enough`` decides whether a group is large enough. A group that is too small takes in
+    the groups after it, one by one, until it is large enough. If the last group is still too small,
+    it takes in the groups before it in the same way.
+
+    Args:
+        groups: the groups in order.
+        floor: the smallest number of patients that ``Group.is_enough`` requires.
 
     Returns:
-        Groups that are all large enough, in order; empty if all patients together are too few.
+        Groups that are all large enough, in order. The list is empty if all patients together are
+        too few.
     """
     kept: list[Group] = []
     for group in groups:
@@ -187,9 +194,9 @@ def merge_small_groups(groups: Sequence[Group], floor: int) -> list[Group]:
 def examine_groups(pooled: Examined, column: GroupColumn) -> Examination:
     """Build the report's section on groups of patients by a column of the table, such as age.
 
-    It has a picture of the accuracy in each group with 95 % intervals, and a table. Groups that are
-    too small to be shown are merged with their neighbours. If fewer than two groups remain, the
-    section has only a sentence that says so.
+    The section has a picture and a table. The picture shows the accuracy in each group with a 95 %
+    interval. Groups with too few patients to be shown (``Group.is_enough``) are merged with their
+    neighbours. If fewer than two groups remain, the section has only a sentence that says so.
     """
     groups, title = group_patients(pooled, column), f"By {column.name}"
     if len(groups) < 2:
@@ -238,14 +245,13 @@ def _cell(right: int, samples: int) -> str:
 def thresholds(scores: Tensor, floor: int) -> Iterator[float]:
     """Yield the thresholds of a decision curve that may be shown, in ascending order.
 
-    A curve with more thresholds could reveal the predictions for single patients. So there must be
-    at least ``floor`` of the ``scores`` (n,) between neighbouring thresholds, below the first and
-    above the last one.
+    The curve must not reveal the predictions for fewer than ``floor`` patients. The multiples of
+    0.05 from 0.05 to 0.95 are tried in turn. A threshold t is chosen if at least ``floor`` of the
+    ``scores`` (n,) are in each of these two ranges:
 
-    The multiples of 0.05 from 0.05 to 0.95 are tried in turn. A threshold is chosen if two counts
-    reach ``floor``: the scores from the previously chosen threshold (0 at first) up to it, and the
-    scores at or above it. Sensitivity and specificity are shown for 0.5, so 0.5 always counts as a
-    neighbour: scores beyond it are not counted.
+    - from the previously chosen threshold, at first 0, to below t. If t is above 0.5, the range
+      starts at 0.5 or later.
+    - from t upwards. If t is below 0.5, the range ends below 0.5.
     """
     before = 0.0
     for threshold in _THRESHOLDS:
@@ -265,13 +271,13 @@ def thresholds(scores: Tensor, floor: int) -> Iterator[float]:
 def examine_decisions(pooled: Examined) -> Examination:
     """Build the report's section on the decision curve: does acting on the model's answers help?
 
-    The curve shows the net benefit per patient for each threshold, the probability from which
-    somebody acts (Vickers and Elkin 2006). The section has an explanation, a picture and a table.
-    The picture and the table compare the model with acting on everybody. The picture also compares
-    it with acting on nobody.
+    A threshold is the probability from which somebody acts. The curve shows the net benefit per
+    patient for each threshold (Vickers and Elkin 2006). The section has an explanation, a picture
+    and a table. The picture and the table compare the model with acting on everybody. The picture
+    also shows acting on nobody.
 
-    If the run does not have two classes, or too few patients to show any threshold, the section has
-    only a sentence with the reason.
+    If the run does not have two classes, or if there are too few patients for any threshold, the
+    section has only a sentence that says so.
     """
     if len(pooled.classes) != 2:
         return Examination(_BENEFIT, ["A decision curve needs two classes, but this run has more."])
@@ -313,9 +319,9 @@ def _net_benefits(pooled: Examined) -> list[_Benefit]:
 def _draw_benefits(benefits: Sequence[_Benefit], ill: str) -> Picture:
     """Draw the net benefit of acting on the model, on all patients and on nobody, by threshold.
 
-    The curve for acting on all patients has only the points above -0.15, because it falls without
-    limit. The caption lists the thresholds at which the model is above both other curves. ``ill``
-    is the name of the second class, for the legend.
+    The curve for acting on all patients is cut below -0.15, to keep it inside the picture. The
+    caption lists the thresholds at which the model has more net benefit than both alternatives.
+    ``ill`` is the name of the second class, for the legend.
     """
     model, everybody, nobody = dict[int, float](), dict[int, float](), dict[int, float]()
     best = []
@@ -350,15 +356,16 @@ def examine(
 ) -> list[Examination]:
     """Build the clinic report's sections that need the sites' data.
 
-    The sections are about the pooled test samples of all sites whose test counts are not hidden. If
-    there is no such site, or if the trust level is not ``server``, the list has only one section.
-    It explains why the metrics are missing.
+    The sections are about the test samples of all sites together. A site is left out if one of its
+    test counts is hidden because of too few patients. If no site is left, the only section says
+    that there are too few patients. If the run's setting 'trust' is not ``server``, the only
+    section says that no metrics of groups may be shown.
 
     Args:
         run: a view of the run without the metrics and counts that must not be shown.
-        by: columns of the run's table; for each, a section shows the metrics by group of patients.
+        by: columns of the run's table. For each, a section shows the metrics by group of patients.
         decisions: whether to add a section on the decision curve.
-        data_dir: the data directory; None for that of the run.
+        data_dir: the data directory. None means the run's own.
 
     Raises:
         SettingError: the run does not predict class probabilities, or its table lacks a column of
@@ -386,10 +393,14 @@ def examine(
 
 
 def _pool_predictions(run: Shown, models: Sequence[TrainedModel]) -> Examined:
-    """Predict the test samples of each model's site, and concatenate the results of all sites.
+    """Predict the test samples of several sites, and join the results of all sites.
 
-    The result has the probabilities, the labels and, for a table, the rows as they were read. Its
-    class names are taken from the first model. ``models`` has a model for each site to examine.
+    The result has the probabilities and the labels. For a table, it also has the rows before
+    standardisation. The class names are those of the first model.
+
+    Args:
+        run: the run, which gives the smallest number of patients that may be shown.
+        models: the run's model, opened at each site to examine.
     """
     probabilities, labels, rows = [], [], []
     for model in models:
@@ -412,12 +423,13 @@ def _pool_predictions(run: Shown, models: Sequence[TrainedModel]) -> Examined:
 
 
 def _column(model: TrainedModel, name: str) -> GroupColumn:
-    """Find a column of the run's table, and how it divides patients into groups.
+    """Find a column of the run's table by its name, to group patients by it.
 
-    The result has the name of the column and the indices of its features. For a categorical column,
-    it also has the names of the levels. For a numeric column, it has the edges between the groups,
-    as the table's schema declares them. Without declared edges, they are the declared mean, and 1,
-    2 and 3 standard deviations below and above it. Without a declared mean, there are none.
+    The result has the indices of the column's features. For a categorical column, it has the names
+    of the levels. For a numeric column, it has the edges between the groups, which the table's
+    schema declares. Without declared edges, seven edges are used: the declared mean, and the mean
+    plus and minus 1, 2 and 3 declared standard deviations. Without a declared mean or deviation,
+    there are no edges.
 
     Raises:
         SettingError: the run's data are images, or the column is not in the table.

@@ -56,7 +56,7 @@ class Monitored:
     def verdict(self) -> str:
         """Summarise the checks in one sentence.
 
-        If there are alarms, the sentence names these checks. Otherwise it says that all checks are
+        If some checks are alarms, the sentence names them. Otherwise it says that all checks are
         within their limits, or that nothing could be checked.
         """
         if not self.checks:
@@ -79,9 +79,9 @@ class Monitored:
         return {"verdict": self.verdict(), "checks": checks, "missing": list(self.missing)}
 
     def page(self) -> str:
-        """Build the HTML page on the checks: the verdict, a table, and what could not be checked.
+        """Build the HTML page: the verdict, a table of the checks, and reasons for missing checks.
 
-        The table has each check with its value, its limit, and "ok" or "ALARM".
+        The table shows the name, the value and the limit of each check, and "ok" or "ALARM".
         """
         rows = []
         for check in self.checks:
@@ -112,24 +112,23 @@ def check_new_cases(
 ) -> Monitored:
     """Check whether a finished run's model still suits the new cases at one site.
 
-    A check needs at least as many cases as the run's floor (setting 'privacy.sums-min-count'). The
-    features of all readable cases are compared with the site's training data to detect drift. If
-    enough cases have a label, predictions are compared with labels too. For classification, these
-    checks are coverage, calibration and accuracy. For regression, the check is the mean absolute
-    error. Other tasks have no checks of labels. The result explains each check that is not
-    possible.
+    The features of all readable cases are compared with the site's training data to detect drift.
+    Predictions are compared with labels if enough cases have one. The number needed is the run's
+    setting 'privacy.sums-min-count', its floor. For classification, coverage, calibration and
+    accuracy are checked, and for regression the mean absolute error. Other tasks have no checks of
+    labels. The result explains each check that is not possible.
 
     Args:
         run: the run of the model.
         model: the model, opened at the site.
-        data: the new cases: a table, a manifest of images or a folder of images, with labels or
-            without.
-        coverage: the coverage that prediction sets promise, between 0 and 1.
-        calibration: the file that ``calibrate`` wrote; None for the one in the run directory.
+        data: the new cases: a table, a manifest of images or a folder of images. Labels are
+            optional.
+        coverage: the share of prediction sets that should contain the true class, between 0 and 1.
+        calibration: the file that ``calibrate`` wrote. None means the one in the run directory.
 
     Raises:
-        FedsiloError: the cases cannot be opened, fewer cases than the floor can be read, or the
-            calibration cannot be used.
+        FedsiloError: the cases cannot be opened, the readable cases are fewer than the floor, or
+            the calibration file cannot be used.
     """
     new, floor = open_new_data(model, data), run.floor
     # Reading all files also finds those that cannot be used
@@ -149,16 +148,17 @@ def check_new_cases(
 def _check_labels(
     run: FinishedRun, model: TrainedModel, new: NewData, coverage: float, calibration: Path | None
 ) -> tuple[list[CaseCheck], list[str]]:
-    """Run the checks that compare predictions with labels, for the new cases that have one.
+    """Run the checks that compare predictions with labels, for the new cases that have a label.
 
-    The arguments are those of ``check_new_cases``, except ``new``, the opened cases.
+    Only classification and regression have such checks. Fewer labels than ``run.floor`` are too
+    few. ``new`` are the opened cases. The other arguments are those of ``check_new_cases``.
 
     Returns:
-        The checks, and a sentence for each check that was not possible. If there are too few
-        labels, or if the labels of the task are not compared, there are no checks and one sentence.
+        The checks, and a sentence for each check that was not possible. For other tasks or with too
+        few labels, no checks and one sentence.
 
     Raises:
-        FedsiloError: the calibration cannot be used, or no input can be read.
+        FedsiloError: the calibration file cannot be used, or no case can be read.
     """
     if run.task not in _OF_LABELS:
         return [], [f"labels: of task '{run.task}' only the distribution of features is checked"]
@@ -183,18 +183,20 @@ def _check_labels(
 def _number_checks(
     predicted: Tensor, outcomes: Tensor, before: float | None, site: str
 ) -> tuple[list[CaseCheck], list[str]]:
-    """Check the mean absolute error of predicted numbers against that of the run.
+    """Check that the mean absolute error of new predictions has not risen above the run's.
+
+    ``error_check`` decides whether the check is an alarm.
 
     Args:
         predicted: the predictions (n,).
         outcomes: the outcomes (n,), in the same unit.
-        before: the mean absolute error on the run's test samples of ``site``; None if the run has
-            none that may be shown.
+        before: the mean absolute error on the run's test samples of ``site``. None if it is
+            unknown, or hidden because of too few patients.
         site: the name of the site.
 
     Returns:
-        A list with the check, and an empty list. If ``before`` is None, an empty list, and a list
-        with a sentence that says so.
+        A list of checks, and a list of sentences on checks that were not possible. One list has one
+        entry, and the other is empty. If ``before`` is None, there is no check but a sentence.
     """
     if before is None:
         return [], [f"MAE: the run has none of {site} that may be shown"]
@@ -204,12 +206,14 @@ def _number_checks(
 def _drift(model: TrainedModel, now: Tensor, floor: int) -> Iterator[CaseCheck]:
     """Check whether the features of new cases are distributed as in the site's training data.
 
-    A check is yielded for each column that has enough training samples (see ``drift_checks``).
-    Images are compared only by the brightness and contrast of each image. At trust level
-    ``nobody``, where no distribution of training data may be used, nothing is yielded.
+    A check is yielded for each column for which ``drift_checks`` finds enough training samples.
+    Images are compared only by their brightness and contrast. If the run's setting 'trust' is
+    ``nobody``, nothing is yielded, because distributions of training data may not be used.
 
-    ``now`` has the new cases' features. ``floor`` is the smallest number of training samples in a
-    cell of a histogram.
+    Args:
+        model: the model, opened at the site.
+        now: the features of the new cases.
+        floor: the smallest number of training samples in a cell of a histogram.
     """
     if model.common.trust == NOBODY:
         return
@@ -230,10 +234,10 @@ def _unchecked_features(
 ) -> Iterator[str]:
     """Yield a sentence on the columns that could not be checked for drift, if there are any.
 
-    At trust level ``nobody`` the sentence says that no distribution may be compared. Otherwise it
-    names the columns without a check in ``drift``, and gives the reason: their training values do
-    not fill two cells of a histogram with ``floor`` samples each. The columns of images are
-    brightness and contrast.
+    If the run's setting 'trust' is ``nobody``, the sentence says that no distribution may be
+    compared. Otherwise it names the columns that have no check in ``drift``. It gives the reason: a
+    histogram of their training values does not have two cells with at least ``floor`` samples each.
+    The columns of images are brightness and contrast.
     """
     if model.common.trust == NOBODY:
         yield (
@@ -257,7 +261,7 @@ def _calibration(model: TrainedModel, path: Path | None) -> tuple[Calibration | 
 
     Returns:
         The calibration and an empty string. If ``path`` is None and the run directory does not
-        contain a calibration, None and a sentence with the command that makes one.
+        contain a calibration, the result is None and a sentence with the command that makes one.
 
     Raises:
         FedsiloError: the calibration cannot be used, or the file ``path`` is missing.
@@ -275,17 +279,18 @@ def _label_checks(
     coverage: float,
     before: float | None,
 ) -> Iterator[CaseCheck]:
-    """Yield the checks that need labels: coverage, calibration and accuracy.
+    """Yield the checks that need labels: coverage, certainty and accuracy.
 
-    Coverage is checked only if there is a calibration. The probabilities for the two other checks
-    are corrected by the calibration's temperature, or left uncorrected without a calibration.
+    Coverage is checked only if ``calibration`` is given. The certainty check compares the mean
+    confidence with the accuracy. It uses the probabilities at the calibration's temperature, or
+    ``own`` if ``calibration`` is None.
 
     Args:
         own: the model's own probabilities (n, classes), before calibration.
         labels: the true classes (n,).
-        calibration: the model's calibration, or None.
-        coverage: the coverage that prediction sets promise.
-        before: the accuracy on the run's test samples; None skips the check of accuracy.
+        calibration: the model's calibration, or None if there is none.
+        coverage: the share of prediction sets that should contain the true class.
+        before: the accuracy on the run's test samples. None skips the check of accuracy.
     """
     probabilities = own
     if calibration:

@@ -47,19 +47,18 @@ class NewData:
     labels: Tensor
 
     def features(self) -> Tensor:
-        """Return the inputs of all readable cases, (k, *input_shape), not yet standardised.
+        """Return the features of all k readable cases, (k, *input_shape), not yet standardised.
 
-        Rows of a table have NaN for a missing value. Images are decoded again at each call,
-        because ``inputs`` does not keep them.
+        Rows of a table have NaN for a missing value. Image files are decoded again at each call.
         """
         if self.inputs.read is not None:
             return self.inputs.read
         return torch.cat(list(self.inputs.batches()))
 
     def labelled_places(self) -> Tensor:
-        """Return the indices of the cases with a label among the readable inputs, int64 (m,).
+        """Return the indices of the labelled cases, int64 (m,), counted among the readable cases.
 
-        A file that could not be read may have a label in the manifest, but is not counted.
+        A case that could not be read is left out, even if it has a label in the manifest.
         """
         # A file that could not be read may have a label in the manifest, but has no prediction
         labels = self.labels[self.inputs.kept()]
@@ -71,9 +70,10 @@ class NewData:
 def open_new_data(model: TrainedModel, data: Path) -> NewData:
     """Open new cases as inputs of a model, with the labels in their file.
 
-    A folder has images without labels. A file is a table if the run's data are a table, and
-    otherwise a manifest of images. Labels are read if the model predicts classes or a number. A row
-    without a label, or with an unknown one, has a missing label.
+    A folder is read as images, which have no labels. A file is read as a table if the run's data
+    are a table, and otherwise as a manifest of images. Labels are read if the model predicts
+    classes or a number. If a label is absent or unknown, the case gets NaN for a number and -1 for
+    a class.
 
     Raises:
         DataError: there are no cases, they cannot be read, or they are of another kind than the
@@ -103,10 +103,10 @@ def _in_order(inputs: Inputs, by_name: Mapping[str, float], unknown: float) -> T
 
 
 def _read_class_labels(model: TrainedModel) -> Mapping[str, Sequence[str]]:
-    """Return for each class the labels that stand for it in the data files, such as "0".
+    """Return the labels that stand for each class in the data files, such as "0": class -> labels.
 
-    The run's data set declares these labels. If it is not an ``ImageDataSet``, no labels are known,
-    and each class of the model has an empty sequence.
+    An image data set (``ImageDataSet``) declares these labels. Any other data set of images
+    declares none, so each class of the model has an empty sequence.
     """
     data, common = data_set(model.common.dataset), model.common
     if isinstance(data, ImageDataSet):
@@ -115,10 +115,10 @@ def _read_class_labels(model: TrainedModel) -> Mapping[str, Sequence[str]]:
 
 
 def _label_reader(task: str, classes: Mapping[str, Sequence[str]]) -> ReadLabel:
-    """Choose the function that converts the text of a label to a number.
+    """Choose the function that converts the text of a label to a number, or to None if unknown.
 
-    For classification it gives the number of the class, and for regression the number itself. It
-    gives None for an unknown label. For other tasks every label is unknown.
+    For classification, the number is that of the class, in the order of ``classes``. For
+    regression, the text itself must be a number. For any other task, every label is unknown.
 
     Args:
         task: the name of the task.
@@ -141,12 +141,11 @@ def _read_number(text: str) -> float | None:
 
 
 def _class_numbers(classes: Mapping[str, Sequence[str]]) -> dict[str, int]:
-    """Map each text that may stand for a class to the class's number.
+    """Map each text that may stand for a class to the number of the class.
 
-    Both the name of a class and the labels that the data set declares for it stand for the class.
-    If a text is the name of one class and a label of another, it stands for the class with the
-    label. The texts are normalised by ``same_text``, which makes equal values equal strings ("1.0"
-    and "1").
+    A class is written as its name, or as one of the labels that the data set declares for it. If a
+    text is the name of one class and a label of another, the label decides. The texts are
+    normalised by ``same_text``, so that "1.0" and "1" are equal.
 
     Args:
         classes: name of a class -> its labels. The number of a class is its position here.
@@ -164,9 +163,9 @@ def _class_numbers(classes: Mapping[str, Sequence[str]]) -> dict[str, int]:
 def _table_labels(path: Path, schema: TableSchema, read: ReadLabel) -> Iterator[tuple[str, float]]:
     """Read the labels in a table file, for the rows that have a known label.
 
-    The schema names the column of labels. Upper and lower case of the name count as equal. Texts
-    are normalised by ``same_text``, which makes equal values equal strings ("1.0" and "1"). A text
-    that ``read`` does not know is read again as a truth value: true is 1, and false is 0.
+    The schema names the column of labels. The case of letters in this name does not matter. Texts
+    are normalised by ``same_text``, so that "1.0" and "1" are equal. If ``read`` does not know the
+    text "true" or "false", it is read again as "1" or "0".
 
     Yields:
         The line number as a string, and the label. If the table has no column of labels, nothing is
@@ -196,12 +195,12 @@ def _manifest_labels(
 
     Args:
         path: the manifest.
-        columns: further columns with labels, which the manifest may have. They are not read.
+        columns: further columns that the manifest may have. They are accepted, but not read.
         read: converts a text to a label, or to None if the label is unknown.
 
     Yields:
-        The file name as in column 'path', and the label. A name that a spreadsheet would read as a
-        formula begins with "./".
+        The file name from the column 'path', and the label. ``as_cell`` writes "./" before a name
+        that a spreadsheet would read as a formula.
     """
     optional = tuple({"label", "split", "patient", "mask", *columns})
     for _, row in read_rows(path, ("path",), optional):

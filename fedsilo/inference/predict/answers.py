@@ -46,9 +46,8 @@ _OF_CLASSES = ("predicted", "p.<class>", "entropy", "vacuity", "weight.<site>", 
 def columns_of(task: Task) -> dict[str, str]:
     """Return title -> meaning of each column that a table of the task's predictions may have.
 
-    By default these are the columns for classes. A task with columns of its own for its answers
-    (``answer_words``) has these in place of the columns for the predicted and the true class, class
-    probabilities, entropy, vacuity, expert weights and prediction sets.
+    By default these are ``COLUMNS``, the columns for a classification. If the task declares columns
+    for its answers (``answer_words``), they replace the columns that only a classification has.
     """
     if not task.answer_words:
         return dict(COLUMNS)
@@ -83,8 +82,8 @@ class Predictions:
     def answered(self) -> list[bool]:
         """Tell for each readable input whether its prediction is given as an answer.
 
-        Inputs that are unlike the training samples (unusual) get no answer, unless ``answers_all``
-        is set. If novelty is unknown, no input counts as unusual, so every input gets an answer.
+        An input is unusual if it is unlike the training samples. Unusual inputs get no answer if
+        the attribute ``answers_all`` is False. If novelty is unknown, every input gets an answer.
 
         Returns:
             A list of bool (k), in the order of the readable inputs.
@@ -100,10 +99,11 @@ class Predictions:
         return next(iter(answers.values()))
 
     def _repr_html_(self) -> str:
-        """Build HTML for a notebook: a table with the number of answers by class, then text.
+        """Build HTML for a notebook: a table that counts the answers of each class, then text.
 
-        The text has the lines of ``lines`` except for the first, which the table replaces. For a
-        task that does not predict one class, there is no table, and all lines are shown.
+        The text is the summary for a terminal (``lines``) without its first line, which the table
+        replaces. For a task that does not predict one class, there is no table, and all lines are
+        shown.
         """
         if self.task.label_noun != "class":
             return html_of_lines(self.lines())
@@ -116,9 +116,10 @@ class Predictions:
     def frame(self) -> pd.DataFrame:
         """Arrange the predictions as a data frame, with a row for each input, in order.
 
-        An input that could not be read has only its name and the fault. An input that is unlike the
-        training samples may get no answer. Its row then lacks the answer, its probabilities and the
-        prediction set, but has its entropy and novelty.
+        If an input could not be read, its row has only the name, the patient's id if known, and the
+        reason in column ``fault``. An unusual input may get no answer (see ``answered``). Its row
+        then lacks the answer, the answer's probabilities and the prediction set. Entropy and
+        novelty stay.
         """
         columns = self._columns()
         # k rows, each at the place of its input among all
@@ -139,10 +140,16 @@ class Predictions:
     def _columns(self) -> dict[str, list[Any]]:
         """Build the columns of the table of predictions: title -> a value per readable input (k).
 
-        The first columns have the answer with its probabilities, and the entropy if the task has
-        one. Then come the statistics of the model's method, the novelty with its reasons, and the
-        prediction set. The last columns have the true answer, if it is known. Columns without data
-        are left out.
+        The columns come in this order:
+
+        - the answer, with its probabilities.
+        - the entropy, if the task has one.
+        - further ``statistics`` of the run's method, such as the weights of a mixture's experts.
+        - novelty, and the reasons why an input is unusual or doubtful.
+        - the prediction set.
+        - the true answer.
+
+        Columns without data are left out.
         """
         columns = self.task.answer_columns(self.probabilities, self.classes)
         if "entropy" in self.task.always:
@@ -161,10 +168,13 @@ class Predictions:
     def _marks(self) -> dict[str, list[Any]]:
         """Build the columns on how far each readable input can be trusted: title -> k values.
 
-        ``imputed`` lists the table's columns whose value is missing. ``novelty`` has the scores.
-        ``unusual`` has the reasons why an input is unlike the training samples, and ``doubtful``
-        the reasons why a person should look at it. If novelty is unknown, only ``imputed`` can be
-        present. ``imputed`` and ``doubtful`` are left out if all their cells are empty.
+        - ``imputed``: the columns of an input row whose value is missing.
+        - ``novelty``: how far the input is from the training samples.
+        - ``unusual``: the reasons why the input is unlike the training samples.
+        - ``doubtful``: the reasons why a person should check an input that is not unusual.
+
+        If novelty is unknown, only ``imputed`` can be present. ``imputed`` and ``doubtful`` are
+        left out if all their cells are empty.
         """
         marks: dict[str, list[Any]] = {}
         imputed = self.inputs.imputed_columns(self.features)
@@ -185,10 +195,10 @@ class Predictions:
     def lines(self) -> list[str]:
         """Summarise the predictions in lines for a terminal.
 
-        The first line has the number of answers, and summarises them, for example by class. The
-        next lines are about the novelty of the inputs, how they were read, and which ones could not
-        be read. If there are prediction sets, a line has their mean size. If the true answers are
-        known, the last lines have the metrics.
+        The first line counts the answers and summarises them, for example by class. The next lines
+        are about novelty, remarks on reading the inputs, and inputs that could not be read. If
+        there are prediction sets, a line has the mean number of classes in a set. If the true
+        answers are known, the last lines have the metrics.
         """
         answered = torch.tensor(self.answered(), dtype=torch.bool)
         count = int(answered.sum())
@@ -206,14 +216,15 @@ class Predictions:
         return lines
 
     def _novelty(self, answered: int) -> list[str]:
-        """Describe how many inputs are unlike the training samples, and which samples these are.
+        """Describe in lines how many inputs are unlike the training samples.
 
-        If novelty is unknown, one line has the reason. Otherwise there is a line on unusual inputs
-        and one on doubtful inputs, if there are any. The last lines are about the training samples.
+        If novelty is unknown, the only line has the reason. Otherwise a line counts the unusual
+        inputs, and another line the doubtful ones. Each is left out for a count of 0. The last
+        lines say which training samples were compared.
 
         Args:
-            answered: the number of inputs with an answer. If it is not the number of readable
-                inputs, the line on unusual inputs says how to get answers for them.
+            answered: the number of inputs with an answer. If some readable inputs have no answer,
+                the line on unusual inputs names the option that gives one.
         """
         if isinstance(self.novelty, str):
             return [f"novelty is unknown: {self.novelty}"]
@@ -234,8 +245,8 @@ class Predictions:
     def _faults(self) -> list[str]:
         """List the inputs that could not be read: a line with their number, then a line for each.
 
-        Only the first ten are listed, each with its name, its patient's id if known, and the
-        reason. If all inputs could be read, the list is empty.
+        Only the first ten are listed, each with the name, the patient's id if known, and the reason
+        why it could not be read. If all inputs could be read, the list is empty.
         """
         faults, inputs = self.inputs.faults, self.inputs
         if not faults:

@@ -56,8 +56,8 @@ class Calibration:
     def threshold(self, coverage: float) -> float:
         """Return the highest score that a class in a prediction set with this coverage may have.
 
-        The score of a class is 1 minus its probability, so a set has all classes with a high enough
-        probability.
+        The score of a class is 1 minus its probability. The result is a quantile of the scores that
+        the true classes of the calibration rows had.
 
         Raises:
             SettingError: the calibration has too few rows for that coverage.
@@ -89,13 +89,14 @@ class Calibration:
     def lines(self, coverage: float) -> list[str]:
         """Describe the calibration in sentences for a terminal.
 
-        The sentences have the temperature, the loss before and after calibration, and the lowest
-        probability with which a class enters a prediction set. They give the range in which the
-        true coverage lies nine times in ten. They also say that no class or kind of patient is
-        promised this coverage.
+        The sentences state the temperature, the loss before and after calibration, and the lowest
+        probability with which a class enters a prediction set. They also give the range in which
+        the true coverage lies for nine of ten calibrations on as many rows. The last sentence warns
+        that the coverage holds for all cases together, and not for each class or kind of patient.
 
         Args:
-            coverage: the coverage of the prediction sets, between 0 and 1.
+            coverage: the share of prediction sets that should contain the true class, between 0 and
+                1.
 
         Raises:
             SettingError: the calibration has too few rows for that coverage.
@@ -131,9 +132,9 @@ def write_calibration(calibration: Calibration, path: Path) -> None:
 def calibrate_model(model: TrainedModel, coverage: float) -> Calibration:
     """Fit the calibration of a model on the validation rows of its site.
 
-    The temperature, by which logits are divided, is fitted to make the probabilities match the
-    labels. The conformity scores of the rows are stored, from which prediction sets are made later.
-    No row is stored.
+    The temperature, by which logits are divided, is fitted to minimise the negative log-likelihood.
+    The calibration also keeps a score for each row: 1 minus the probability of the true class.
+    Prediction sets are made from these scores later. No row is kept.
 
     Args:
         model: the model at its site.
@@ -141,7 +142,8 @@ def calibrate_model(model: TrainedModel, coverage: float) -> Calibration:
             coverage needs more rows, and at least ten are always needed.
 
     Returns:
-        The calibration, with the mean loss before and after it. It is not written to a file.
+        The calibration, which also has the mean loss before and after fitting. It is not written to
+        a file.
 
     Raises:
         DataError: the site has too few validation rows, or the rows have changed since the run.
@@ -175,7 +177,8 @@ def open_calibration(model: TrainedModel, path: Path | None) -> Calibration:
     """Read the calibration of a model from ``path``, or from the run directory if ``path`` is None.
 
     Raises:
-        SettingError: the file does not exist, or it is for other weights or another site.
+        SettingError: the file does not exist, or its calibration was made for another site or for
+            other weights than those of ``model``.
         CheckpointError: the file cannot be read, is damaged, or is not a calibration.
     """
     found = path or RunDirectory(model.run_dir).file(calibration_path(Path(), model.site).name)

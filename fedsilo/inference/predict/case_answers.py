@@ -131,9 +131,9 @@ class ClassAnswers(CaseAnswers):
     def is_unsure(self, index: int) -> bool:
         """Tell whether an answer is uncertain, so that a person should look at the case.
 
-        It is uncertain if its probability is below 0.8, or if the case's prediction set does not
-        have exactly one class. Without prediction sets, only the probability decides. ``index`` is
-        the case's index among the readable inputs.
+        An answer is uncertain if its probability, after any calibration, is below 0.8. It is also
+        uncertain if there are prediction sets and the case's set does not have exactly one class.
+        ``index`` is the case's index among the readable inputs.
         """
         sets = self.predictions.sets
         if sets is not None and int(sets[index].sum()) != 1:
@@ -147,8 +147,8 @@ class ClassAnswers(CaseAnswers):
     def bars(self, index: int) -> list[Bar]:
         """Build a bar for each class with its probability, the most probable class first.
 
-        The first bar also has a 95 % interval. It shows how often the run's test samples with about
-        the same confidence were right. The interval is left out if there are no such samples.
+        The first bar also has a 95 % interval: how often the run's test samples with a similar
+        confidence were right. The interval is left out if ``_similar`` finds no such samples.
         ``index`` is the case's index among the readable inputs.
         """
         shares = self.predictions.probabilities[index].tolist()
@@ -170,9 +170,10 @@ class ClassAnswers(CaseAnswers):
     def _similar(self, index: int) -> Bin | None:
         """Find the run's test samples that were predicted about as confidently as a case.
 
-        The test samples are in bins by confidence. The result is the bin whose mean confidence is
-        nearest to the confidence in the case before calibration. If two bins are equally near, the
-        earlier one is returned. If no bin is nearer than 0.1, the result is None.
+        Confidence is the largest probability before calibration. The run stores test samples in
+        bins by confidence. The result is the bin whose mean confidence is nearest to the case's. If
+        two bins are equally near, the first one is returned. If no bin is nearer than 0.1, the
+        result is None.
         """
         # Bins count the model's own confidence, without a calibration's temperature
         sure = float(self.predictions.own[index].max())
@@ -185,13 +186,14 @@ class ClassAnswers(CaseAnswers):
         return nearest
 
     def notes(self, index: int) -> list[str]:
-        """List sentences about the answer to a case.
+        """List sentences about the answer to a case, each only if its numbers are available.
 
-        The first sentence says how many of the run's test samples with about the same probability
-        were right, with a 95 % interval. The second sentence has the classes in the prediction set.
-        For a mixture of experts, the third sentence has the weight of each site's expert. A
-        sentence is left out if its numbers are not available. ``index`` is the case's index among
-        the readable inputs.
+        - how many of the run's test samples with a similar confidence were right, with a 95 %
+          interval.
+        - the classes in the prediction set.
+        - for a mixture of the sites' models (experts), the weight of each expert.
+
+        ``index`` is the case's index among the readable inputs.
         """
         predictions, notes = self.predictions, []
         similar = self._similar(index)
@@ -211,10 +213,10 @@ class ClassAnswers(CaseAnswers):
         return [*notes, *self._router(index)]
 
     def _router(self, index: int) -> list[str]:
-        """Describe in one sentence how much each site's expert contributed to an answer.
+        """Describe in a list of one sentence how much each site's expert contributed to an answer.
 
-        This applies to a mixture of experts, whose router gives each expert a weight. The largest
-        weight comes first. For any other model, the list is empty.
+        An expert is a site's model in a mixture, whose router gives each expert a weight. The
+        largest weight comes first. If the predictions have no such weights, the list is empty.
         """
         weights = []
         for name, values in self.predictions.statistics.items():
@@ -227,10 +229,10 @@ class ClassAnswers(CaseAnswers):
         return [f"The router's share of each site's expert: {said}."]
 
     def limits(self) -> list[str]:
-        """List sentences on what the bars of the page mean, and what they cannot say.
+        """List sentences on the meaning of the bars and their intervals.
 
-        If the run has no counts of right answers by probability, a sentence says that the bars have
-        no interval.
+        If the run did not count the right answers on test samples by probability, the last sentence
+        says that the bars have no interval.
         """
         said = [
             "A probability is the model's. The black line on the bar of the answer is the share of "

@@ -74,16 +74,16 @@ class ValueTexts:
     def of(self, row: Floats, unusual: Sequence[str], adds: Mapping[str, float]) -> Iterator[Value]:
         """Yield the value of each column of a case for a page, the largest contribution first.
 
-        The sign of a contribution does not count for this order. A ``Value`` has the column's
-        title, its value and its usual values as text, a mark, and the contribution. The mark is
-        "imputed" for a missing value, even in an unusual column, and otherwise "unusual" or empty.
-        Columns that the schema ignores are left out.
+        Contributions are sorted by absolute size. A ``Value`` has the column's title, the value and
+        the usual values as text, a mark, and the contribution. The mark is "imputed" for a missing
+        value. Otherwise it is "unusual" for a column in ``unusual``, and empty for any other
+        column. Columns that the schema ignores are left out.
 
         Args:
-            row: the features (f,) of the case as they were read, NaN for a missing value.
-            unusual: the columns to mark as unusual.
-            adds: column -> its contribution to the probability of the answer; 0 for a column that
-                is not a key.
+            row: the features (f,) of the case before standardisation, NaN for a missing value.
+            unusual: the columns whose value is unusual.
+            adds: column -> its contribution to the probability of the answer. A column that is not
+                a key contributes 0.
         """
         # Never 0, because contributions are divided by it
         most = max([*map(abs, adds.values()), 1e-9])
@@ -107,9 +107,9 @@ class ValueTexts:
     def _places(self, column: Column) -> list[int]:
         """Return the indices of the features that hold a column's value.
 
-        A numeric column has one such feature. A categorical column has one for each level except
-        the first. A feature ``column=unmeasured``, which only marks a missing value, is not among
-        them. If the schema makes no feature of the column, the list is empty.
+        A numeric column has one such feature, and a categorical column one for each level except
+        the first. A feature ``column=unmeasured``, which only marks a missing value, is not
+        returned. If none of these features exists, the list is empty.
         """
         features = self.schema.features()
         places = []
@@ -123,14 +123,14 @@ class ValueTexts:
     def _text(self, column: Column, values: Floats, mean: float) -> str:
         """Format the value of a column: a number, or the name of a level.
 
-        For a missing value, the text says so and names what the model uses instead: the mean of a
-        numeric column, or the mixture of all levels.
+        For a missing value, the text says that it is missing and names the replacement. This is the
+        mean of a numeric column, and "the mixture of all levels" for a categorical one.
 
         Args:
             column: the column.
             values: the values (f,) of the column's features: one number, or 0 and 1 for each level
-                except the first. NaN stands for a missing value. If all are 0, the level is the
-                first.
+                except the first. If all are 0, the level is the first. NaN stands for a missing
+                value.
             mean: the mean of a numeric column in training.
         """
         if np.isnan(values).any():
@@ -148,12 +148,13 @@ class ValueTexts:
     def _usual(self, column: Column, rows: Floats) -> str:
         """Describe the usual values of a column in training, from its features' ``rows`` (n, f).
 
-        For a numeric column with more than five different values, the text is the range of 90 % of
-        the patients. If 5 % of the patients with known values are fewer than ``floor``, it is the
-        range of 50 %. If 25 % of them are fewer than ``floor``, the text is empty.
+        For a numeric column with more than five different values, the text is the range of the
+        middle 90 % of patients. If fewer than ``floor`` patients are beyond each end, it is the
+        range of the middle 50 %. If fewer than ``floor`` are beyond each end of that range too, the
+        text is empty.
 
-        For any other column, ``_common`` lists the values that enough patients have, with the
-        shares of these patients. The list may be empty.
+        For any other column, the text lists the values that at least ``floor`` patients have, with
+        the shares of patients.
         """
         known = rows[~np.isnan(rows).any(axis=1)]
         if column.levels:
@@ -182,16 +183,15 @@ class ValueTexts:
         return secret_of(self.training.tobytes())
 
     def _common(self, column: str, names: Sequence[str], counts: Sequence[int]) -> str:
-        """List the values that at least ``floor`` patients have, with their shares.
+        """List the values that at least ``floor`` patients have, with the shares of patients.
 
-        A share is of all patients in ``counts``. ``floor`` is the smallest count that may be shown.
-        If a hidden count could be computed from the total, further values are hidden as well.
+        Smaller counts are hidden. If a reader could compute a hidden count from the total, further
+        values are hidden in a random order. The column's name and a secret seed decide this order.
 
         Args:
-            column: the name of the column. With the training rows, it decides which further values
-                are hidden.
+            column: the name of the column.
             names: the names of the values.
-            counts: the number of patients with each value.
+            counts: the number of patients with each value. Shares refer to their sum.
         """
         shown = suppress(counts, self.floor, self._secret, column)
         texts = []
@@ -212,10 +212,10 @@ class Reasons:
     limits: Sequence[str] = ()  # meaning and limits of the explanations, a sentence each
 
     def picture(self, index: int) -> dict[str, str]:
-        """Build the template variables of a case's picture: a data URL and its description.
+        """Build the template variables of a case's picture.
 
-        ``index`` is the case's index among the readable inputs. If the case has no picture, both
-        are empty strings.
+        ``image`` is the picture as a data URL, and ``image_text`` its description. If the case has
+        no picture, both are empty strings. ``index`` is the case's index among the readable inputs.
         """
         if index not in self.pictures:
             return {"image": "", "image_text": ""}
@@ -226,9 +226,9 @@ class Reasons:
 def reasons_of(model: TrainedModel, predictions: Predictions, shown: Sequence[int]) -> Reasons:
     """Explain the answers of the cases that a page shows.
 
-    For a table, the contribution of each column is computed. For images, at most 50 pictures are
-    drawn: with a map of the important places if the model predicts classes, otherwise without. A
-    case without an answer is not explained.
+    For a table, the contribution of each column to the answer is computed. For images, pictures of
+    the first 50 answered cases are drawn. If the model predicts classes, a picture also has a map
+    of the parts of the image that decided the answer. A case without an answer is not explained.
 
     Args:
         model: the model.
@@ -277,10 +277,10 @@ def _columns(
 
 
 def _plain_pictures(inputs: Inputs, chosen: Sequence[int]) -> Reasons:
-    """Draw images as they are, without maps of the important places.
+    """Draw images as the network sees them, without maps of the important parts.
 
-    Such maps explain the probability of a class, so other tasks do not have them. ``chosen`` has
-    the indices of the images among the readable inputs.
+    This is for tasks other than classification, because such maps explain the probability of a
+    class. ``chosen`` has the indices of the images among the readable inputs.
     """
     made, places = {}, inputs.kept()
     for index in chosen:
@@ -316,12 +316,11 @@ def _pictures(model: TrainedModel, inputs: Inputs, chosen: Sequence[int]) -> Rea
 def read_image(inputs: Inputs, place: int, index: int) -> torch.Tensor:
     """Read the image of a case, (channels, h, w), with its pixels as the data set stores them.
 
-    An image file is decoded again at each call.
-
     Args:
-        inputs: the images: files, or a tensor that has only the readable ones.
-        place: the image's index among all inputs, by which its file is found.
-        index: its index among the readable inputs, which is its row in the tensor.
+        inputs: the images. They are files, which are decoded at each call, or a tensor of the
+            readable images.
+        place: the index of the image among all inputs, which finds a file.
+        index: the index of the image among the readable inputs, which finds a row of a tensor.
     """
     # Images of files are decoded again, because keeping all of them could fill the memory
     if isinstance(inputs, FileInputs):
@@ -355,15 +354,18 @@ def explain_new_case(
 ) -> Explanation:
     """Explain the prediction for one new case, a row of a table or an image.
 
+    Exactly one of ``table`` and ``image`` must be given.
+
     Args:
         model: the model.
-        table: the file of the table, or None for an image; it is read as by ``predict``.
+        table: the file of the table, or None for an image.
         row: the number of the row in the table, from 0.
         image: the file of the image, or None for a table.
 
     Raises:
-        DataError: the row or the image cannot be used, or the run's data are of the other kind.
-        SettingError: the network's last maps are too small to explain an image.
+        DataError: the row or the image cannot be used, or one of them is given although the run's
+            data are of the other kind.
+        SettingError: the network's last feature maps are too small to explain an image.
     """
     refuse_table_or_images(model, table=table is not None)
     if table is not None:

@@ -50,17 +50,17 @@ class Code:
         return marks
 
     def gap(self, values: Floats) -> Floats:
-        """Measure how far each value lies inside the gap between the code and all other values.
+        """Measure how far each value is from ``nearest``, if it lies in the gap next to the code.
 
         The gap is the open interval between the code (``value``) and ``nearest``, the training
-        value next to it. No training value lies inside.
+        value next to it. No training value lies in the gap.
 
         Args:
             values: standardised values, of shape (k,).
 
         Returns:
-            For each value inside the gap, its distance to ``nearest``; otherwise 0. The distance is
-            also 0 for a value that equals the code up to rounding.
+            For each value in the gap, the distance to ``nearest``. For any other value, and for a
+            value that equals the code except for rounding, 0.
         """
         low, high = sorted((self.value, self.nearest))
         between = (values > low) & (values < high) & ~self.equal(values)
@@ -72,12 +72,12 @@ def find_codes(values: Floats, missing: Booleans) -> dict[int, Code]:
     """Find codes in a table's training values.
 
     A code is a number that stands for something else, such as 0 for "not measured". It is the
-    lowest or the highest value of a feature, at least ten samples share it, and it is far from the
-    next value. Far means: more than 0.5 standard deviations, and more than five times the median
-    distance of neighbouring values.
+    lowest or the highest value of a feature, and at least ten samples share it. Its distance to the
+    next value must be above 0.5 standard deviations, and above five times the median distance
+    between neighbouring different values.
 
-    A feature has at most one code: if both ends qualify, it is the lowest value. Features with at
-    most ten different values are skipped.
+    If both ends of a feature qualify, only the lowest value is a code. Features with at most ten
+    different values are skipped.
 
     Args:
         values: (n, f), the standardised training rows.
@@ -118,11 +118,11 @@ class Reference:
     codes: Mapping[int, Code] = field(default_factory=dict)  # place of a table's feature -> code
 
     def lines(self) -> list[str]:
-        """Describe in sentences with which training samples ``predict`` compares cases.
+        """Describe the training samples with which ``predict`` compares cases, in sentences.
 
-        The first sentence has their number and sites, and explains the limit above which a case is
-        unusual. If the training data of some sites of the model are unknown here, a second sentence
-        says so.
+        The first sentence states the number of samples, their sites, and the limit above which a
+        case is unusual. If the training data of some sites of the model are unknown here, a second
+        sentence says so.
         """
         sites = ", ".join(self.sites)
         basis = f"novelty rests on {self.known.rows} training samples of {sites}"
@@ -134,10 +134,11 @@ class Reference:
     def _limit_text(self) -> str:
         """Explain in a phrase how the limit of novelty was set, or why there is none.
 
-        The limit is the score above which a case counts as unusual. It is set by held-out samples.
-        With too few held-out samples, there is no limit. With fewer than 45, it is their highest
-        score, and the phrase says how many samples are beyond it on average. With 45 or more, at
-        most 5 % of such samples are beyond it, nine times in ten.
+        The limit is the score above which a case counts as unusual. It is computed from held-out
+        samples, and with too few of them there is no limit. With fewer than 45, it is their highest
+        score, and the phrase gives the expected share of similar samples beyond it. With 45 or
+        more, the phrase promises that, nine times in ten, at most 5 % of similar samples are beyond
+        it.
         """
         if self.limit is None:
             return (
@@ -157,13 +158,13 @@ class Reference:
     def novelty(self, inputs: Tensor, missing: Tensor | None = None) -> CaseNovelty:
         """Measure how unlike the training samples each case is.
 
-        For a table, the result also marks two kinds of values. One is a code, such as 0 for "not
-        measured". The other lies in the gap between a code and the training values next to it. An
-        imputed value is neither.
+        The result has scores for each value and for the case as a whole. For a table, it also marks
+        codes, such as 0 for "not measured", and values in the gap between a code and the nearest
+        training value. An imputed value is neither a code nor in a gap.
 
         Args:
             inputs: (k, f), rows as the network gets them, or features of images.
-            missing: bool (k, f), which values are imputed; None if none are.
+            missing: bool (k, f), which values are imputed. None means that none are.
         """
         values = inputs.numpy().astype(np.float64)
         lacking = np.zeros(values.shape, bool)
@@ -177,13 +178,15 @@ class Reference:
         return CaseNovelty(self, self.known.novelty(values, lacking), coded, gaps)
 
     def document(self) -> dict[str, Any]:
-        """Describe the reference for the JSON file next to the predictions.
+        """Describe the training samples and the limit for the JSON file next to the predictions.
 
-        The reference is the set of training samples with which cases are compared. The result has
-        their sites and their number, but no value of a sample. It also has the limit of novelty,
-        and the number and the split of the held-out samples that decided the limit. Further entries
-        are the share of held-out samples that may exceed the limit (0.05), and a sentence about
-        sites whose data are unknown here.
+        The result has no value of a sample. Its keys are:
+
+        - ``sites`` and ``training samples``: the sites of the samples, and their number.
+        - ``limit``: the novelty score above which a case is unusual, or None.
+        - ``held-out samples`` and ``held-out split``: the samples that decided the limit.
+        - ``share beyond it``: the share of such samples that may exceed the limit, 0.05.
+        - ``not known``: a sentence on sites whose data are unknown here.
         """
         return {
             "sites": list(self.sites),
@@ -216,10 +219,10 @@ class CaseNovelty:
     def scores(self) -> Floats:
         """Return the novelty of each case (k,), scaled so that a case above 1 is unusual.
 
-        Scores are divided by the limit. Without a limit they are not divided, and a case above 1 is
-        only doubtful. A value in the gap between a code and the training values suggests a wrong
-        unit. So a case with such a value always gets at least 1 plus its largest distance to the
-        training values.
+        The scores of the cases are divided by the limit. Without a limit, they are not divided, and
+        a case above 1 is only doubtful. A value between a code and the nearest training value may
+        have a wrong unit. A case with such values therefore gets at least 1 plus the largest
+        distance of these values to the training values.
         """
         scores: Floats = self.novelty.score / (self.reference.limit or 1.0)
         gaps = self.gaps.max(axis=1, initial=0.0)
@@ -236,9 +239,10 @@ class CaseNovelty:
     def columns(self, features: Sequence[str]) -> list[tuple[str, ...]]:
         """List for each case the table's columns with a value unlike all training values.
 
-        The score of such a value is above the limit (above 1 without a limit), or the value lies
-        between a code and the training values. A code is a number that stands for something else,
-        such as 0 for "not measured". ``features`` has the names of the table's features.
+        A column is listed if the score of its value is above the limit of novelty, which is 1 if
+        none is set. It is also listed if the value lies between a code, such as 0 for "not
+        measured", and the nearest training value. ``features`` has the names of the table's
+        features.
         """
         count = len(features)
         beyond = self.novelty.values[:, :count] > (self.reference.limit or 1.0)
@@ -251,9 +255,10 @@ class CaseNovelty:
     def doubts(self, features: Sequence[str]) -> list[str]:
         """Explain for each case why it is doubtful.
 
-        A case is doubtful if it is not unusual and one of its values is a code, such as 0 for "not
-        measured". It is also doubtful if its score is above 1 and no limit exists. The string of
-        any other case is empty.
+        A case that is unusual is never doubtful. Any other case is doubtful if one of its values is
+        a code, such as 0 for "not measured". If the reference has no limit of novelty, a case with
+        a novelty score above 1 is doubtful too. For a case that is not doubtful, the string is
+        empty.
         """
         unusual = self.unusual()
         beyond = np.zeros(len(unusual), bool)
@@ -268,11 +273,15 @@ class CaseNovelty:
         return doubts
 
     def _explain(self, marked: Booleans, features: Sequence[str]) -> list[str]:
-        """Explain the scores of the cases that ``marked`` (k,) selects, one string for each case.
+        """Explain the scores of the cases that ``marked`` (k,) selects, in one string per case.
 
-        The string names the columns whose value is beyond the training values. It also says whether
-        the case as a whole is unlike all training samples, and whether it lacks values that
-        training samples rarely lack. For a case that is not selected, the string is empty.
+        The string joins up to three reasons with semicolons:
+
+        - some columns have a value unlike all training values (``columns`` lists them).
+        - the whole case is unlike any training sample.
+        - the case lacks values that training samples rarely lack.
+
+        For a case that is not selected, the string is empty.
         """
         limit = self.reference.limit or 1.0
         texts = []
@@ -291,9 +300,9 @@ class CaseNovelty:
 
 
 def _column_names(marks: Booleans, features: Sequence[str]) -> list[tuple[str, ...]]:
-    """List the columns of the marked features, for each row of ``marks`` (k, f).
+    """List for each row of ``marks`` (k, f) the columns of the features that are True.
 
-    A column of categories has a feature ``column=level`` for each level, but is listed once.
+    A categorical column has several features ``column=level``, but is listed only once.
     """
     names = [name.partition("=")[0] for name in features]
     # A column of levels has several features, but is named once

@@ -62,9 +62,10 @@ class _Context:
 
 
 def cases_page(run: Shown, model: TrainedModel, predictions: Predictions) -> str:
-    """Build the HTML page of predicted cases, with the cases that need a look first.
+    """Build the HTML page of predicted cases, with the cases that a person should check first.
 
-    It shows at most 200 cases. Further cases are only counted.
+    The page shows at most 200 cases. Further cases are only counted. The order is refused, unusual,
+    doubtful, then uncertain and other cases.
 
     Args:
         run: a view of the run without the metrics and counts that pages must not show.
@@ -108,14 +109,20 @@ def _states(
 ) -> list[_State]:
     """Find the state of each input, which says whether a person should look at the case.
 
-    It is the first that applies: refused (it could not be read), unusual (unlike the training
-    samples), doubtful, unsure (the task decides this, for example by a low probability), and usual.
-    If novelty is unknown, every readable input is doubtful. A state of the first three has a
-    sentence with the reason.
+    The first state that applies is chosen:
+
+    - refused: the input could not be read.
+    - unusual: it is unlike the training samples.
+    - doubtful: a value may be a code such as 0 for "not measured", or novelty is uncertain or
+      unknown.
+    - unsure: the task finds its answer uncertain (``is_unsure``).
+    - usual: any other input.
+
+    The first three states have a sentence with the reason.
 
     Args:
         predictions: the predictions.
-        answers: the answers, which know the rules of the task.
+        answers: the answers, which decide which inputs are unsure.
         kept: index of an input -> its index among the readable inputs.
     """
     count = len(predictions.own)
@@ -145,11 +152,12 @@ def _states(
 
 
 def _order(answers: CaseAnswers, states: Sequence[_State], kept: Mapping[int, int]) -> list[int]:
-    """Sort the indices of all inputs so that cases that need a look come first.
+    """Sort the indices of all inputs so that cases that a person should check come first.
 
     The order of the states is refused, unusual, doubtful, unsure, usual. Among unusual cases, the
-    most novel one comes first. Within the other states the task decides. For classes, the case with
-    the least probable answer comes first. Equal cases and unreadable inputs keep their order.
+    most novel one comes first. Within any other state, ``answers.rank`` gives the order. For
+    classes, the least probable answer comes first. Inputs that are equal by these rules keep their
+    order.
     """
     predictions = answers.predictions
     novelty = np.zeros(len(predictions.own))
@@ -179,9 +187,10 @@ def _name(predictions: Predictions, place: int) -> str:
 def _case(context: _Context, place: int) -> dict[str, Any]:
     """Build the template variables of the case with index ``place`` among all inputs.
 
-    ``row`` has the case's cells for the overview table: name, headline, the answer's cells and
-    novelty. If the case has no answer, its answer cell is "none", the answer's other cells are "-",
-    and ``bars`` is empty. A case without a prediction has only its name, its state and the reason.
+    ``row`` has the case's cells in the overview table: name, headline, the cells of the answer and
+    novelty. If the model predicted the case but gives no answer, the cells of the answer are "none"
+    and then "-", ``bars`` is empty, and a note says so. If the case could not be read, only name,
+    state, headline, reason and ``row`` have content.
     """
     predictions, name = context.predictions, _name(context.predictions, place)
     index, state = context.kept.get(place), context.states[place]
@@ -211,9 +220,9 @@ def _case(context: _Context, place: int) -> dict[str, Any]:
 def _values(context: _Context, index: int) -> list[Any]:
     """List the values in the table row of a case, as the page shows them.
 
-    For images, the list is empty. A value is marked if it is unusual in its column. It has its
-    contribution to the prediction if that was computed. ``index`` is the case's index among the
-    readable inputs.
+    The result is a list of ``Value``, which is empty for images. A value that is unlike all
+    training values is marked as unusual. If the contribution of a value to the prediction was
+    computed, it is included. ``index`` is the case's index among the readable inputs.
     """
     read = context.predictions.inputs.read
     if context.texts is None or read is None:
@@ -229,8 +238,8 @@ def _values(context: _Context, index: int) -> list[Any]:
 def _texts(model: TrainedModel, predictions: Predictions) -> ValueTexts | None:
     """Build the object that formats a table's values. For images, return None.
 
-    The object gets training rows, which describe usual values, only if novelty is known and the
-    trust level is not ``nobody``.
+    The object describes the usual values of a column from training rows. It gets these rows only if
+    novelty is known, and if the run's setting 'trust' is not ``nobody``.
     """
     if not model.silo.features:
         return None
@@ -257,15 +266,15 @@ def _sentence(answers: CaseAnswers) -> str:
 
 
 def _sets(answers: CaseAnswers, document: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Describe the prediction sets for the list of facts on the page, as one pair (name, text).
+    """Describe the prediction sets for the list of facts on the page, as a list of (name, text).
 
-    The text has the coverage of the sets. If there are no sets, it says that the option
-    ``--coverage`` asks for them. The list is empty for a task that has no prediction sets.
+    The list has one pair, or none if the task has no prediction sets. If sets were made, the text
+    states their coverage. Otherwise it names the option ``--coverage``, which asks for sets.
 
     Args:
         answers: the answers, which tell whether the task has prediction sets.
-        document: the content of the JSON next to the predictions. Its 'calibration' is None, or has
-            the 'coverage', which may be None.
+        document: the content of the JSON next to the predictions. Its 'calibration' is None if no
+            calibration was applied, and the 'coverage' in it is None if no sets were made.
     """
     if not answers.has_sets:
         return []
@@ -283,15 +292,15 @@ def page_facts(
 ) -> list[tuple[str, str]]:
     """Build the facts at the beginning of a page of predictions, as pairs (name, text).
 
-    They are the data set, the method, the run, the model, the site, and the file or folder of the
-    cases (without its path). Then come ``further``, today's date, and the versions of the software.
+    The facts are the data set, the method, the run, the model, the site, and the name of the file
+    or folder with the cases. Then come ``further``, today's date, and the versions of the software.
 
     Args:
         model: the model.
         inputs: the cases.
         document: the content of the JSON next to the predictions, with the keys run, model, weights
             and software.
-        further: facts of the task.
+        further: more pairs, such as the coverage of prediction sets.
     """
     software = document["software"]
     return [
@@ -308,11 +317,11 @@ def page_facts(
 
 
 def _missing(context: _Context) -> list[str]:
-    """List sentences about what the page cannot say about the cases.
+    """List sentences on the basis of novelty, and on usual values that the page does not show.
 
-    One explains on which training samples novelty rests, or why novelty is unknown. If the page
-    shows values of a table at trust level ``nobody``, another one says that the usual values in
-    training are not shown.
+    The first sentences state the training samples with which cases were compared. If novelty is
+    unknown, one sentence has the reason instead. If the page shows values of a table and the run's
+    setting 'trust' is ``nobody``, the last sentence says that usual values are not shown.
     """
     novelty, said = context.predictions.novelty, []
     if isinstance(novelty, str):

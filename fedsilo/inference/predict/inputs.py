@@ -64,15 +64,16 @@ class CaseSource:
 
 
 def choose_source(id_column: str | None, **named: Path | str | None) -> CaseSource:
-    """Build the source of cases, if the user named exactly one.
+    """Build the source of cases, after checking that the user named exactly one.
 
     Args:
         id_column: the column of the table with the patients' ids, or None.
         named: kind of source ('images', 'manifest', 'table' or 'split') -> folder, file or name of
-            the split; None for a kind that is not named.
+            the split. None means that the user did not name this kind.
 
     Raises:
-        SettingError: none or several sources are named, or ``id_column`` is given without a table.
+        SettingError: no source or more than one is named, or ``id_column`` is given without a
+            table.
     """
     given = []
     for kind, where in named.items():
@@ -113,7 +114,7 @@ class Inputs(ABC):
         """
 
     def watch_batches(self, watch: Watch) -> Iterator[Tensor]:
-        """Yield the batches, and report progress by ``watch(done, total)``.
+        """Yield the batches of the inputs, and report progress by ``watch(done, total)``.
 
         ``watch`` is called before each batch is yielded, and once at the end. ``done`` counts the
         inputs read so far, including those that could not be read.
@@ -127,9 +128,9 @@ class Inputs(ABC):
         watch(total, total)
 
     def imputed_columns(self, features: Sequence[str]) -> list[tuple[str, ...]]:
-        """Return for each readable row of a table the columns with a missing value.
+        """List for each readable row of a table the columns with a missing value, which is imputed.
 
-        ``features`` has the names of the table's features. The list is empty for images.
+        ``features`` has the names of the table's features. For images, the result is an empty list.
         """
         if self.read is None:
             return []
@@ -165,10 +166,10 @@ class FileInputs(Inputs):
     numbers: int  # about how many numbers an image has, which decides the size of a batch
 
     def batches(self) -> Iterator[Tensor]:
-        """Decode the images, and yield them in batches, each of which is full except the last.
+        """Decode the images, and yield them in batches (batch, *input_shape).
 
-        A file that cannot be read is skipped, and the reason is added to ``faults``. The next image
-        takes its place in the batch.
+        Each batch is full except the last. A file that cannot be read is skipped, and the reason is
+        added to ``faults``. The next image takes its place in the batch.
 
         Raises:
             DataError: no file can be read. The message has the fault of the first file.
@@ -198,7 +199,7 @@ class FileInputs(Inputs):
     def _decode_files(self) -> Iterator[npt.NDArray[Any] | str]:
         """Decode the files in order, on a thread that works ahead of the network.
 
-        At most 64 images wait in memory.
+        At most 64 files are decoded ahead.
 
         Yields:
             For each file its image, or a text with the reason why it cannot be decoded.
@@ -222,12 +223,12 @@ class FileInputs(Inputs):
 def open_inputs(model: TrainedModel, source: CaseSource) -> Inputs:
     """Open the cases that a user wants to predict as inputs of a model.
 
-    A split is opened with its true answers, and a table with its rows read by the run's schema.
-    Image files are found now, but read only in ``batches``.
+    A split is opened with its true answers. A table is read by the run's schema. Image files are
+    only found here, and the method ``batches`` of the result reads them later.
 
     Raises:
-        DataError: the cases cannot be read or are missing. Also raised if images are given to a run
-            on a table, or a table to a run on images.
+        DataError: the cases are missing or cannot be read, or images are given to a run on a table,
+            or a table to a run on images.
         SettingError: the site does not have the split.
     """
     if source.kind == "split":
@@ -249,8 +250,8 @@ def file_inputs(
     Args:
         source: a folder of images, or a manifest (a CSV file with the paths of images).
         reader: decodes a file.
-        numbers: roughly how many values an image has. It decides the size of a batch.
-        labels: further columns that a manifest may have. They are not read.
+        numbers: the approximate number of values in an image, which decides the size of a batch.
+        labels: columns of labels that a manifest may have. They are accepted, but not read.
 
     Raises:
         SettingError: the source is neither a folder of images nor a manifest.
@@ -270,9 +271,9 @@ def file_inputs(
 def files_of(source: CaseSource, labels: Sequence[str] = ()) -> Mapping[str, Path]:
     """Find the image files of a source: name -> path.
 
-    For a folder, these are all files in it except hidden ones and DICOM's index (DICOMDIR). For a
-    manifest (a CSV file), they are the files that it lists. ``labels`` are further columns that a
-    manifest may have. They are not read.
+    For a folder, these are the files in it and its subfolders, except hidden files and DICOM's
+    index (DICOMDIR). For a manifest (a CSV file), these are the files that it lists. ``labels`` are
+    columns of labels that a manifest may have. They are accepted, but not read.
 
     Raises:
         SettingError: the source is neither a folder of images nor a manifest.
@@ -291,7 +292,8 @@ def _split_inputs(model: TrainedModel, split: str) -> RowInputs:
     The name of a sample is its row in the split, counted from 0.
 
     Raises:
-        DataError: the split is empty, or has changed since the run.
+        DataError: the split is empty, or its samples do not match the fingerprint that the run
+            recorded.
         SettingError: the site does not have the split.
     """
     refuse_other_rows(model, split)
@@ -314,9 +316,10 @@ def _split_inputs(model: TrainedModel, split: str) -> RowInputs:
 def table_inputs(model: TrainedModel, path: Path, id_column: str | None) -> RowInputs:
     """Read a table file by the run's schema, and standardise its rows.
 
-    The rows are standardised in the same way as the site's rows. A row that cannot be used is added
-    to ``faults``. Inputs are named by their lines in the file. If columns were not read or missing
-    values were imputed, ``notes`` has a sentence about this.
+    The rows are standardised by the means and standard deviations with which the model's training
+    rows were. A row that does not fit the schema gets its reason in ``faults``. Inputs are named by
+    their lines in the file. If columns were ignored or missing values were imputed, ``notes`` has a
+    sentence about this.
 
     Args:
         model: the model.
@@ -370,12 +373,13 @@ def table_schema(model: TrainedModel) -> TableSchema:
 def _find_files(folder: Path) -> dict[str, Path]:
     """Find all files in a folder and its subfolders: name -> path, sorted by name.
 
-    A name is the path inside the folder, with "./" before it if a spreadsheet would read it as a
-    formula. Hidden files, files in hidden folders, and DICOM's index (DICOMDIR) are left out.
-    Whether the files are images is not checked.
+    A name is the path inside the folder. ``as_cell`` protects it from being read as a formula.
+    Hidden files, files in hidden folders, and DICOM's index (DICOMDIR) are left out. Whether the
+    files are images is not checked.
 
     Raises:
-        DataError: the folder does not exist or has no files, or a file's name cannot be printed.
+        DataError: the folder does not exist or has no files, or a file's name has unprintable
+            characters.
     """
     if not folder.is_dir():
         raise DataError(f"{folder} is not a folder: name one with image files by --images")
@@ -409,14 +413,14 @@ def as_cell(name: str) -> str:
 def _read_manifest(manifest: Path, labels: Sequence[str]) -> dict[str, Path]:
     """Read the image files that a manifest (a CSV file) lists, in order: name -> path.
 
-    The paths are in the column 'path', relative to the manifest's folder or absolute. A name is the
-    text of the cell, with "./" before it if a spreadsheet would read it as a formula. Whether the
+    The column 'path' has the paths, which are absolute or relative to the manifest's folder. A name
+    is the text of this cell, which ``as_cell`` protects from being read as a formula. Whether the
     files exist is not checked. The columns 'label', 'split', 'patient', 'mask' and those in
     ``labels`` may be present, but are not read.
 
     Raises:
-        DataError: the manifest cannot be read, lacks the column, is empty, lists a file twice, or
-            has an empty or unprintable name.
+        DataError: the manifest cannot be read, has no column 'path' or no rows, lists a file twice,
+            or has an empty or unprintable name.
     """
     files: dict[str, Path] = {}
     for number, row in read_rows(manifest, ("path",), tuple({*_MANIFEST, *labels})):

@@ -32,9 +32,9 @@ def mask_page(
     shares: Mapping[str, Sequence[float]],
     document: Mapping[str, Any],
 ) -> str:
-    """Build the HTML page of predicted masks, with images without a mask first.
+    """Build the HTML page of predicted masks, with the images that could not be read first.
 
-    The page shows at most 200 images. Only the first 50 readable images have a picture.
+    The page shows at most 200 images. Among them, the first 50 that could be read have a picture.
 
     Args:
         run: a view of the run without the metrics and counts that pages must not show.
@@ -87,8 +87,9 @@ def _case(
 ) -> dict[str, Any]:
     """Build the template variables of one image on the page, without its picture.
 
-    An image that could not be read has the reason. Any other image has a bar for each class except
-    the background. The bar shows the share of the image's pixels in this class.
+    If the image could not be read, ``state`` is "refused", and ``why`` has the reason. For any
+    other image, ``bars`` has a bar for each class except the background. The bar shows the share of
+    the image's pixels in this class. ``row`` has the image's cells for the overview table.
 
     Args:
         inputs: the images.
@@ -124,11 +125,13 @@ def _picture(
 ) -> dict[str, str]:
     """Draw an image, and beside it the same image with the outlines of its predicted mask.
 
+    Both are drawn as the network sees the image.
+
     Args:
         inputs: the images.
         place: the index of the image among all inputs.
-        index: its index among the readable ones.
-        mask: its mask (h, w) with class numbers.
+        index: the index of the image among the readable inputs.
+        mask: the predicted mask (h, w) with class numbers.
         classes: the names of the classes without the background.
 
     Returns:
@@ -141,11 +144,11 @@ def _picture(
 
 
 def _limits(run: Shown, model: TrainedModel) -> list[str]:
-    """List sentences on how good the masks are, and what the page cannot say.
+    """List sentences on how good the masks are, and on the limits of the page.
 
-    The first sentence has the Dice score on test images. It is left out if no score may be shown.
-    Two more sentences say which part of an image was used, and that novelty is not measured for
-    masks.
+    The first sentence has the Dice score on test images. It is left out if every score is hidden
+    because of too few patients. Two more sentences say that the network sees only the central
+    square of an image, and that masks have no novelty.
     """
     values, where = site_values(run, model)
     said = [

@@ -52,8 +52,8 @@ class MaskPredictions:
     def lines(self) -> list[str]:
         """Describe the predicted masks in lines for a terminal.
 
-        The first line has the number of masks, and the number of masks with something marked. If
-        some images have no mask, a line counts them. The last line is the folder.
+        The first line counts the masks, and the masks with at least one marked pixel. If some
+        images have no mask, a line counts them. The last line is the path of the folder.
         """
         found = sum(share > 0 for share in self.shares.values())
         lines = [f"{len(self.shares)} masks, {self.marked} in {found}"]
@@ -76,14 +76,15 @@ def is_finetuned(folder: Path) -> bool:
 
 
 def refuse_options(folder: Path, options: Mapping[str, object]) -> None:
-    """Check that the user gave none of the options of ``predict`` that do not apply to masks.
+    """Check that the user gave no option of ``predict`` that does not apply to masks.
 
     Args:
         folder: the folder of the model, for the error.
-        options: name of such an option -> its value. None or False means that it is not given.
+        options: name of an option that does not apply -> its value. None or False means that it is
+            not given.
 
     Raises:
-        SettingError: an option is given; the message names the first one.
+        SettingError: an option is given. The message names the first one.
     """
     for name, value in options.items():
         if value is not None and value is not False:
@@ -98,16 +99,17 @@ def predict_masks(
 ) -> MaskPredictions:
     """Predict a mask for each image of a source, and write the masks and a table to a new folder.
 
-    The network segments one class, the catheter. The folder has a PNG file for each mask, with 255
-    on the catheter and 0 elsewhere. It also has masks.csv with a row for each image, and
-    masks.json, which describes the masks. The folder appears only when it is complete. An image
-    that cannot be read has a row with the reason, but no mask.
+    The fine-tuned network marks one class, a catheter. The folder has a PNG file for each mask,
+    with 255 on the catheter and 0 elsewhere. masks.csv has a row for each image, and masks.json
+    describes the masks. An image that cannot be read has a row with the reason, but no mask. The
+    folder appears only when it is complete.
 
     Args:
         folder: the folder that ``fedsilo finetune`` wrote.
         source: the images.
-        out: the folder to write, which must not exist.
-        data_dir: the data directory; None for that of the fine-tuning's settings.
+        out: the folder to write, which must not exist. None, if the user named no folder, is an
+            error.
+        data_dir: the data directory. None means the one in the settings of the fine-tuning.
         watch: takes the number of images read so far, and the number of all images.
 
     Raises:
@@ -146,7 +148,7 @@ def predict_masks(
 
 
 def refuse_equal_masks(names: Sequence[str]) -> None:
-    """Check that no two different images would have the same mask file.
+    """Check that images with different names have different mask files (``mask_name``).
 
     Raises:
         DataError: two images would share a file. The message names the first such pair.
@@ -162,8 +164,7 @@ def _open_folder(folder: Path) -> tuple[Mapping[str, Any], Mapping[str, Tensor],
     """Read a segmentation network from the folder that ``fedsilo finetune`` wrote.
 
     Returns:
-        The content of finetune.json, the arrays of the network by name, and the digest of the
-        arrays.
+        The content of finetune.json, the network's weights (name -> tensor), and their digest.
 
     Raises:
         RunDirectoryError: finetune.json is missing or damaged.
@@ -199,16 +200,19 @@ def _network(
     arrays: Mapping[str, Tensor],
     batch: Tensor,
 ) -> nn.Module:
-    """Build the fine-tuned network for images of the shape of ``batch``, on the settings' device.
+    """Build the fine-tuned network for images of the shape of ``batch``.
+
+    The network is on the device that the settings name.
 
     Args:
         document: the content of finetune.json, with the network's name and its classes.
         settings: the settings of the fine-tuning.
-        arrays: name -> array of the trained network.
+        arrays: name -> tensor of the trained network's weights.
         batch: a batch of images (b, channels, h, w). Only its shape is used.
 
     Raises:
-        DataError: the network was trained on images of another shape.
+        DataError: the weights do not fit, because the network was trained on images with other
+            channels or another size.
     """
     classes = document["classes"]
     if not isinstance(classes, int):
@@ -226,10 +230,11 @@ def _network(
 
 
 def mask_name(name: str) -> str:
-    """Return the relative path of an image's mask: the name of the image with .png added.
+    """Return the path of an image's mask in the folder of masks: the image's name with .png added.
 
-    A name that already ends in .png, in upper or lower case, stays as it is. Parts such as ``..``
-    are resolved, so that the path never leads out of the folder.
+    A name that already ends in .png, in upper or lower case, gets no second ending. Parts such as
+    ``..`` are resolved, so that the path stays inside the folder. Different names can therefore
+    have the same path, such as ``a`` and ``a.png``.
     """
     # An absolute path cannot go above its root, so '..' at the start is dropped
     inside = os.path.normpath(f"/{name}").lstrip("/")

@@ -47,9 +47,9 @@ class _Collected:
         return {}
 
     def columns(self) -> dict[str, Tensor]:
-        """Join the statistics that were collected from all batches: name -> values (k, ...).
+        """Join the statistics of samples that ``see`` kept for each batch: name -> values (k, ...).
 
-        If nothing was collected, the result is empty.
+        If ``see`` kept nothing, the result is empty.
         """
         columns: dict[str, Tensor] = {}
         if self._parts:
@@ -61,8 +61,12 @@ class _Collected:
 def check_outputs(out: Path | None, html: Path | None) -> None:
     """Check before predicting that the table, its JSON and the page can be written.
 
+    If ``out`` is None, the table and its JSON are not checked, and without ``html`` the page is
+    not.
+
     Raises:
-        SettingError: a file exists, its folder cannot be written, or two files are the same.
+        SettingError: a file exists already, its folder cannot be written, or two files have the
+            same path.
     """
     tables = []
     if out:
@@ -92,9 +96,10 @@ def write_predictions(
 ) -> None:
     """Write the predictions as CSV to ``out`` with a JSON file next to it, and a page to ``html``.
 
-    If ``out`` or ``html`` is None, its files are skipped. The content of all files is built before
-    any file is written. Only the owner may read the files, because they hold patients' data.
-    Existing files are replaced, so the caller must call ``check_outputs`` first.
+    If ``out`` is None, the CSV and the JSON file are skipped. If ``html`` is None, the page is
+    skipped. All content is built before any file is written. Only the owner may read the files,
+    because they hold patients' data. Existing files are replaced, so the caller must call
+    ``check_outputs`` first.
     """
     files: dict[Path, bytes | str] = {}
     if html is not None:
@@ -118,26 +123,26 @@ def predict_inputs(
     answer_all: bool = False,
     watch: Watch = lambda done, total: None,
 ) -> Predictions:
-    """Predict inputs with a model, and measure how unlike its training samples they are (novelty).
+    """Predict inputs with a model, and measure how unlike the training samples each one is.
 
     All inputs are predicted. Whether a prediction is given as an answer is decided later, by
     ``Predictions.answered``.
 
     Args:
         model: the model.
-        inputs: the inputs, which are read batch by batch. If their true answers are known, because
-            they are rows of a split, every prediction is an answer, and metrics are computed.
-        calibration: the model's calibration, whose temperature corrects the probabilities; None to
-            leave them uncorrected.
-        coverage: the coverage of the prediction sets; None for no sets. It has no effect without a
-            calibration.
-        reference: the training samples that novelty is measured against, or a text with the reason
+        inputs: the inputs, which are read batch by batch. If their true answers are known, every
+            prediction is an answer, and metrics are computed.
+        calibration: the model's calibration, whose temperature corrects the probabilities. None
+            leaves them uncorrected.
+        coverage: the share of prediction sets that should contain the true class. None, or no
+            calibration, means no sets.
+        reference: the training samples to compare inputs with (novelty), or a text with the reason
             why novelty is unknown.
         answer_all: whether inputs that are unlike the training samples get an answer too.
         watch: is called with the number of inputs read so far, and the number of all inputs.
 
     Returns:
-        The predictions, with their document, the content of the JSON file that describes them.
+        The predictions. Their attribute ``document`` has the content of the JSON file about them.
 
     Raises:
         FedsiloError: no input can be read, or the calibration has too few rows for the coverage.
@@ -186,12 +191,13 @@ def _calibrate(
 ) -> tuple[Tensor, Tensor | None]:
     """Correct probabilities by a calibration's temperature, and build the prediction sets.
 
-    The sets are built from the uncorrected probabilities, as the calibration's scores were.
+    The sets are built from the uncorrected probabilities by ``Calibration.sets``, because the
+    scores in the calibration also come from uncorrected probabilities.
 
     Args:
         own: the model's own probabilities (k, classes).
-        calibration: the model's calibration, or None.
-        coverage: the coverage of the sets, or None.
+        calibration: the model's calibration, or None if there is none.
+        coverage: the share of sets that should contain the true class. None means no sets.
 
     Returns:
         The corrected probabilities, and the sets, bool (k, classes). Without a calibration, the
@@ -211,15 +217,17 @@ def _novelty(
 ) -> CaseNovelty | str:
     """Measure how unlike the training samples the inputs are.
 
+    Rows of a table are compared after standardisation, with missing values marked. Images are
+    compared by their ``features``.
+
     Args:
-        inputs: the inputs. Rows of a table are compared as the network gets them, with missing
-            values marked.
+        inputs: the inputs.
         reference: the training samples, or a text with the reason why novelty is unknown.
-        features: for images, the network's features of them (k, f), which are compared; None for
-            rows of a table.
+        features: the features of images that the network computed (k, f), or None for rows of a
+            table.
 
     Returns:
-        The novelty of each input; or the text, if ``reference`` is one.
+        The novelty of each input. If ``reference`` is a text, the result is this text.
     """
     if isinstance(reference, str):
         return reference
@@ -243,10 +251,13 @@ def _novelty_document(predictions: Predictions) -> dict[str, Any]:
 def _metrics(task: Task, inputs: Inputs, own: Tensor, sets: Tensor | None) -> dict[str, Any]:
     """Compute the metrics of predictions whose true answers are known, for the JSON file.
 
+    ``own`` are the predictions before calibration, and ``sets`` the prediction sets, bool (k,
+    classes).
+
     Returns:
-        The key "figures" with metrics, named as in metrics.csv. With prediction sets, ``covered``
-        is the share of sets that contain the true class. If the true answers are unknown, the
-        dictionary is empty.
+        The key "figures" with name -> metric. If there are sets, the metric ``covered`` is the
+        share of sets that contain the true class. If the true answers are unknown, the result is
+        empty.
     """
     if inputs.truth is None:
         return {}

@@ -40,16 +40,17 @@ def predict_run_masks(
 ) -> MaskPredictions:
     """Predict a mask for each image of a source, and write the masks and a table to a new folder.
 
-    The stored value of a pixel is the number of its class, 0 for the background. A palette shows
-    each class in a colour. An image that cannot be read has a row in the table with the reason, but
-    no mask.
+    A mask is a PNG file. The stored value of a pixel is the number of its class, 0 for the
+    background. An image that cannot be read has a row in the table with the reason, but no mask.
 
     Args:
         run: a run whose task is segmentation.
-        model: its model.
-        source: the images, or a split of the model's site, whose masks are named by their rows.
-        out: the folder to write, which must not exist.
-        html: the page of images with outlines to write, which must not exist; None for no page.
+        model: the run's model.
+        source: the images, or a split of the model's site. A mask is named by its image or by its
+            row in the split.
+        out: the folder to write, which must not exist. None, if the user named no folder, is an
+            error.
+        html: the page of images with outlines to write, which must not exist. None means no page.
         watch: takes the number of images read so far, and the number of all images.
 
     Raises:
@@ -107,8 +108,9 @@ def _class_shares(mask: Tensor, classes: int) -> list[float]:
 def _write_mask(path: Path, mask: Tensor) -> None:
     """Write a mask (h, w) of class numbers as a PNG file, and create its folder if necessary.
 
-    The stored value of a pixel is the number of its class. A palette shows the background, class 0,
-    in black and each other class in a colour.
+    The stored value of a pixel is the number of its class, at most 255. The file also stores a
+    palette, by which viewers show class 0 (the background) in black and any other class in a
+    colour.
     """
     from PIL import Image
 
@@ -125,10 +127,9 @@ def _write_mask(path: Path, mask: Tensor) -> None:
 def _table(inputs: Inputs, shares: Mapping[str, Sequence[float]], classes: Sequence[str]) -> str:
     """Build the text of masks.csv: a row for each input, in order.
 
-    The columns are ``file``, ``mask`` and ``fault``, and before ``fault`` a column for each class
-    except the background. ``mask`` is the path of the PNG file. A class column has the share of the
-    pixels in the class. For an input that could not be read, only ``file`` and ``fault`` have
-    values.
+    The columns are ``file``, ``mask``, one for each class except the background, and ``fault``.
+    ``mask`` is the path of the PNG file. The column of a class has the share of the image's pixels
+    in this class. For an input that could not be read, only ``file`` and ``fault`` have values.
     """
     rows: list[dict[str, Any]] = []
     for place, name in enumerate(inputs.names):
@@ -143,9 +144,10 @@ def _table(inputs: Inputs, shares: Mapping[str, Sequence[float]], classes: Seque
 def _about(model: TrainedModel, inputs: Inputs) -> dict[str, Any]:
     """Build the content of masks.json, which describes the masks.
 
-    It has the run, its method, data set and site, and the model with the digest of its weights. It
-    also has the source of the images, the classes, the meaning of the columns of masks.csv, and the
-    versions of the software.
+    The keys are ``run``, ``method``, ``dataset``, ``site``, ``model``, ``weights``, ``source``,
+    ``classes``, ``columns`` and ``software``. ``model`` says whether the model is the site's own or
+    shared. ``weights`` is the digest of the weights, ``source`` tells where the images came from,
+    and ``columns`` explains the columns of masks.csv.
     """
     shares = {}
     for name in model.classes[1:]:

@@ -34,8 +34,8 @@ def case_answers(run: Shown, model: TrainedModel, predictions: Predictions) -> C
 def site_values(run: Shown, model: TrainedModel) -> tuple[dict[str, float], str]:
     """Return the final test metrics of the model's site as name -> value, and a phrase about them.
 
-    The phrase names the site. If the site has no metrics that may be shown, the metrics are the
-    means over all sites, and the phrase says so.
+    The phrase names the site. Metrics of too few patients are hidden. If all metrics of the site
+    are hidden, the result has the run's means over its sites, and the phrase says so.
     """
     values, where = values_of(run, model.site)
     if not values:
@@ -58,11 +58,12 @@ class NumberAnswers(CaseAnswers):
 
     @cached_property
     def _ends(self) -> tuple[float, float]:
-        """The lowest and the highest number of the scale on which all cases are drawn.
+        """Return the lowest and the highest number of the scale on which all cases are drawn.
 
-        The scale covers the predictions of all cases, and the mean predictions and outcomes of the
-        test samples' groups. On each side it reaches twice the root mean square error beyond them.
-        If both ends would be the same number, it reaches 1 beyond this number on each side.
+        The scale covers the predictions of all cases. It also covers the mean predictions and
+        outcomes of the groups in which the run stores test samples. On both sides, it is extended
+        by twice the root mean square error on test samples. If the two ends would be equal, it is
+        extended by 1.
         """
         numbers = self.predictions.probabilities[:, 0].tolist()
         for one in self._bins:
@@ -75,11 +76,11 @@ class NumberAnswers(CaseAnswers):
         return low, high
 
     def _interval(self, index: int) -> tuple[float, float] | None:
-        """Return the ends of the range that holds about 19 of 20 outcomes.
+        """Return the ends of the range that holds about 19 of 20 outcomes of cases like this one.
 
         The ends are the predicted number minus and plus twice the root mean square error on test
-        samples. The range is right if errors are about normally distributed. If the error is
-        unknown, the result is None.
+        samples. This assumes that errors are about normally distributed. If the error is unknown,
+        the result is None. ``index`` is the case's index among the readable inputs.
         """
         error = self._values[0].get("rmse")
         if error is None:
@@ -92,10 +93,10 @@ class NumberAnswers(CaseAnswers):
         return f"which {self.predictions.classes[0]} to expect of"
 
     def cells(self, index: int) -> list[str]:
-        """Format the predicted number and its range as two cells of the overview table.
+        """Format the predicted number of a case and its range as two cells of the overview table.
 
-        The range holds about 19 of 20 outcomes. If the errors on test samples are unknown, the
-        second cell is "-".
+        ``_interval`` gives the range, which holds about 19 of 20 outcomes. If it is unknown, the
+        second cell is "-". ``index`` is the case's index among the readable inputs.
         """
         interval = self._interval(index)
         texts = [format_measure(float(self.predictions.probabilities[index, 0])), "-"]
@@ -108,11 +109,11 @@ class NumberAnswers(CaseAnswers):
         return f"the prediction, {self.predictions.classes[0]}"
 
     def bars(self, index: int) -> list[Bar]:
-        """Build the bar of a predicted number: a point on the scale that all cases share.
+        """Build the bar of a predicted number, as a list of one: a point on the scale of all cases.
 
         If the run's errors on test samples are known, the bar also has the range that holds about
-        19 of 20 outcomes. Positions are from 0, the low end of the scale, to 1. The list has only
-        this bar.
+        19 of 20 outcomes. Positions are given from 0 at the low end of the scale to 1 at the high
+        end. ``index`` is the case's index among the readable inputs.
         """
         low, high = self._ends
 
@@ -129,11 +130,12 @@ class NumberAnswers(CaseAnswers):
         return [Bar(self.predictions.classes[0], place(number), text, *ends, is_point=True)]
 
     def notes(self, index: int) -> list[str]:
-        """Describe the outcomes of the test samples with similar predictions, in a sentence.
+        """Describe in a list of one sentence the outcomes of test samples with similar predictions.
 
         The run stores test samples in groups of similar predictions. The sentence is about the
-        group whose mean prediction is nearest to that of the case. If even this group is farther
-        away than the root mean square error on test samples, the list is empty.
+        group whose mean prediction is nearest to the prediction for the case. If no group is within
+        the root mean square error on test samples, the list is empty. ``index`` is the case's index
+        among the readable inputs.
         """
         number = float(self.predictions.probabilities[index, 0])
         nearest, distance = None, self._values[0].get("rmse", 0.0)
@@ -149,10 +151,10 @@ class NumberAnswers(CaseAnswers):
         ]
 
     def limits(self) -> list[str]:
-        """List sentences on how far test predictions were off, and how to read a number's range.
+        """List sentences on the errors of test predictions, and on the range of a predicted number.
 
-        One sentence names the ends of the scale that all cases share. If the run has no errors that
-        may be shown, a sentence says that numbers have no range.
+        One sentence states the ends of the scale that all cases share. If the errors are unknown,
+        or hidden because of too few patients, another sentence says that numbers have no range.
         """
         values, where = self._values
         low, high = (format_measure(end) for end in self._ends)
@@ -187,8 +189,8 @@ class FindingAnswers(CaseAnswers):
         """Format an answer of several findings as two cells of the overview table.
 
         The first cell lists the findings with a probability of at least 0.5, or says "no finding".
-        The second cell has the least certain finding, whose probability is nearest to 0.5, and this
-        probability.
+        The second cell has the finding whose probability is nearest to 0.5, and this probability.
+        ``index`` is the case's index among the readable inputs.
         """
         shares = self.predictions.probabilities[index].tolist()
         # Near 0.5 a small change would make another answer, so this finding needs a look first
@@ -202,7 +204,10 @@ class FindingAnswers(CaseAnswers):
         return f"the probability of {self.predictions.classes[place]}"
 
     def bars(self, index: int) -> list[Bar]:
-        """Return a bar for each finding, the most probable first."""
+        """Return a bar with the probability of each finding, the most probable finding first.
+
+        ``index`` counts the readable inputs.
+        """
         shares = self.predictions.probabilities[index].tolist()
         rows = []
         for place in np.argsort(shares)[::-1]:
@@ -221,8 +226,9 @@ class FindingAnswers(CaseAnswers):
     def limits(self) -> list[str]:
         """List sentences on what the probabilities of findings mean.
 
-        The last sentence has each finding's AUC on test samples, the mean over the sites that may
-        show it. It is left out if no site may show any.
+        The last sentence has each finding's AUC on test samples, the mean over the sites with a
+        known AUC. An AUC of too few patients is hidden and counts as unknown. If no AUC is known,
+        the sentence is left out.
         """
         said = [
             "A probability is the model's, and nobody has compared it with how often the finding "
@@ -260,9 +266,9 @@ class _Baseline:
     hazard: Floats
 
     def survival(self, risk: float) -> Floats:
-        """Return the probability of no event up to each of ``times``, (k,), for a patient.
+        """Return the probability that a patient has no event up to each of ``times``, (k,).
 
-        ``risk`` is the patient's log hazard.
+        ``risk`` is the log hazard that the model predicts for the patient.
         """
         # A network may give a risk whose exponential overflows; beyond 50 the survival is 0 or 1
         survival: Floats = np.exp(-self.hazard * np.exp(np.clip(risk - self.risk, -50.0, 50.0)))
@@ -272,10 +278,10 @@ class _Baseline:
 def _estimate_baseline(model: TrainedModel, floor: int) -> _Baseline:
     """Estimate the baseline hazard from the training patients of the model's site.
 
-    It is Breslow's estimate of the cumulative hazard of the median training patient. Times after
-    which fewer than ``floor`` patients are still followed are left out, because a step of the curve
-    would reveal single patients. If fewer than ``floor`` patients had the event, all times are left
-    out.
+    The result is Breslow's estimate of the cumulative hazard of a patient with the median predicted
+    risk. Its steps must not reveal single patients. So a time is left out if fewer than ``floor``
+    patients are followed beyond it. If fewer than ``floor`` patients had the event, all times are
+    left out.
 
     Raises:
         DataError: the training patients have changed since the run.
@@ -320,8 +326,9 @@ class RiskAnswers(CaseAnswers):
     def cells(self, index: int) -> list[str]:
         """Format the risk of a case as two cells: hazard ratio and median time to the event.
 
-        The hazard ratio compares the case with the median training patient of the site. A cell is
-        "-" if it cannot be computed from the training patients.
+        The hazard ratio compares the case with the site's training patient of median risk. A cell
+        is "-" if its number is unknown, for example because the training data have changed since
+        the run. ``index`` counts the readable inputs.
         """
         baseline = self._baseline
         if isinstance(baseline, str):
@@ -329,10 +336,11 @@ class RiskAnswers(CaseAnswers):
         return [format_measure(np.exp(self._risk(index) - baseline.risk)), self._median(index)]
 
     def _median(self, index: int) -> str:
-        """Format the time at which half of the patients with such a risk have had the event.
+        """Format the time by which half of the patients with a case's risk have had the event.
 
-        If less than half of them have had it at the last known time, the text says that the median
-        is later. If the survival is unknown, it is "-".
+        If less than half of these patients have had the event at the last known time, the text says
+        that the median is later than this time. If no survival is known, the text is "-". ``index``
+        is the case's index among the readable inputs.
         """
         baseline = self._baseline
         if isinstance(baseline, str) or not len(baseline.times):
@@ -352,11 +360,12 @@ class RiskAnswers(CaseAnswers):
         return -self._risk(index)
 
     def bars(self, index: int) -> list[Bar]:
-        """Build bars that show a case's survival at up to four points in time.
+        """Build bars that show a case's survival at up to four round points in time.
 
-        A bar shows the share of patients with the case's risk who have no event up to its time. The
-        times are round numbers. The shares come from the baseline hazard of the site's training
-        patients and the case's risk. If the baseline hazard is unknown, the list is empty.
+        A bar shows the share of patients with the case's risk who have no event up to the time of
+        the bar. The shares are computed from the case's risk and the baseline hazard of the site's
+        training patients. If the baseline hazard is unknown, the list is empty. ``index`` is the
+        case's index among the readable inputs.
         """
         baseline = self._baseline
         if isinstance(baseline, str) or not len(baseline.times):
@@ -369,10 +378,11 @@ class RiskAnswers(CaseAnswers):
         return rows
 
     def notes(self, index: int) -> list[str]:
-        """Compare the risk of a case with the site's median training patient, in sentences.
+        """Compare a case with the site's training patient of median risk, in sentences.
 
-        The first has the hazard ratio, and the second the median time to the event, if it is known.
-        If the hazard ratio is unknown, there is no sentence.
+        The first sentence has the hazard ratio. The second has the median time to the event, and is
+        left out if this time is unknown. If the hazard ratio is unknown, the list is empty.
+        ``index`` is the case's index among the readable inputs.
         """
         ratio, median = self.cells(index)
         if ratio == "-":
@@ -388,10 +398,11 @@ class RiskAnswers(CaseAnswers):
         return said
 
     def limits(self) -> list[str]:
-        """List sentences on how the survival is estimated, and how good the predicted risks are.
+        """List sentences on how the survival is estimated, and on the accuracy of the risks.
 
-        If no survival can be shown, the first sentence has the reason. The last sentence has the
-        C-index on test samples. It is left out if the C-index may not be shown.
+        If no survival can be shown, the first sentence has the reason instead. The last sentence
+        has the C-index on test samples. It is left out if the C-index is hidden because of too few
+        patients.
         """
         values, where = site_values(self.run, self.model)
         baseline, said = self._baseline, []

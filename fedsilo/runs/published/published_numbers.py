@@ -46,11 +46,11 @@ class Conditions:
     sites: Collection[str] = ()  # the sites that must take part, and no others; any if empty
 
     def departures(self, values: Mapping[str, Value], sites: Iterable[str] = ()) -> list[str]:
-        """Describe each condition of a paper's numbers that a run does not meet, in a phrase.
+        """Describe in phrases the conditions of a paper's numbers that a run does not meet.
 
-        If the run meets all conditions, the list is empty. Missing and additional sites share one
-        phrase. A setting that the run does not have is not compared. The settings that must name a
-        file (``files``) are an exception: the run must have their keys.
+        There is a phrase for each such setting, and one for all missing and additional sites. If
+        the run meets all conditions, the list is empty. A condition on a setting that the run does
+        not have counts as met. Only the keys in ``files`` must be settings of the run.
 
         Args:
             values: the settings of the run by key.
@@ -72,8 +72,9 @@ class Conditions:
     def _other_sites(self, sites: set[str]) -> list[str]:
         """Describe how a run's sites differ from the paper's, as a list with at most one phrase.
 
-        The phrase names missing sites and counts additional ones. If the sites are the same, or if
-        the conditions name no sites, the list is empty.
+        The phrase names the paper's sites that the run lacks, and counts the run's sites that the
+        paper lacks. If the sites are the same, or if the conditions name no sites, the list is
+        empty.
         """
         if not self.sites:
             return []
@@ -109,8 +110,8 @@ class Row:
     def numbers_by_part(self) -> Numbers:
         """Arrange the numbers of a row in a paper's table: part -> metric -> number.
 
-        A part is a site, a distribution, or "all". A number that the paper does not print is left
-        out, so a part may have no numbers.
+        A part is a site, a distribution, or "all". A number that the paper does not print (None) is
+        left out, so a part may have no numbers.
         """
         printed: Numbers = {}
         for part, line in zip(self.parts, self.lines, strict=True):
@@ -119,12 +120,13 @@ class Row:
         return printed
 
     def with_means(self, printed: Numbers) -> Numbers:
-        """Add the means over parts (sites or distributions) that the paper does not print.
+        """Add the parts whose numbers are means over other parts, such as over all sites.
 
-        ``means`` lists the parts to average for each mean. A printed number takes precedence over a
-        computed mean. The order of the result is that of a table's rows: printed parts in
-        alphabetical order, then further means in the order of ``means``. The part "all" is always
-        last unless ``means`` names it.
+        ``means`` maps each such part to the parts to average. If the paper prints a metric of this
+        part, the printed number is kept.
+
+        The parts are in the order of a table's rows: the printed parts in alphabetical order, then
+        the parts in ``means``. A printed "all" comes last, unless ``means`` has a part "all".
 
         Args:
             printed: the numbers that the paper prints: part -> metric -> number.
@@ -142,8 +144,8 @@ class Row:
         """Average each metric that all ``members`` have: metric -> mean.
 
         ``members`` are sites or distributions, each with its numbers. A mean is rounded to
-        ``digits`` decimals unless that is None. Standard deviations (metrics that end with "-sd")
-        are left out, because they cannot be averaged.
+        ``digits`` decimals. If ``digits`` is None, it is not rounded. Standard deviations (metrics
+        that end with "-sd") are left out, because they cannot be averaged.
         """
         means = {}
         for metric in members[0]:
@@ -173,8 +175,8 @@ class Paper:
     def _name_of(self, settings: Mapping[str, Value]) -> str:
         """Return the paper's name for a run's method, or "" if the paper has no such method.
 
-        ``names`` maps each name to one or more groups of settings. A name fits if the run has all
-        settings of one of its groups, with the same values. The first name that fits is returned.
+        ``names`` maps each name to one or more groups of settings. A name fits if all settings in
+        one of these groups are equal to those of the run. The first name that fits is returned.
         """
         for name, runs in self.names.items():
             for run in runs:
@@ -186,18 +188,18 @@ class Paper:
 def published_numbers(settings: Mapping[str, Value], sites: Iterable[str]) -> Published:
     """Find the numbers that a paper printed for a run with the same settings, data and sites.
 
-    A row of a paper's table counts for a run with its method and data set that meets all its
-    conditions. If several rows count, the first one is used. Others add further metrics if their
-    accuracies are the same.
+    A row of a paper's table fits if it is about the run's method and data set, and if the run meets
+    all conditions of the row. If several rows fit, the first one is used. The other rows only add
+    metrics that it lacks, and only if their accuracies equal those of the first row.
 
     Args:
         settings: all settings of the run by key.
         sites: the run's sites.
 
     Returns:
-        The numbers by part (site, distribution or "all"). If no row counts, ``numbers`` is empty
-        and ``unlike`` describes up to four differences from the row with the fewest differences.
-        ``unlike`` is empty too if no paper has the run's method on its data.
+        ``numbers`` has the numbers by part (site, distribution or "all"). If no row fits, it is
+        empty, and ``unlike`` describes how the run differs from the most similar row about its
+        method and data set. If there is no such row, ``unlike`` is empty.
     """
     sites = list(sites)
     met = []
@@ -216,7 +218,10 @@ def published_numbers(settings: Mapping[str, Value], sites: Iterable[str]) -> Pu
 
 
 def in_words(differing: Sequence[str]) -> str:
-    """Join the first four differences with semicolons, and count the others as "N more"."""
+    """Join the first four ``differing`` phrases with semicolons, to describe a run's differences.
+
+    Further phrases are counted as "N more". Without any phrase, the text is empty.
+    """
     phrases = [*differing[:_MOST_PHRASES]]
     more = len(differing) - _MOST_PHRASES
     if more > 0:
@@ -226,7 +231,7 @@ def in_words(differing: Sequence[str]) -> str:
 
 @cache
 def paper(name: str) -> Paper:
-    """Read a paper's tables, and the names of its methods, from ``<name>.yaml``.
+    """Read a paper's tables, and the settings that define its methods, from ``<name>.yaml``.
 
     ``name`` is one of ``PAPERS``. The file is read only once.
     """
@@ -241,11 +246,13 @@ def paper(name: str) -> Paper:
 def _build_row(content: Mapping[str, Any], table: Mapping[str, Any], own: Mapping[str, Any]) -> Row:
     """Build a row of a paper's table from its entry in the paper's YAML file.
 
-    A key of the row overrides the same key of its table. Only their ``settings`` are merged, key by
-    key. If ``percent`` is true, all numbers are divided by 100.
+    Keys in the entry of the row override the same keys of the table. Only the key ``settings`` is
+    different: the settings of the table and of the row are joined. If ``percent`` is true, all
+    numbers are divided by 100.
 
     Args:
-        content: the whole content of the file. It has the conditions that a run must meet.
+        content: the whole content of the file. Its key ``conditions`` has the conditions that a run
+            must meet.
         table: the entry of the table, with the keys that its rows share.
         own: the entry of the row.
     """
@@ -270,9 +277,9 @@ def _build_row(content: Mapping[str, Any], table: Mapping[str, Any], own: Mappin
 
 
 def _scale_line(line: Sequence[float | None], scale: int) -> list[float | None]:
-    """Divide each number of a line by ``scale``.
+    """Divide each number of a line by ``scale``, for example to convert percentages.
 
-    None stands for a missing number and stays None.
+    None stands for a number that the paper does not print, and stays None.
     """
     scaled: list[float | None] = []
     for number in line:
@@ -287,10 +294,16 @@ def _conditions(
 ) -> Conditions:
     """Merge the conditions of all blocks in a paper's file that apply to a row.
 
-    A block lists what a run must have for the row to be shown. It can name allowed settings,
-    settings that must have their ``defaults``, least values (``at-least``), and files and sites. A
-    later block overrides the settings and least values of an earlier one. Files and sites of all
-    blocks are joined. The row's own ``settings`` override the settings of all blocks.
+    A block says what a run must have for the row to be shown:
+
+    - ``settings``: allowed values by key.
+    - ``defaults``: keys of settings that must have their default value.
+    - ``at-least``: least values by key.
+    - ``files``: keys of settings that must name a file.
+    - ``sites``: the names of the sites.
+
+    Files and sites of all blocks are joined. For the other conditions, later blocks override
+    earlier ones. The row's own ``settings`` override those of all blocks.
     """
     usual = defaults(CommonSettings)
     allowed: dict[str, Any] = {}
@@ -320,8 +333,8 @@ def _conditions(
 def _applies(block: Mapping[str, Any], row: Mapping[str, Any]) -> bool:
     """Tell whether a block of conditions applies to a row of a paper's table.
 
-    A block applies to the methods in its ``name`` and to the data sets in its ``dataset``. A block
-    without such a list applies to all of them.
+    The row's method must be in the block's list ``name``, and the row's data set in the block's
+    list ``dataset``. A block without one of these lists does not restrict it.
     """
     keys = {"name", "dataset"} & block.keys()
     return all(row[key] in block[key] for key in keys)
@@ -331,8 +344,8 @@ def _merge_rows(rows: Sequence[Row]) -> Numbers:
     """Join the numbers that a paper prints in several tables about the same runs.
 
     The result has the parts (sites, distributions or "all") of the first row, with the numbers of
-    this row. Later rows add metrics that are still missing. A later row adds nothing if its
-    accuracy in any of its parts differs from that of the first row. It is then about other runs.
+    this row. Later rows add metrics that a part still lacks. If the accuracies of a later row
+    differ from those of the first row, the later row is about other runs and is ignored.
     """
     first, *others = [row.numbers_by_part() for row in rows]
     joined = first

@@ -14,13 +14,14 @@ from fedsilo.server_app.run.terminal import print_table, printer
 def print_published(
     summary: Mapping[str, Any], published: Published, headline: Sequence[str], console: Console
 ) -> None:
-    """Print a run's numbers next to those of a paper, or the reason why the paper has none for it.
+    """Print a run's numbers next to those of a paper, or the reason why the paper has no numbers.
 
-    Nothing is printed if no paper has the run's method on its data.
+    Nothing is printed if no paper has the run's method on the run's data.
 
     Args:
         summary: the content of ``summary.json``.
-        published: the paper's numbers for the run, or the differences that exclude them.
+        published: the paper's numbers for the run. If there are none, it describes how the paper's
+            setting differs.
         headline: the metrics of the run's data set to show, in this order.
         console: where to print.
     """
@@ -35,14 +36,14 @@ def print_published(
 def published_table(summary: Mapping[str, Any], numbers: Numbers, headline: Sequence[str]) -> Table:
     """Build a table that compares a run's test metrics with a paper's numbers.
 
-    The table has a row for each site, distribution or "all" that both the run and the paper have,
-    in the order of ``numbers``. It has two columns (run, paper) for each metric in ``headline``
-    that the paper prints. If the run lacks a number, its cell is "n/a". If the paper lacks one, its
-    cell is empty.
+    There is a row for each part (site, distribution or "all") that both the run and the paper have,
+    in the order of ``numbers``. Each metric has a column for the run and one for the paper. Metrics
+    that the paper never prints are left out. A number that the run lacks is "n/a", and a number
+    that the paper lacks is an empty cell.
 
     Args:
         summary: the content of ``summary.json``.
-        numbers: the paper's numbers: site, distribution or "all" -> metric -> number.
+        numbers: the paper's numbers: part -> metric -> number.
         headline: metrics in the order of the columns.
     """
     measured = {**summary["distributions"], **summary["sites"], "all": summary["mean"]}
