@@ -180,8 +180,8 @@ def _decisive(settings: CommonSettings) -> dict[str, Value]:
     """Return the settings that decide which samples a site has and how they are read, by key.
 
     They are 'dataset', the settings that this data set uses, and 'split.partition' with the
-    settings that this partition uses. Without test folds the number of the test fold is left out,
-    because it decides nothing. The same holds for validation folds.
+    settings of ``cut_keys``. Without test folds, the number of the test fold is left out, because
+    it decides nothing. The same holds for validation folds.
     """
     read = {"dataset", "split.partition", *data_set(settings.dataset).settings}
     values = as_mapping(settings)

@@ -200,7 +200,10 @@ def examine_groups(pooled: Examined, column: GroupColumn) -> Examination:
     """
     groups, title = group_patients(pooled, column), f"By {column.name}"
     if len(groups) < 2:
-        why = f"Fewer than two groups have {pooled.floor} patients of each class."
+        why = (
+            f"Fewer than two groups have enough patients to be shown: at least {pooled.floor}, or "
+            f"{pooled.floor} of each class if there are two classes."
+        )
         return Examination(title, [why])
     drawn = {}
     texts = []
