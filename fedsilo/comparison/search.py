@@ -53,12 +53,13 @@ class Search:
     def batches(self) -> Iterator[list[Point]]:
         """Draw the points to try, and yield them in batches whose points can be tried side by side.
 
-        A point has one value for each setting of the grid. The batches end when ``points`` points
-        have been drawn, in all.
+        A point has one value for each setting of the grid. The batches end after ``points`` points
+        in all.
 
-        The sampler ``grid`` draws all points at once, at random from the grid. The sampler ``tpe``
-        draws at most four points per batch, and needs their scores (see ``tell``) before the next
-        batch. It rounds the fractions that it draws from a range to three significant digits.
+        The sampler ``grid`` draws all points in one batch, at random from the grid. The sampler
+        ``tpe`` draws at most four points per batch, and needs their scores (see ``tell``) before
+        the next batch. Fractions that it draws from a range are rounded to three significant
+        digits.
         """
         from optuna.distributions import FloatDistribution
 
@@ -128,14 +129,11 @@ def at_an_edge(
     """Yield a warning for each numeric setting whose best value is at an end of the values tried.
 
     The ends are the setting's smallest and largest value in the grid. With the sampler ``tpe``, a
-    value within 5 % of the range from an end also counts. If the sampler searched on a logarithmic
-    scale, the distance is measured on that scale.
+    value within 5 % of the range from an end also counts. The distance is measured on the scale
+    that the sampler searched, which may be logarithmic.
 
-    There is no warning in three cases:
-
-    - The end is already the smallest or largest value that the setting's rule allows.
-    - All values in the grid are equal.
-    - Some value is not a number.
+    There is no warning if an end is also the limit that the setting's rule sets, if all values are
+    equal, or if a value is not a number.
 
     Args:
         grid: key -> the values in the grid.

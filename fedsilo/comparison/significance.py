@@ -326,7 +326,8 @@ def check_tests(
         seeds: the number of seeds.
 
     Raises:
-        SettingError: one of these is the case:
+        SettingError: in one of these cases:
+
             - ``paired`` is True, but no tests are requested.
             - Tests are requested for fewer than two experiments, or for fewer than two seeds.
             - Tests are requested for experiments on different data sets.

@@ -75,14 +75,15 @@ class Tuned:
     folder: Path
 
     def lines(self) -> Iterator[Table | str]:
-        """Describe the result of tuning for the terminal.
+        """Yield the result of tuning as a table and lines for the terminal.
 
-        Yields:
-            - a table of at most five of the best points, without points that failed
-            - the reason for the choice
-            - a line for each warning
-            - a line with the chosen settings as YAML, to be copied into simulation.yaml
-            - a line with the folder of the results
+        The parts come in this order:
+
+        - a table of at most five of the best points, without points that failed
+        - the reason for the choice
+        - a line for each warning
+        - a line with the chosen settings as YAML, to be copied into simulation.yaml
+        - a line with the folder of the results
         """
         yield self._table()
         yield str(self.document["why"])
@@ -174,7 +175,8 @@ def plan_search(
             simulation file, or None to keep that one.
 
     Raises:
-        SettingError: one of these is the case:
+        SettingError: in one of these cases:
+
             - The grid has fewer points than ``trials``.
             - A setting is wrong, or ``--set`` changes a setting of the grid.
             - There are fewer than two folds, and the data set has no validation part.

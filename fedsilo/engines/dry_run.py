@@ -50,10 +50,10 @@ def _cost(settings: RunSettings) -> str:
     The phrase has three numbers:
 
     - the optimiser steps of all sites in all rounds
-    - the numbers that the network consists of
+    - the number of values in the network, such as its weights
     - the bytes of a message that holds the whole network
 
-    The shape of the samples is found by loading the data of the first site.
+    The data of the first site are loaded, because the shape of the samples is needed.
     """
     common = settings.common
     steps = format_count(estimate_steps(common), "optimiser step")

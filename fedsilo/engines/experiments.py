@@ -57,7 +57,8 @@ def _read_grid(content: Any) -> Any:
     Any other content that is not a mapping is returned unchanged, so that pydantic rejects it.
 
     Raises:
-        PydanticCustomError: one of these is the case:
+        PydanticCustomError: in one of these cases:
+
             - A key is unknown, or is given under two names.
             - A key has something other than a list with at least one value.
             - A value has the wrong type.
@@ -195,10 +196,10 @@ class SimulationFile:
         return self._is_one_entry(name) or name in self.cells
 
     def _is_one_entry(self, name: str) -> bool:
-        """Tell whether ``name`` is an entry that makes just one experiment, of the same name.
+        """Tell whether the file's entry ``name`` makes one experiment, which has the same name.
 
-        Such an entry has no placeholders in its name, and no matrix. If the file has no entry of
-        this name, the result is False.
+        Such an entry has no matrix, and its name has no placeholder, such as ``{gamma}``. If the
+        file has no entry of this name, the result is False.
         """
         entries = self._raw_entries()
         if name not in entries or has_placeholder(name):

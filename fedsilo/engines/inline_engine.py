@@ -226,7 +226,7 @@ def flower_identity() -> Iterator[None]:
     """Allow messages to be created outside of a Flower process, inside a ``with`` statement.
 
     Flower's Message constructor reads the ids of the run, the node and the task from variables of
-    the process. The variables are set to ids of a server, and restored after the statement.
+    the process. The statement sets these variables, and restores them at its end.
     """
     # The private attributes, because the public ones raise an error while they are not set
     before = (TaskIdentity._run_id, TaskIdentity._node_id, TaskIdentity._task_id)

@@ -59,7 +59,8 @@ def read_values(content: Any, check: Callable[[Any], Any]) -> dict[Value, Any]:
         Value -> its checked settings, in the order of the file.
 
     Raises:
-        PydanticCustomError: one of these is the case:
+        PydanticCustomError: in one of these cases:
+
             - ``content`` is empty, or is neither a list nor a mapping.
             - Two values are equal as strings, such as 1 and '1'.
             - A value is not a number, a string or a date.
