@@ -172,7 +172,7 @@ def without_effect(digests: Sequence[str], points: Sequence[Mapping[str, Value]]
     that they had no effect. If no setting differs, there is no warning.
 
     Args:
-        digests: a digest over all metrics of each point; empty for a point that failed.
+        digests: a digest over all metrics of each point. Empty for a point that failed.
         points: the settings of each point, in the same order.
     """
     first: dict[str, Mapping[str, Value]] = {}

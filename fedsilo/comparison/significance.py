@@ -246,7 +246,7 @@ def _outcome(test: Callable[[], Any], freedom: tuple[int, int] = (0, 0)) -> Outc
 
     Args:
         test: a function without arguments that runs the test and returns scipy's result.
-        freedom: the two degrees of freedom of an F test, which the outcome records; (0, 0) for
+        freedom: the two degrees of freedom of an F test, which the outcome records. (0, 0) for
             other tests.
     """
     with warnings.catch_warnings():
@@ -291,7 +291,7 @@ def notes(tested: Tested, seeds: int, paired: bool, same_split: bool | None) -> 
         tested: the tests of any one metric, for their number of pairs.
         seeds: the number of seeds.
         paired: whether the t-tests compare seed by seed.
-        same_split: whether all seeds share one split; None if the sites do not report it.
+        same_split: whether all seeds share one split. None if the sites do not report it.
     """
     kind = "t-tests"
     if paired:
@@ -321,7 +321,7 @@ def check_tests(
 
     Args:
         data_sets: experiment -> its data set.
-        tests: the option ``--tests``, which names metrics; None or empty for no tests.
+        tests: the option ``--tests``, which names metrics. None or empty for no tests.
         paired: whether the t-tests compare seed by seed.
         seeds: the number of seeds.
 

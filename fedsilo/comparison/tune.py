@@ -233,7 +233,7 @@ def _run_search(
     Args:
         plan: the settings, the grid, and the numbers of points, folds and seeds.
         sampler: ``grid`` or ``tpe``.
-        metric: the deciding metric; None for the task's first main metric that every successful run
+        metric: the deciding metric. None for the task's first main metric that every successful run
             has.
         jobs: the number of runs at once, 0 to use all cores, or Slurm's parameters.
         tell: is called with a line about the number of runs, before the first one.
@@ -404,7 +404,7 @@ def _as_gains(points: Sequence[Point], metric: str) -> list[float]:
 def _score_points(
     points: Sequence[Mapping[str, Value]], summaries: Summaries, metric: str
 ) -> list[Point]:
-    """Score each point by the mean of a metric over its runs; return the scores in the same order.
+    """Score each point by the mean of a metric over its runs, and return the scores in order.
 
     ``summaries`` has the summaries of each point's runs. A point with a failed run is marked as
     failed.

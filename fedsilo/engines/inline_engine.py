@@ -274,7 +274,7 @@ def inline_grid(settings: RunSettings, nodes: int, together: int = 1) -> Iterato
     Args:
         settings: the settings of the run.
         nodes: the number of simulated sites.
-        together: the number of sites that train at the same time, with their samples in one batch;
+        together: the number of sites that train at the same time, with their samples in one batch.
             1 to train sites one by one.
     """
     from fedsilo.client_app.app import app

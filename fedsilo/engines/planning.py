@@ -203,8 +203,8 @@ def plan_resumed_run(
 
     Args:
         run_dir: the run directory.
-        supernodes: the number of simulated sites; None for the number that the run had before.
-        track: the setting 'run.track'; None or empty for the value that it had before.
+        supernodes: the number of simulated sites. None for the number that the run had before.
+        track: the setting 'run.track'. None or empty for the value that it had before.
 
     Returns:
         The settings, the resources and the engine, which is "ray" if config.toml names none.
@@ -345,7 +345,7 @@ def start(
         resources: the number of sites and their shares of cores and GPUs, with all keys that
             ``check_resources`` returns.
         engine: "inline", "processes", "ray" or "auto". ``engine_for`` has the rules of "auto".
-        ray_address: the address of a running Ray cluster, ``auto`` or ``HOST:PORT``; None without
+        ray_address: the address of a running Ray cluster, ``auto`` or ``HOST:PORT``. None without
             one.
 
     Raises:

@@ -73,7 +73,7 @@ def run_with_ray(
     Args:
         settings: the settings of the run.
         resources: the number of sites and their shares of cores and GPUs, which are checked here.
-        address: the address of a running Ray cluster, or ``auto``; if empty, Ray starts one.
+        address: the address of a running Ray cluster, or ``auto``. If empty, Ray starts one.
 
     Raises:
         FedsiloError: the run failed or wrote no summary. If the Flower app logged an error, the

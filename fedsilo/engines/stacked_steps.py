@@ -240,9 +240,9 @@ def _open_optimiser(stack: StackedNetwork, settings: CommonSettings) -> Optimize
 def _plan_steps(sites: Sequence[Planned]) -> tuple[Tensor, Tensor, Tensor]:
     """Lay out the samples of all steps of all sites as three padded tensors.
 
-    Samples are numbered from 0 across all sites, one site after another. If a step has fewer
-    samples than the largest step of all, its rows are filled up with the site's first sample. The
-    sites must be sorted by their number of steps, the most first.
+    Samples are numbered from 0 across all sites, one site after another. A step with fewer samples
+    than the largest step of all is filled up with the site's first sample. The sites must be sorted
+    by their number of steps, the most first.
 
     Returns:
         The sample numbers, a mask that is True for samples and False for padding, and the labels.

@@ -54,10 +54,10 @@ def open_study(
         task: 'classification' or 'segmentation'.
         network: the name of the network to train.
         settings: the settings of the data, the network and the training.
-        sites: the sites whose images are pooled; empty for all sites of the data set.
+        sites: the sites whose images are pooled. Empty for all sites of the data set.
         seeds: the number of trainings for each starting point, with seeds 0, 1, ...
         epochs: the epochs of each training.
-        distil_epochs: the epochs in which a network learns from a run's ViT (distillation); 0 for
+        distil_epochs: the epochs in which a network learns from a run's ViT (distillation). 0 for
             no distillation.
 
     Raises:
@@ -106,7 +106,7 @@ def _train_start(study: Study, source: Source | None, say: Say) -> StartResult:
 
     Args:
         study: the data, the settings and the number of seeds. The seeds are 0, 1, ...
-        source: the model or weights to start from; None for random initial weights.
+        source: the model or weights to start from. None for random initial weights.
         say: is called with a line after the training of each seed. Before the first training, it is
             called with a line about the weights that the network received from ``source``.
 
@@ -147,7 +147,7 @@ def build_start(
 
     Args:
         study: the task, the data, the settings and the device.
-        source: the run's model or the pretrained weights; None for random initial weights.
+        source: the run's model or the pretrained weights. None for random initial weights.
         seed: the seed of the training.
 
     Returns:

@@ -96,9 +96,9 @@ def open_starts(
 
     Args:
         weights: the starting points. ``open_start`` lists the forms that one can have.
-        data_dir: the data directory; None for the one in each run's settings.
-        from_site: the site whose own model is opened from each run; None for the shared model.
-        state_dir: the folder of the site's private state; None for the one in each run directory.
+        data_dir: the data directory. None for the one in each run's settings.
+        from_site: the site whose own model is opened from each run. None for the shared model.
+        state_dir: the folder of the site's private state. None for the one in each run directory.
 
     Raises:
         SettingError: two starting points have the same label in the table of results, such as two
@@ -129,9 +129,9 @@ def open_start(
             - timm:NAME for weights of the library timm: a VGG16 if NAME starts with 'vgg16_bn', and
               otherwise a ViT
             - any other file, which is taken for the weights of a ViT
-        data_dir: the data directory; None for the one in the run's settings.
-        from_site: the site whose own model is opened from a run; None for the shared model.
-        state_dir: the folder of the site's private state; None for the one in the run directory.
+        data_dir: the data directory. None for the one in the run's settings.
+        from_site: the site whose own model is opened from a run. None for the shared model.
+        state_dir: the folder of the site's private state. None for the one in the run directory.
 
     Returns:
         The run's model with its arrays. For a file or timm's weights, the result has only their
@@ -168,10 +168,10 @@ def open_run_model(
 
     Args:
         run_dir: the run directory.
-        data_dir: the data directory; None for the one in the run's settings.
+        data_dir: the data directory. None for the one in the run's settings.
         from_site: the site whose own model is opened, which needs the site's data on this machine.
             None for the shared model in model.safetensors, which needs no data.
-        state_dir: the folder of the site's private state; None for the one in the run directory.
+        state_dir: the folder of the site's private state. None for the one in the run directory.
 
     Raises:
         FedsiloError: in one of these cases:

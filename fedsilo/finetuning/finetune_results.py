@@ -55,10 +55,10 @@ class StartResult:
         return Spread.of(tuple(values))
 
     def best(self, headline: str) -> TrainedSeed:
-        """Return the seed's training with the highest validation value of the metric ``headline``.
+        """Return the result of the seed with the highest validation value of ``headline``.
 
-        If several tie, it is the first. A seed without the metric is returned only if no seed has
-        the metric.
+        ``headline`` is a metric. If several seeds have the highest value, the first of them is
+        chosen. A seed without the metric is chosen only if no seed has it.
         """
         return max(self.trained, key=lambda trained: trained.val.get(headline, -math.inf))
 

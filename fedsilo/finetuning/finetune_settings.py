@@ -57,7 +57,7 @@ def choose_network(
 
     Args:
         task: 'classification' or 'segmentation'.
-        wanted: the name that the user gave; None or empty to choose by the sources.
+        wanted: the name that the user gave. None or empty to choose by the sources.
         sources: the starting points with weights, which are models of runs and pretrained weights.
         distil: whether the user asked for distillation, in which a network learns to predict the
             tokens of a run's ViT.
@@ -157,7 +157,7 @@ def build_settings(
         task: 'classification' or 'segmentation'.
         network: the name of the network to train.
         run_models: the starting points that are models of runs.
-        dataset: the name of the data set; None for the first run's.
+        dataset: the name of the data set. None for the first run's.
         changes: the user's settings, key -> value.
 
     Raises:

@@ -115,8 +115,8 @@ def _report(
         encoder: all arrays of the encoder by name.
         names: the names of the arrays that were copied.
         head: whether a run's head was copied.
-        backbone: the name of the pretrained ViT that was loaded in addition to the run's arrays, or
-            empty. If it is given, ``left`` has no arrays of the ViT.
+        backbone: the setting 'vit.backbone-weights' of a pretrained ViT that was loaded in addition
+            to the run's arrays, or empty. If it is given, ``left`` has no arrays of the ViT.
     """
     copied, total, left = 0, 0, []
     for name in sorted(encoder):
@@ -257,7 +257,7 @@ def distil(
     Args:
         network: the student, on the compute device.
         source: the run whose ViT is the teacher.
-        images: the training images; their labels are ignored.
+        images: the training images. Their labels are ignored.
         settings: the settings of the training.
         compute: the device and the precision.
         epochs: the number of epochs, at least 1.
