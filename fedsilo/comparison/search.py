@@ -53,13 +53,11 @@ class Search:
     def batches(self) -> Iterator[list[Point]]:
         """Draw the points to try, and yield them in batches whose points can be tried side by side.
 
-        A point has one value for each setting of the grid. The batches end after ``points`` points
-        in all.
+        A point has one value for each setting. The batches end after ``points`` points in all.
 
         The sampler ``grid`` draws all points in one batch, at random from the grid. The sampler
         ``tpe`` draws at most four points per batch, and needs their scores (see ``tell``) before
-        the next batch. Fractions that it draws from a range are rounded to three significant
-        digits.
+        the next batch. It rounds fractions from a range to three significant digits.
         """
         from optuna.distributions import FloatDistribution
 
@@ -167,9 +165,9 @@ def at_an_edge(
 def without_effect(digests: Sequence[str], points: Sequence[Mapping[str, Value]]) -> Iterator[str]:
     """Yield a warning for each point whose metrics equal those of an earlier point to the last bit.
 
-    A point is one choice of a value for each setting. It is compared with the first point that has
-    the same metrics. The warning names the settings that differ between the two points, and says
-    that they had no effect. If no setting differs, there is no warning.
+    A point is one choice of a value for each setting. The warning names the settings that differ
+    between this point and the first one with the same metrics, and says that they had no effect. If
+    no setting differs, there is no warning.
 
     Args:
         digests: a digest over all metrics of each point. Empty for a point that failed.
@@ -195,10 +193,9 @@ def _space(values: Sequence[Value], sampler: str) -> BaseDistribution:
 
     With the sampler ``tpe``, numbers that are not all equal become the range from the smallest to
     the largest number. The range has only integers if all values are integers. Its scale is
-    logarithmic if the smallest value is above 0 and the largest is at least 10 times as large.
+    logarithmic if the smallest value is above 0 and the largest at least 10 times as large.
 
-    In all other cases, the space is a choice among the values. True and False do not count as
-    numbers.
+    Otherwise, the space is a choice among the values. True and False are not numbers here.
     """
     from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 

@@ -89,9 +89,9 @@ class Tested:
     def lines(self) -> list[list[str]]:
         """Format the p values of the pairs as a triangle of cells.
 
-        The first row has the column titles: "p" and all experiments but the last. The other rows
-        begin with the name of an experiment, from the second to the last. A cell has the p value of
-        the row's experiment against the column's. A missing p value is "n/a", and a cell without a
+        The first row has the column titles: "p" and all experiments but the last. Every other row
+        begins with the name of an experiment, from the second to the last. A cell has the p value
+        of the row's experiment against the column's, or "n/a" without a p value. A cell without a
         pair is "-".
         """
         columns, later = self.experiments[:-1], self.experiments[1:]
@@ -205,11 +205,8 @@ def two_sided(later: str, earlier: str, samples: Samples, paired: bool) -> Outco
     With ``paired``, the differences ``later`` - ``earlier`` are tested seed by seed. Otherwise the
     values are treated as independent, with equal variances.
 
-    The outcome has a reason in place of a p value in two cases:
-
-    - An experiment has fewer than two values.
-    - With ``paired``, the difference is the same for all seeds. Without it, the values of each
-      experiment are all equal.
+    The outcome has a reason in place of a p value if an experiment has fewer than two values, or if
+    the tested values or differences do not vary over seeds.
 
     Args:
         later: the name of an experiment.
@@ -284,8 +281,7 @@ def notes(tested: Tested, seeds: int, paired: bool, same_split: bool | None) -> 
 
     The first line explains the t-tests and the factor for the number of pairs. Unless the tests are
     paired, a line that advises ``--paired`` follows. The last line says whether the split of the
-    data varies with the seed. Without such variation, p says nothing about other patients. With it,
-    p is too small.
+    data varies with the seed, because p misleads in different ways with and without such variation.
 
     Args:
         tested: the tests of any one metric, for their number of pairs.

@@ -85,15 +85,14 @@ class Spread(NamedTuple):
 def over_seeds(results: pd.DataFrame) -> pd.DataFrame:
     """Summarise a tidy table over seeds: one row for each experiment, group of sites and metric.
 
-    ``results`` has one row for each value, and so for each seed. The summary has these columns
-    besides the three keys:
+    ``results`` has one row for each value, and so for each seed. The summary adds these columns:
 
     - the method
     - mean, sample standard deviation, median, minimum and maximum over seeds
     - the number of seeds
     - the published number and its standard deviation
 
-    Rows are in the order in which their keys first appear.
+    Rows are in the order in which they first appear in ``results``.
     """
     rows = []
     for key, values in results.groupby(KEY, sort=False)["value"]:
@@ -165,13 +164,13 @@ def comparison_table(results: pd.DataFrame, split: str = "test", median: bool = 
     """Build the terminal table of a comparison, with a horizontal line below each experiment.
 
     There is a row for each experiment and group of sites, and a column for each metric. A metric
-    that a paper reports also has a column with the paper's numbers. A cell has the mean and sample
-    standard deviation over seeds. The table's title names these statistics and the number of seeds.
+    that a paper reports also has a column with the paper's numbers. The table's title names the
+    statistics in the cells and the number of seeds.
 
     Args:
         results: the tidy results.
         split: the split of the samples, which the columns' titles name.
-        median: whether to show median and range in place of mean and standard deviation.
+        median: whether cells show median and range, in place of mean and sample standard deviation.
     """
     seeds = results.groupby(KEY).size().max()
     shown = "mean ± sample sd"
@@ -217,16 +216,15 @@ def group_lines(
 ) -> list[list[str]]:
     """Format the statistics of metrics over seeds as rows of cells.
 
-    The first row has only the titles of the metrics' columns. A row for each experiment and group
-    of sites follows. It begins with the names of both, so it has two cells more than the first row.
-    If a metric has fewer seeds than another metric of the experiment, the cell says so, for example
-    "(2 of 3 seeds)".
+    The first row has only the titles of the metrics' columns. Every other row begins with the names
+    of the experiment and the group of sites, so it has two cells more. If a metric has fewer seeds
+    than another metric of the experiment, the cell says so, for example "(2 of 3 seeds)".
 
     Args:
         spreads: rows of ``over_seeds``.
         titles: metric -> title of its column.
-        published: metric -> title of the column with a paper's numbers. It has only metrics that a
-            paper reports.
+        published: metric -> title of the column with a paper's numbers, for metrics that a paper
+            reports.
         cell: formats a row of ``spreads``.
         missing: the cell of a metric that a group lacks. The cell for the paper's number is then
             empty.

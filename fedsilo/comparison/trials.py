@@ -379,10 +379,9 @@ def _run_trial(work: _Work) -> Failure | None:
     ``work`` has the trial's settings, and the file as ``path``. Two things are added to the
     summary:
 
-    - ``digest`` is the SHA-256 of metrics.csv, which is equal for trials whose metrics are all
-      equal.
-    - ``POOLED`` is the balanced accuracy over the samples of all sites. It joins the means on test
-      and on validation samples, if it can be computed.
+    - ``digest``, the SHA-256 of metrics.csv, which is equal for trials with equal metrics
+    - ``POOLED``, the balanced accuracy over the samples of all sites, next to the means on test and
+      validation samples. It is missing if it cannot be computed.
 
     Returns:
         None if the trial succeeded. Otherwise the error's code and text, and no summary is written.

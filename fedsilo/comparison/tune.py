@@ -79,10 +79,10 @@ class Tuned:
 
         The parts come in this order:
 
-        - a table of at most five of the best points, without points that failed
+        - a table of the best points, at most five, without points that failed
         - the reason for the choice
         - a line for each warning
-        - a line with the chosen settings as YAML, to be copied into simulation.yaml
+        - a line with the chosen settings as YAML for simulation.yaml
         - a line with the folder of the results
         """
         yield self._table()
@@ -277,7 +277,7 @@ def _trials(
 
     There is a trial for each seed and validation fold: all folds of the first seed, then all of the
     next. With several folds, the seed also decides which rows are in which fold, and test rows are
-    not read. With a single fold, the data set's own validation part is used.
+    not read. With one fold, the data set's own validation part is used.
 
     Args:
         base: the settings of the experiment.
@@ -531,10 +531,10 @@ def _explain_choice(plan: Plan, ranked: Sequence[Point], metric: str) -> str:
 def _csv(groups: Sequence[Sequence[Trial]], summaries: Summaries, metric: str) -> str:
     """Build the text of ``trials.csv``, which has a row for each run.
 
-    A row begins with the settings of the run's point, the seed and the fold. If the run succeeded,
-    these columns follow: the deciding metric and the loss with all digits, the duration in seconds,
-    the digest over all metrics, and the path of the summary's file. If the run failed, only the
-    reason follows.
+    A row begins with the settings of the run's point, the seed and the fold. If the run failed,
+    only the reason follows. Otherwise, these columns follow: the deciding metric and the loss with
+    all digits, the duration in seconds, the digest over all metrics, and the path of the summary's
+    file.
     """
     records = []
     for trial, summary in zip(chain(*groups), chain(*summaries), strict=True):

@@ -52,9 +52,9 @@ def _flat_settings(content: Any) -> Any:
 def _read_grid(content: Any) -> Any:
     """Convert a tuning grid, setting -> list of values to try, as a step before validation.
 
-    Former names of settings are replaced by the current ones. If a setting takes text in YAML, a
-    mapping or list is converted to such text. None and other empty grids become an empty mapping.
-    Any other content that is not a mapping is returned unchanged, so that pydantic rejects it.
+    Current names of settings replace former ones. If a setting takes text in YAML, a mapping or
+    list becomes such text. An empty grid becomes an empty mapping. Any other content that is not a
+    mapping is returned unchanged, so that pydantic rejects it.
 
     Raises:
         PydanticCustomError: in one of these cases:
@@ -269,9 +269,9 @@ class SimulationFile:
         """Build the experiment of a matrix cell from its entry, without the settings of its base.
 
         A matrix may give settings to each value of a placeholder. The settings of the cell's values
-        override the entry's settings. If the values of two placeholders set the same key, the
-        placeholder that comes later in the matrix wins. Then each placeholder in the experiment's
-        fields is replaced by the cell's value.
+        override the entry's settings. If two placeholders set the same key, the later placeholder
+        in the matrix wins. Then each placeholder in the experiment's fields is replaced by the
+        cell's value.
 
         Raises:
             SettingError: a placeholder in the entry's fields is not in the matrix.
@@ -370,8 +370,8 @@ def declared_experiment(name: str, sources: RunSources) -> Experiment:
 
     If the file has no experiment of that name, but ``name`` is a method, the result is an
     experiment with that method and with defaults for everything else. The name of a plugin module
-    counts as a method: ``mine`` is one if ``sources.changes`` has ``plugin=mine.py``. No change is
-    applied to the experiment.
+    counts as a method: ``mine`` is one if ``sources.changes`` has ``plugin=mine.py``. Other changes
+    are not used.
 
     Raises:
         SettingError: there is no such experiment or method, or the file cannot be used.

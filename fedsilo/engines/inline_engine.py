@@ -102,12 +102,11 @@ class InlineGrid(Grid):
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
         """Compute and return one reply: to the oldest waiting message among ``message_ids``.
 
-        The result is a list with one reply. If none of these messages is waiting, it is an empty
-        list.
+        The result is a list with one reply, or an empty list if none of these messages is waiting.
 
         If the grid trains several sites as one batch, and the message was not in the latest batch,
         the next batch is trained first. That batch has the sites of the oldest waiting training
-        messages, whether their ids are in ``message_ids`` or not.
+        messages, including messages that are not in ``message_ids``.
         """
         wanted = set(message_ids)
         # One reply per call, so that the caller can show progress between two sites
@@ -124,11 +123,9 @@ class InlineGrid(Grid):
         The batch has at most ``_together`` messages, whose ids are stored in ``_trained``. A site
         uses its result when it answers its message.
 
-        A line is printed in two cases:
-
-        - The batch needs more memory than there is, and the user left the number of sites open. All
-          sites then train one after another from now on.
-        - The method has a training that no batch can take. This is said only once.
+        If the batch needs more memory than there is, and the user left the number of sites open,
+        all sites train one after another from now on, and a line says so. If a method has a
+        training that no batch can take, one line says so.
 
         Raises:
             MemoryShortageError: the GPU or the machine lacks memory for the number of sites that
@@ -244,9 +241,10 @@ def choose_together(common: CommonSettings, sites: int) -> int:
 
     - If 'machine.vectorised' is above 0, the result is that setting, even above ``sites``.
     - With fewer than two sites, with the device "cpu" or without a GPU, it is 1.
-    - If the method or a setting requires that sites train one by one, it is 1. The reason is
-      printed.
-    - Otherwise it is ``sites``. The choice is printed.
+    - If the method or a setting requires that sites train one by one, it is 1.
+    - Otherwise it is ``sites``.
+
+    The last two choices are printed.
 
     Args:
         common: the run's common settings.

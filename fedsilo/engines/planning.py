@@ -235,12 +235,12 @@ def plan_resumed_run(
 def _start_forks_early(common: CommonSettings, engine: str) -> None:
     """Start the fork server now if the run may use worker processes, to save time later.
 
-    The fork server creates the worker processes by forking. It loads PyTorch while this process
-    continues. The engine decides:
+    The fork server creates the worker processes. It loads PyTorch while this process continues. The
+    engine decides:
 
     - With "processes", the server is started.
     - With "auto", it is started if this process may use several cores, the data set is not a table,
-      and sites are not trained as one batch ('machine.vectorised' is at most 1).
+      and 'machine.vectorised' is at most 1.
     - With any other engine, nothing is started.
     """
     is_table = ".tables." in DATA_SETS.get(
@@ -259,12 +259,12 @@ def engine_for(
 
     With "auto", the first rule that applies decides:
 
-    - With a Ray address, the engine is "ray".
-    - With 'machine.vectorised' above 1, it is "inline".
-    - If this machine has room for only one worker process, it is "inline".
-    - If the run trains on a table for fewer than 20,000 steps, it is "inline".
-    - If this process can use a GPU of which ``resources`` give the sites no share, it is "inline".
-    - Otherwise it is "processes".
+    - "ray" with a Ray address
+    - "inline" with 'machine.vectorised' above 1
+    - "inline" if this machine has room for only one worker process
+    - "inline" for fewer than 20,000 steps on a table
+    - "inline" if this process can use a GPU of which ``resources`` give the sites no share
+    - "processes" otherwise
 
     If "auto" chooses "inline" or "processes", the choice is printed with its reason.
     """
@@ -298,8 +298,7 @@ def _why_inline(common: CommonSettings, resources: Mapping[str, Value], workers:
 
     - ``workers`` is 1.
     - The data are a table, and the run has fewer than 20,000 steps.
-    - This process can use a GPU of this machine, but the resources give worker processes no share
-      of it.
+    - This process can use a GPU, but the resources give worker processes no share of it.
 
     Args:
         common: the run's common settings.

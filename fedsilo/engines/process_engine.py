@@ -162,7 +162,7 @@ class ProcessGrid(InlineGrid):
 
         A worker keeps the data of the sites that it has run, so a site should return to its last
         worker. An idle worker gets the oldest message for such a site, or for a site that no worker
-        has run yet. If there is no such message, it gets the oldest message of all.
+        has run. Otherwise, it gets the oldest message of all.
         """
         while self._idle and self._waiting:
             worker = self._idle.pop()

@@ -360,15 +360,13 @@ def guard(home: Path, command: Sequence[str], pipe: int) -> int:
     """Run a command until it ends or its owner dies, then end all processes of the run.
 
     The owner is the process that started this one, and it holds the other end of ``pipe``. When the
-    owner dies, ``pipe`` reaches its end of file. This process then ends the command, too, and
-    deletes the folder ``home``. If the command ends first, the folder is kept, because the owner
-    still reads it.
+    owner dies, ``pipe`` ends. This process then ends the command, too, and deletes the folder
+    ``home``. If the command ends first, the folder is kept, because the owner still reads it.
 
     Args:
-        home: the folder of the SuperLink's state. The run's processes have its path in their
-            environment.
+        home: the folder of the run's state. The run's processes have its path in their environment.
         command: the command and its arguments.
-        pipe: the file descriptor from which this process reads. The owner never writes to the pipe.
+        pipe: the file descriptor to read from. The owner never writes to the pipe.
 
     Returns:
         The command's exit code, or 0 if the owner died first.

@@ -80,7 +80,7 @@ class RegressionModel:
 def regression_changes(model: RegressionModel, trust: str) -> list[str]:
     """Build the settings of a regression, each as ``key=value``.
 
-    The settings name the columns and the kind of regression. They ask for 50 rounds and no
+    The settings name the columns and the kind of regression, and ask for 50 rounds and no
     evaluation. If a Cox regression names no time column, the setting 'task' is survival, and the
     table's label is the time.
 

@@ -49,8 +49,8 @@ def train_together(messages: _Asked, held: HeldSamples) -> bool:
     """Train simulated sites in batches on the device, before each of them answers its message.
 
     Sites share a batch only if their trainings have the same round, settings and shapes. The result
-    of a site is stored in its session, the objects that it keeps between messages. When the site
-    answers, it uses this result and does not train. Results of earlier calls are dropped.
+    of a site is kept in its session until the site answers, and replaces a training then. Results
+    of earlier calls are dropped.
 
     A site trains by itself when it answers if no batch can hold its training, or if its batch
     failed with a FedsiloError. Any other error of a batch is raised here.
@@ -168,14 +168,14 @@ def _plan(training: LocalTraining) -> Planned:
 def _is_stackable(training: LocalTraining) -> bool:
     """Tell whether a training can share a batch with those of other sites (see ``StackedSteps``).
 
-    The training must accept batches of one sample. It must use the run's optimiser. Sample weights,
-    differential privacy and a function before each pass are not allowed. The loss decides on the
+    The training must accept batches of one sample, and use the run's optimiser. It must not have
+    sample weights, differential privacy or a function before each pass. The loss decides on the
     rest:
 
     - A ``StackableLoss``, which is a method's own loss for several sites, allows a second optimiser
       of the same type and options as the run's. It allows no penalty and no action after each step.
-    - The network's own ``losses`` allow a penalty of the type ``Term``, and a ``GradientSum`` after
-      each step. They allow no second optimiser.
+    - The network's own ``losses`` allow a ``Term`` as penalty, and a ``GradientSum`` after each
+      step. They allow no second optimiser.
 
     With any other loss, the result is False.
     """
@@ -209,14 +209,12 @@ def _group_of(training: LocalTraining) -> Hashable:
 
     The key is made of these:
 
-    - the round, and the name of the training if it is not the site's last one in the round
+    - the round, and the name of the training if another one follows at the site in this round
     - the settings, except 'local-steps'
     - the shape and type of the inputs
     - the names, shapes and types of the arrays, and which of them are trained
     - whether there is a penalty, and whether there is an action after each step
     - the numbers of steps before this round and in all rounds, if the learning rate depends on them
-
-    Weights and numbers of samples and steps may differ.
     """
     round_, _, *aside = training.key
     arrays = []

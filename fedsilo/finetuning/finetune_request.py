@@ -236,10 +236,9 @@ def _shared_arrays(run_dir: Path, common: CommonSettings) -> dict[str, Tensor]:
 def _encoder_fault(common: CommonSettings, arrays: Mapping[str, Any]) -> str:
     """Explain in a sentence why a run's model cannot be a starting point; "" if it can.
 
-    A starting point needs an encoder that the run trained. A head alone is not enough. A model may
-    consist only of prompts, which are learned input tokens of a frozen ViT. Prompts count as a
-    trained encoder, unless the ViT was initialised at random, because the run does not store the
-    arrays of such a ViT.
+    A starting point needs an encoder that the run trained. A head alone is not enough. Prompts,
+    which are learned input tokens of a frozen ViT, count as a trained encoder. They do not count if
+    the ViT was initialised at random, because its arrays are not stored.
 
     Args:
         common: the run's settings. 'method' and 'vit.backbone-weights' are used.

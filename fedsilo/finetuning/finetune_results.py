@@ -104,8 +104,8 @@ def write_results(folder: Path, study: Study, starts: Sequence[StartResult], ima
     - finetune.json with all results except the learning curves
     - figures.csv with the test metrics
     - curves.csv with the learning curves
-    - model.safetensors with the network of the first starting point. Of its seeds, the one with the
-      best validation value of the task's headline metric is taken.
+    - model.safetensors with the network of the first starting point, from the seed with the best
+      validation value of the task's headline metric
     - for segmentation only, overlays.png with the predicted masks of up to ``images`` test images
     """
     content = json.dumps(document(study, starts), indent=2, allow_nan=False)
@@ -178,7 +178,7 @@ def curves_csv(starts: Sequence[StartResult]) -> str:
     """Format the learning curves as CSV, with one value per row and 6 decimals.
 
     The columns are ``weights`` (the starting point), ``seed``, ``epoch``, ``split``, ``metric`` and
-    ``value``. Rows keep the order of ``starts``, of seeds and of epochs.
+    ``value``. Rows are in the order of training.
     """
     table = []
     for result in starts:
@@ -222,9 +222,9 @@ def document(study: Study, starts: Sequence[StartResult]) -> dict[str, Any]:
 def _start_document(result: StartResult) -> dict[str, Any]:
     """Build the entry of a starting point in finetune.json.
 
-    ``seeds`` has for each seed the best epoch, its metrics on validation and test images, and the
-    duration in seconds. ``mean`` and ``sd`` have the mean and standard deviation of each test
-    metric over the seeds that have it. With one such seed, the metric is not in ``sd``.
+    ``seeds`` has each seed's best epoch, the metrics of that epoch on validation and test images,
+    and the duration in seconds. ``mean`` and ``sd`` summarise each test metric over the seeds that
+    have it. If only one seed has a metric, ``sd`` lacks it.
 
     ``taken`` is the report on arrays that were copied from the starting point, or None if none
     were. ``distilled`` is the report on distillation (training to imitate a run's ViT), or None
@@ -314,14 +314,13 @@ def draw_overlays(
 ) -> Figure:
     """Draw a row for each test image: the image, its true mask, and the predicted masks.
 
-    There is a predicted mask for each starting point. Hits, false alarms and missed pixels have
-    different colours. The caption of a predicted mask is its Dice score. If the true mask is empty
-    too, the caption is '(rightly none)'. The true mask of a radiograph without a catheter is empty,
-    and its caption is '(no catheter)'.
+    There is a predicted mask for each starting point, with different colours for hits, false alarms
+    and missed pixels. Its caption is the Dice score, or '(rightly none)' if the true mask is empty
+    too. The caption of an empty true mask is '(no catheter)'.
 
     Args:
         images: the images (n, channels, h, w), with the pixels that a site stores.
-        masks: the true masks (n, h, w), 0 or 1.
+        masks: the true masks (n, h, w), 0 or 1. A mask marks the catheters in a radiograph.
         predicted: label of a starting point -> its predicted masks (n, h, w).
         names: the caption of each image.
         title: the title of the picture.

@@ -50,10 +50,9 @@ def choose_network(
     """Choose the network to train, and return its name.
 
     The network is ``wanted`` if the user named one. Otherwise, it is the task's first network that
-    accepts the weights of the first source, or the task's first network if there are no sources.
-
-    The network must accept the weights of every source. With ``distil``, this is not required of a
-    run's ViT from which the network can learn by distillation.
+    accepts the weights of the first source. Without sources, it is the task's first network. The
+    network must accept the weights of every source, except those of a run's ViT that it learns from
+    by distillation.
 
     Args:
         task: 'classification' or 'segmentation'.

@@ -313,11 +313,11 @@ def class_weights(labels: Tensor, classes: int) -> Tensor:
 def augment(images: Tensor, generator: torch.Generator) -> Tensor:
     """Augment 8-bit images (n, 3, side, side) at random. The shape and the type stay the same.
 
-    Each image is changed in these steps, with seven random numbers from ``generator``:
+    Each image takes seven random numbers from ``generator`` for these changes:
 
-    - It is turned by a random multiple of 90 degrees, and mirrored with probability 0.5.
-    - A random square of 60 to 100 % of the area is cut out, and resized to the full side.
-    - The brightness is changed by up to 20 %, and then the contrast by up to 20 %.
+    - a turn by a random multiple of 90 degrees, and a mirror image with probability 0.5
+    - a cut of a random square of 60 to 100 % of the area, resized to the full side
+    - a change of the brightness by up to 20 %, and then of the contrast by up to 20 %
     """
     from torchvision.transforms.v2 import functional as change
 

@@ -135,10 +135,9 @@ def _transfer_run(
 ) -> TransferReport:
     """Copy arrays of a run's model into ``trunk``, in place, and return a report on them.
 
-    An array is copied if ``trunk`` has one of the same name, with the same shape or to be resampled
-    to it (see ``_fit_array``). Other arrays of ``trunk`` keep their initial values. The head is
-    copied as a whole, and only if the run had the same ``classes``. If the run trained only prompts
-    for a pretrained backbone, that backbone is loaded first.
+    ``_fit_array`` decides which arrays are copied. Other arrays of ``trunk`` keep their initial
+    values. The head is copied as a whole, and only if the run had the same ``classes``. If the run
+    trained only prompts for a pretrained backbone, that backbone is loaded first.
 
     Raises:
         SettingError: no array of the encoder can be copied.
