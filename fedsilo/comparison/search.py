@@ -53,11 +53,11 @@ class Search:
     def batches(self) -> Iterator[list[Point]]:
         """Draw the points to try, and yield them in batches whose points can be tried side by side.
 
-        A point is a value for each setting of the grid. The batches end after ``points`` points.
-        The sampler ``grid`` draws all points in one batch. The sampler ``tpe`` draws four points
-        per batch, and needs their scores (see ``tell``) before it draws the next batch. Decimal
-        numbers that ``tpe`` draws from a range are rounded to three significant digits. Declared
-        values are tried as they are.
+        A point has one value for each setting. The batches end after ``points`` points in all.
+
+        The sampler ``grid`` draws all points in one batch, at random from the grid. The sampler
+        ``tpe`` draws at most four points per batch, and needs their scores (see ``tell``) before
+        the next batch. It rounds fractions from a range to three significant digits.
         """
         from optuna.distributions import FloatDistribution
 
@@ -96,14 +96,14 @@ class Search:
 def refuse_small(grid: Grid, sampler: str, points: int, experiment: str) -> None:
     """Check that an experiment's grid has at least as many points as the search will try.
 
-    A point is one choice of a value for each setting. With the sampler ``tpe``, a grid is always
-    large enough if some setting has only numbers as values, and not all are equal. The sampler then
-    searches the whole range of these numbers.
+    A point is one choice of a value for each setting. The sampler ``tpe`` searches the whole range
+    of a setting's numbers, so it needs only one setting with at least two different values, all
+    numbers. Such a grid is never too small.
 
     Args:
         grid: setting -> the values to try.
         sampler: ``grid`` or ``tpe``.
-        points: the number of points to try, the same for every experiment.
+        points: the number of points to try.
         experiment: the name of the experiment, for the error.
 
     Raises:
@@ -124,17 +124,17 @@ def refuse_small(grid: Grid, sampler: str, points: int, experiment: str) -> None
 def at_an_edge(
     grid: Grid, best: Mapping[str, Value], sampler: str, rules: Mapping[str, SettingRule]
 ) -> Iterator[str]:
-    """Yield a warning for each numeric setting whose best value is at an end of its range.
+    """Yield a warning for each numeric setting whose best value is at an end of the values tried.
 
-    The range goes from the smallest to the largest value in the grid. With the sampler ``grid``,
-    only these two values are at an end. With ``tpe``, a value within 5 % of the range from an end
-    also counts, measured on a logarithmic scale if the sampler searched on one.
+    The ends are the setting's smallest and largest value in the grid. With the sampler ``tpe``, a
+    value within 5 % of the range from an end also counts. The distance is measured on the scale
+    that the sampler searched, which may be logarithmic.
 
-    There is no warning for an end beyond which ``rules`` allow no value, and none for settings with
-    a single value or with values other than numbers.
+    There is no warning if an end is also the limit that the setting's rule sets, if all values are
+    equal, or if a value is not a number.
 
     Args:
-        grid: key -> the declared values.
+        grid: key -> the values in the grid.
         best: key -> the best value.
         sampler: ``grid`` or ``tpe``.
         rules: key -> the setting's rule, with its smallest and largest allowed value.
@@ -163,14 +163,14 @@ def at_an_edge(
 
 
 def without_effect(digests: Sequence[str], points: Sequence[Mapping[str, Value]]) -> Iterator[str]:
-    """Yield a warning for each point whose metrics equal those of an earlier point bit by bit.
+    """Yield a warning for each point whose metrics equal those of an earlier point to the last bit.
 
     A point is one choice of a value for each setting. The warning names the settings that differ
-    between the two points, and says that they had no effect. If no setting differs, there is no
-    warning.
+    between this point and the first one with the same metrics, and says that they had no effect. If
+    no setting differs, there is no warning.
 
     Args:
-        digests: a digest over all metrics of each point; empty for a point that failed.
+        digests: a digest over all metrics of each point. Empty for a point that failed.
         points: the settings of each point, in the same order.
     """
     first: dict[str, Mapping[str, Value]] = {}
@@ -189,14 +189,13 @@ def without_effect(digests: Sequence[str], points: Sequence[Mapping[str, Value]]
 
 
 def _space(values: Sequence[Value], sampler: str) -> BaseDistribution:
-    """Build Optuna's distribution from the values that a grid declares for one setting.
+    """Build Optuna's search space for one setting from the values that the grid has for it.
 
-    With the sampler ``tpe``, if all values are numbers and not all are equal, the distribution is
-    the range from the smallest to the largest value. It has only integers if all values are
-    integers. Its scale is logarithmic if the smallest value is above 0 and the largest is at least
-    10 times as large. True and False are not numbers here.
+    With the sampler ``tpe``, numbers that are not all equal become the range from the smallest to
+    the largest number. The range has only integers if all values are integers. Its scale is
+    logarithmic if the smallest value is above 0 and the largest at least 10 times as large.
 
-    In all other cases, the distribution is a choice among the values.
+    Otherwise, the space is a choice among the values. True and False are not numbers here.
     """
     from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
@@ -238,8 +237,8 @@ def _by_logarithm(low: float, high: float) -> bool:
 def _place(value: float, low: float, high: float) -> float:
     """Return the position of a number in a range, from 0 at the lower end to 1 at the upper end.
 
-    The scale between the ends is linear. If the sampler searches the range on a logarithmic scale
-    (``_by_logarithm``), it is logarithmic instead.
+    The scale is logarithmic if ``low`` is above 0 and ``high`` is at least 10 times as large.
+    Otherwise the scale is linear.
     """
     if _by_logarithm(low, high):
         value, low, high = math.log(value), math.log(low), math.log(high)

@@ -89,9 +89,10 @@ class Tested:
     def lines(self) -> list[list[str]]:
         """Format the p values of the pairs as a triangle of cells.
 
-        The first row has the column titles: "p" and all experiments but the last. Then follows a
-        row for each experiment but the first, which starts with the experiment's name. A pair
-        without a p value is "n/a", and a cell without a pair is "-".
+        The first row has the column titles: "p" and all experiments but the last. Every other row
+        begins with the name of an experiment, from the second to the last. A cell has the p value
+        of the row's experiment against the column's, or "n/a" without a p value. A cell without a
+        pair is "-".
         """
         columns, later = self.experiments[:-1], self.experiments[1:]
         lines = [["p", *columns]]
@@ -131,7 +132,7 @@ class Tested:
         return records
 
     def reasons(self) -> list[str]:
-        """Return a line for each pair without a p value, with the reason."""
+        """Return a line for each pair without a p value, with both experiments and the reason."""
         reasons = []
         for (later, earlier), outcome in self.pairs.items():
             if outcome.p is None:
@@ -142,8 +143,8 @@ class Tested:
 def significance(metric: str, samples: Samples, paired: bool) -> Tested:
     """Test whether the values of a metric differ between two or more experiments.
 
-    A one-way ANOVA compares all experiments. Two-sided t-tests compare each pair, and their p
-    values are multiplied by the number of pairs (Bonferroni), up to 1. If a test is impossible, its
+    A one-way ANOVA compares all experiments. Two-sided t-tests compare each pair. Their p values
+    are multiplied by the number of pairs (Bonferroni), up to 1. If a test is impossible, its
     outcome has the reason in place of a p value.
 
     Args:
@@ -152,10 +153,11 @@ def significance(metric: str, samples: Samples, paired: bool) -> Tested:
         paired: whether the t-tests compare the values seed by seed.
 
     Returns:
-        The outcome of the ANOVA, and that of each pair, (later experiment, earlier experiment).
+        The outcomes of the ANOVA and of the t-tests. The key of a t-test is the pair of names, the
+        experiment that comes later in ``samples`` first.
 
     Raises:
-        SettingError: ``paired`` is set, but the experiments have values for different seeds.
+        SettingError: ``paired`` is True, but the experiments have values for different seeds.
     """
     names = tuple(samples)
     if paired:
@@ -179,8 +181,11 @@ def significance(metric: str, samples: Samples, paired: bool) -> Tested:
 def one_way(samples: Mapping[str, Sequence[float]]) -> Outcome:
     """Run a one-way ANOVA, which tests whether the means of experiments differ by more than chance.
 
-    ``samples`` maps each experiment to its values over seeds. The outcome has a reason in place of
-    a p value if an experiment has fewer than two values, or if no experiment's values vary.
+    ``samples`` maps each experiment to its values, one per seed. The outcome has a reason in place
+    of a p value in two cases:
+
+    - An experiment has fewer than two values.
+    - The values of each experiment are all equal.
     """
     from scipy import stats
 
@@ -195,19 +200,18 @@ def one_way(samples: Mapping[str, Sequence[float]]) -> Outcome:
 
 
 def two_sided(later: str, earlier: str, samples: Samples, paired: bool) -> Outcome:
-    """Run Student's two-sided t-test of two experiments, without correction for several pairs.
+    """Run Student's two-sided t-test of two experiments, and return the uncorrected p value.
 
     With ``paired``, the differences ``later`` - ``earlier`` are tested seed by seed. Otherwise the
     values are treated as independent, with equal variances.
 
-    If an experiment has fewer than two values, or if nothing varies over seeds, the outcome has a
-    reason in place of a p value. With ``paired``, the differences must vary. Otherwise, the values
-    of at least one experiment must vary.
+    The outcome has a reason in place of a p value if an experiment has fewer than two values, or if
+    the tested values or differences do not vary over seeds.
 
     Args:
         later: the name of an experiment.
         earlier: the name of the experiment with which it is compared.
-        samples: experiment -> seed -> value. With ``paired``, both have the same seeds.
+        samples: experiment -> seed -> value. With ``paired``, both experiments have the same seeds.
         paired: whether to compare the values seed by seed.
     """
     from scipy import stats
@@ -234,12 +238,13 @@ def two_sided(later: str, earlier: str, samples: Samples, paired: bool) -> Outco
 def _outcome(test: Callable[[], Any], freedom: tuple[int, int] = (0, 0)) -> Outcome:
     """Run one of scipy's tests, and return its statistic and p value as an outcome.
 
-    Warnings are suppressed. If the p value is undefined (NaN), the outcome has neither a statistic
-    nor a p value, and ``why`` says that the values leave the test undefined.
+    Python's warnings are suppressed. If the p value is undefined (NaN), the outcome has neither a
+    statistic nor a p value, and ``why`` says that the values leave the test undefined.
 
     Args:
-        test: calls the test, and returns scipy's result.
-        freedom: the two degrees of freedom of an F test; (0, 0) for other tests.
+        test: a function without arguments that runs the test and returns scipy's result.
+        freedom: the two degrees of freedom of an F test, which the outcome records. (0, 0) for
+            other tests.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -274,15 +279,15 @@ def _constant(values: Sequence[float], scale: float = 0.0) -> bool:
 def notes(tested: Tested, seeds: int, paired: bool, same_split: bool | None) -> list[str]:
     """List the remarks that a reader of the p values needs, one line each.
 
-    The first line explains the t-tests and their correction for the number of pairs. Unless the
-    tests are paired, the second line advises ``--paired``. The last line says whether the seeds
-    also vary the split of the data, and how this affects p.
+    The first line explains the t-tests and the factor for the number of pairs. Unless the tests are
+    paired, a line that advises ``--paired`` follows. The last line says whether the split of the
+    data varies with the seed, because p misleads in different ways with and without such variation.
 
     Args:
-        tested: the tests of any one metric; only their number of pairs is used.
+        tested: the tests of any one metric, for their number of pairs.
         seeds: the number of seeds.
         paired: whether the t-tests compare seed by seed.
-        same_split: whether all seeds share one split; None if the sites do not report it.
+        same_split: whether all seeds share one split. None if the sites do not report it.
     """
     kind = "t-tests"
     if paired:
@@ -308,19 +313,20 @@ def notes(tested: Tested, seeds: int, paired: bool, same_split: bool | None) -> 
 def check_tests(
     data_sets: Mapping[str, str], *, tests: str | None, paired: bool, seeds: int
 ) -> None:
-    """Check before any run that the requested tests are possible.
-
-    Without ``tests``, the only check is that ``paired`` is not set either.
+    """Check before any run that the requested significance tests are possible.
 
     Args:
         data_sets: experiment -> its data set.
-        tests: the metrics to test, or None for no tests.
+        tests: the option ``--tests``, which names metrics. None or empty for no tests.
         paired: whether the t-tests compare seed by seed.
         seeds: the number of seeds.
 
     Raises:
-        SettingError: ``paired`` is set, but no tests are requested. Or tests are requested for
-            fewer than two experiments or seeds, or for experiments on different data sets.
+        SettingError: in one of these cases:
+
+            - ``paired`` is True, but no tests are requested.
+            - Tests are requested for fewer than two experiments, or for fewer than two seeds.
+            - Tests are requested for experiments on different data sets.
     """
     first, *others = data_sets
     if not tests:
@@ -345,7 +351,8 @@ def _refuse_other_seeds(metric: str, samples: Samples) -> None:
     """Check that all experiments have values of the metric for the same seeds as the first.
 
     Raises:
-        SettingError: an experiment has values for other seeds. The message lists the seeds of both.
+        SettingError: an experiment has values for other seeds. The message lists its seeds and
+            those of the first experiment.
     """
     first, *others = samples
     for other in others:
@@ -366,8 +373,8 @@ def lines_of_tests(
     """Yield the tests of metrics as tables and lines for a terminal.
 
     Each metric has a table with the p values of all pairs of experiments. The table's title has
-    ``split`` (``test`` or ``val``), the metric and the ANOVA's result. Below it, a line explains
-    each pair without a p value. The ``remarks`` follow at the end.
+    ``split`` (``test`` or ``val``), the metric and the ANOVA's result. Below the table, there is a
+    line for each missing p value, with the reason. The ``remarks`` follow after the last metric.
     """
     for test in tested:
         yield rich_table(test.heading(split), test.lines())
@@ -376,11 +383,11 @@ def lines_of_tests(
 
 
 def markdown_tests(tested: Sequence[Tested], split: str, remarks: Sequence[str]) -> str:
-    """Format the tests of metrics as Markdown, with the same content as ``lines_of_tests``.
+    """Format the tests of metrics as Markdown.
 
-    Each metric has a line with the ANOVA's result, and a table of the p values of all pairs. Each
-    reason for a missing p value and each remark is an item of a list. If there are neither tests
-    nor remarks, the text is empty.
+    Each metric has a line with the ANOVA's result, a table of the p values of all pairs of
+    experiments, and a list of the reasons for missing p values. A list of the ``remarks`` follows
+    after the last metric. If there are neither tests nor remarks, the text is empty.
     """
     parts = []
     for test in tested:
@@ -392,9 +399,10 @@ def markdown_tests(tested: Sequence[Tested], split: str, remarks: Sequence[str])
 
 
 def significance_csv(tested: Sequence[Tested]) -> str:
-    """Build the text of a CSV file with a row for each test, the tests of one metric together.
+    """Build the text of a CSV file with one row for each significance test.
 
-    The columns are those of ``Tested.records``. Numbers have six significant digits.
+    The rows are grouped by metric: first the ANOVA, then the t-test of each pair.
+    ``Tested.records`` describes the columns. Numbers have six significant digits.
     """
     rows = []
     for test in tested:

@@ -35,14 +35,20 @@ Jobs = int | Slurm
 
 
 def read_jobs(text: str, parameters: list[str]) -> Jobs:
-    """Parse ``--jobs`` and ``--slurm KEY=VALUE`` into a number of runs or Slurm's parameters.
+    """Parse the options ``--jobs`` and ``--slurm`` of a command.
 
-    ``--jobs`` is the number of runs at once, 0 for one per core, or the word ``slurm``. Hyphens in
-    Slurm's keys become underscores.
+    Args:
+        text: the value of ``--jobs``. It is ``slurm`` or the number of runs at once, with 0 for one
+            run per core.
+        parameters: the values of ``--slurm``, each as KEY=VALUE.
+
+    Returns:
+        The number of runs or, for ``slurm``, the parameters. Hyphens in their keys become
+        underscores.
 
     Raises:
-        SettingError: ``--jobs`` is neither a whole number of at most six digits nor ``slurm``, a
-            parameter is not KEY=VALUE, or parameters are given without ``--jobs slurm``.
+        SettingError: ``text`` is neither ``slurm`` nor a whole number of at most six digits, a
+            parameter is not KEY=VALUE, or there are parameters without ``--jobs slurm``.
     """
     if text == SLURM:
         values = {}
@@ -79,10 +85,10 @@ class SlurmPool(ThreadPoolExecutor):
         return super().submit(self._by_job, work, *args, **kwargs)
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """End the pool. If ``wait`` is True, return only when the pool's work has ended.
+        """End the pool. If ``wait`` is True, return only when all its work has ended.
 
-        With ``cancel_futures``, queued and running Slurm jobs are cancelled, and waiting work is
-        not begun.
+        With ``cancel_futures``, the pool's queued and running Slurm jobs are cancelled. Work that
+        has not been sent to Slurm is dropped.
         """
         if cancel_futures:
             for job in self._jobs:
@@ -91,7 +97,9 @@ class SlurmPool(ThreadPoolExecutor):
         super().shutdown(wait=wait, cancel_futures=cancel_futures)
 
     def _by_job(self, work: Callable[..., Outcome], *args: Any, **kwargs: Any) -> Outcome:
-        """Run ``work`` as a Slurm job, wait for its end in this thread, and return its result.
+        """Run ``work`` as a Slurm job, and return its result.
+
+        The calling thread waits until the job has ended.
 
         Raises:
             RunFailedError: the job failed. The message has the last line of the job's traceback and
@@ -114,12 +122,12 @@ class SlurmPool(ThreadPoolExecutor):
 
 
 def _executor(slurm: Slurm, folder: Path) -> Any:
-    """Create the executor by which submitit runs functions as Slurm jobs.
+    """Create submitit's executor, which runs functions as Slurm jobs.
 
     The logs of the jobs are in the folder ``slurm`` below ``folder``.
 
     Raises:
-        SettingError: submitit or Slurm is not installed, or a parameter is unknown.
+        SettingError: submitit or Slurm is not installed, or a parameter in ``slurm`` is unknown.
     """
     with needs_extra("--jobs slurm", "slurm", "leave it out"):
         import submitit

@@ -39,9 +39,9 @@ _AS_PUBLISHED = ("published", "published_sd")
 def tidy(records: Iterable[Sequence[Any]]) -> pd.DataFrame:
     """Build a tidy table, which has one row for each value, from records.
 
-    A record has a value for each column of ``TIDY``: experiment, method, seed, group of sites,
-    metric, value, published and published_sd. The last two are a paper's number and its standard
-    deviation. They are None if no paper has the number.
+    A record has a value for each column of ``TIDY``: ``experiment``, ``method``, ``seed``,
+    ``group``, ``metric``, ``value``, ``published`` and ``published_sd``. The last two are a paper's
+    number and its standard deviation, each None if no paper gives it.
     """
     frame = pd.DataFrame(list(records), columns=list(TIDY), dtype=object)
     typed: pd.DataFrame = frame.astype({"seed": int, "value": float})
@@ -83,12 +83,16 @@ class Spread(NamedTuple):
 
 
 def over_seeds(results: pd.DataFrame) -> pd.DataFrame:
-    """Summarise tidy results over seeds: a row for each experiment, group and metric.
+    """Summarise a tidy table over seeds: one row for each experiment, group of sites and metric.
 
-    Tidy results have a row for each value, that is, also for each seed. A row of the summary has
-    the method, the mean, sample standard deviation, median, minimum and maximum over seeds, the
-    number of seeds, and the published numbers. Rows keep the order in which their experiment, group
-    and metric first appear.
+    ``results`` has one row for each value, and so for each seed. The summary adds these columns:
+
+    - the method
+    - mean, sample standard deviation, median, minimum and maximum over seeds
+    - the number of seeds
+    - the published number and its standard deviation
+
+    Rows are in the order in which they first appear in ``results``.
     """
     rows = []
     for key, values in results.groupby(KEY, sort=False)["value"]:
@@ -131,9 +135,9 @@ def spread_cell(spread: Any, median: bool = False) -> str:
 def _next_to_published(spread: Any, median: bool) -> str:
     """Format a metric's values over seeds for a cell next to a paper's numbers.
 
-    The text is that of ``spread_cell``, such as "mean ± sample standard deviation". If the paper
-    has a deviation, our population deviation follows in brackets, because these papers print
-    population deviations. It is left out with ``median`` or with a single seed.
+    The cell is that of ``spread_cell``, for example "mean ± sample standard deviation". If the
+    paper prints a deviation, the population deviation over seeds follows in brackets, since papers
+    with deviations print that kind. There are no brackets with ``median`` or with a single seed.
     """
     cell = spread_cell(spread, median)
     if median or spread.seeds == 1 or pd.isna(spread.published_sd):
@@ -143,10 +147,10 @@ def _next_to_published(spread: Any, median: bool) -> str:
 
 
 def published_cell(spread: Any) -> str:
-    """Format the paper's number with three decimals, such as "0.812 ± 0.034".
+    """Format the number that a paper reports for a metric, such as "0.812 ± 0.034".
 
-    If the paper has no deviation, only the number is returned. If it has no number, the result is
-    an empty string.
+    ``spread`` is a row of ``over_seeds``. Numbers have three decimals. Without a published
+    deviation, the text is only the number. Without a published number, the text is empty.
     """
     if pd.isna(spread.published):
         return ""
@@ -157,17 +161,16 @@ def published_cell(spread: Any) -> str:
 
 
 def comparison_table(results: pd.DataFrame, split: str = "test", median: bool = False) -> Table:
-    """Build the terminal table of a comparison, with a rule below each experiment.
+    """Build the terminal table of a comparison, with a horizontal line below each experiment.
 
     There is a row for each experiment and group of sites, and a column for each metric. A metric
-    that a paper reports has a second column with the paper's numbers. A cell has the mean and
-    sample standard deviation over seeds, or with ``median`` the median and range. The title states
-    these statistics and the number of seeds.
+    that a paper reports also has a column with the paper's numbers. The table's title names the
+    statistics in the cells and the number of seeds.
 
     Args:
         results: the tidy results.
-        split: the split of the samples, for the titles of the columns.
-        median: whether to show median and range in place of mean and standard deviation.
+        split: the split of the samples, which the columns' titles name.
+        median: whether cells show median and range, in place of mean and sample standard deviation.
     """
     seeds = results.groupby(KEY).size().max()
     shown = "mean ± sample sd"
@@ -185,13 +188,13 @@ def comparison_lines(
 ) -> list[list[str]]:
     """Format a comparison as rows of cells: the titles, then a row for each experiment and group.
 
-    The first two columns are the experiment and the group of sites. Then each metric has a column
-    with fedsilo's values over seeds. If a paper has numbers for the metric, they are in a second
-    column.
+    A row begins with the names of the experiment and of the group of sites. A column with fedsilo's
+    values over seeds follows for each metric. If a paper reports the metric, the next column has
+    the paper's numbers.
 
     Args:
         results: the tidy results.
-        split: the split of the samples, for the titles.
+        split: the split of the samples, which the columns' titles name.
         median: whether to show median and range in place of mean and standard deviation.
     """
     spreads = over_seeds(results)
@@ -211,20 +214,20 @@ def group_lines(
     cell: Callable[[Any], str],
     missing: str = NONE,
 ) -> list[list[str]]:
-    """Format spreads (statistics of a metric over seeds) as rows of cells.
+    """Format the statistics of metrics over seeds as rows of cells.
 
-    The first row has the titles of the metrics' columns. Then follows a row for each experiment and
-    group of sites, which starts with the names of both. The first row lacks titles for these two
-    columns, which the caller adds. If a metric has fewer seeds here than the experiment has
-    elsewhere, the cell says so, for example "(2 of 3 seeds)".
+    The first row has only the titles of the metrics' columns. Every other row begins with the names
+    of the experiment and the group of sites, so it has two cells more. If a metric has fewer seeds
+    than another metric of the experiment, the cell says so, for example "(2 of 3 seeds)".
 
     Args:
         spreads: rows of ``over_seeds``.
         titles: metric -> title of its column.
-        published: metric -> title of its second column, which has a paper's numbers. Metrics
-            without published numbers are left out.
+        published: metric -> title of the column with a paper's numbers, for metrics that a paper
+            reports.
         cell: formats a row of ``spreads``.
-        missing: the cell of a metric that a group lacks. Its published cell is empty.
+        missing: the cell of a metric that a group lacks. The cell for the paper's number is then
+            empty.
     """
     columns = []
     for metric, title in titles.items():
@@ -292,7 +295,8 @@ def markdown_table(lines: Sequence[Sequence[str]]) -> str:
 def seconds_text(seconds: float) -> str:
     """Format a duration in seconds: ``12.3 s``, ``4 min 05 s``, ``3 h 07 min``.
 
-    Minutes are shown from 60 seconds, and hours from 60 minutes. With hours, seconds are left out.
+    Minutes are shown from 60 seconds, and hours from 60 minutes. With hours, seconds are cut off.
+    There are no days, so the hours can exceed 24.
     """
     if seconds < 60:
         return f"{seconds:.1f} s"
@@ -303,11 +307,11 @@ def seconds_text(seconds: float) -> str:
 
 
 def csv_text(frame: pd.DataFrame) -> str:
-    """Format a data frame as CSV, with six decimals for the numbers of floating-point columns.
+    """Format a data frame as CSV. Floating-point numbers have six decimals.
 
-    Published numbers are an exception: they have as many decimals as the paper prints. Column
-    titles are the columns' names with spaces in place of underscores. A missing value is an empty
-    cell.
+    The columns ``published`` and ``published_sd`` are an exception: their numbers are written as
+    they are. Column titles are the columns' names with spaces in place of underscores. A missing
+    value is an empty cell.
     """
     texts = frame.astype(object)
     for name in frame.columns:
@@ -325,7 +329,7 @@ def csv_text(frame: pd.DataFrame) -> str:
 def json_records(frame: pd.DataFrame) -> list[dict[str, Any]]:
     """Convert a table to a list of dictionaries for JSON, one per row: column -> value.
 
-    A missing value becomes None. Decimal numbers have at most 15 decimals.
+    A missing value becomes None. Floating-point numbers are rounded to 15 decimals.
     """
     # pandas rounds to ten decimals by default; 15 is the most that it allows
     records: list[dict[str, Any]] = json.loads(frame.to_json(orient="records", double_precision=15))
@@ -337,9 +341,10 @@ _WIDTH = 0.84  # width of all bars at a site together; the distance between site
 
 
 def draw_comparison(results: pd.DataFrame, split: str) -> Figure:
-    """Draw a panel for each metric: each experiment's mean over seeds at each group, as a bar.
+    """Draw the results of experiments as bars, with one panel for each metric.
 
-    Error bars are sample standard deviations. A group is a distribution of sites, or ``all``.
+    At each group of sites, a panel has a bar for each experiment: the mean over seeds, with the
+    sample standard deviation as error bar.
 
     Args:
         results: a tidy table, with the columns ``TIDY``.
@@ -368,14 +373,14 @@ def draw_comparison(results: pd.DataFrame, split: str) -> Figure:
 def _draw_panel(
     axes: Axes, spreads: pd.DataFrame, groups: Sequence[str], coloured: Mapping[str, str]
 ) -> None:
-    """Draw one metric into a panel: at each group, a bar for each experiment, side by side.
+    """Draw one metric into a panel, with a bar for each experiment at each group of sites.
 
-    A bar is the mean over seeds, with the sample standard deviation as error bar. If an experiment
-    has only one seed, it has no error bars.
+    A bar is the mean over seeds, with the sample standard deviation as error bar. An experiment
+    with only one seed has no error bars.
 
     Args:
         axes: the panel.
-        spreads: the rows of ``over_seeds`` of this metric.
+        spreads: the metric's rows in the table of ``over_seeds``.
         groups: the groups in the order of the horizontal axis.
         coloured: experiment -> its colour, in the order of the bars.
     """

@@ -53,10 +53,10 @@ class Trial:
     data: str
 
     def key(self) -> str:
-        """Return the name of the summary's file without its ending.
+        """Return the name of the summary's file without its extension.
 
-        It is a hash of three things: the settings that decide the result, the digest of the data,
-        and the git revision of fedsilo.
+        It is a hash of three things: the settings that can change the result, the digest of the
+        data, and the git revision of fedsilo.
         """
         text = json.dumps([self.settings.decisive(), self.data, git_revision()], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:20]
@@ -65,8 +65,8 @@ class Trial:
 def trial_settings(values: Mapping[str, Value]) -> RunSettings:
     """Build the settings of a trial, which is a run whose directory is not kept.
 
-    The run has no name, and is evaluated only after the last round. If it uses early stopping,
-    'server.evaluate-every' stays as it is, because early stopping needs a metric of earlier rounds.
+    ``values`` has all settings by key. The run has no name. It is evaluated only after the last
+    round, unless it uses early stopping, which needs a metric in earlier rounds.
 
     Raises:
         SettingError: the settings are not valid together.
@@ -114,15 +114,15 @@ def run_missing(
 
     Args:
         pool: the pool of processes or of Slurm jobs.
-        work: computes the outcome of an item. It must be possible to pickle the function.
+        work: computes the outcome of an item. The function must be picklable.
         missing: the items, such as runs that have no result yet.
         ended: is called in this process with an item and its outcome, in the order in which items
             end.
 
     Raises:
-        RunFailedError: a worker process died.
-        Exception: whatever ``work`` or ``ended`` raises. Waiting items are cancelled. Items that
-            have started in a worker process finish, but running Slurm jobs are cancelled.
+        RunFailedError: a worker process died, which also ends the pool.
+        Exception: any error of ``work`` or ``ended``. Items that have not started are cancelled,
+            and so are running Slurm jobs. Items that run in a worker process finish.
     """
     run_of = {}
     for run in missing:
@@ -143,13 +143,16 @@ def run_missing(
 def run_groups(
     groups: Sequence[Sequence[Trial]], folder: Path, jobs: Jobs, go_on: bool = False
 ) -> list[list[dict[str, Any]]]:
-    """Run groups of trials in one pool, and return the summaries of each group's trials, in order.
+    """Run groups of trials in one pool of processes, and return the results group by group.
 
     Args:
-        groups: the trials of each group. Those with a stored summary are not run again.
+        groups: the trials of each group. Trials with a stored summary are not run again.
         folder: the folder of the summary files.
-        jobs: the number of runs at once, 0 for one per core, or Slurm's parameters.
-        go_on: whether to continue after training failed at a site.
+        jobs: the number of runs at once, 0 to use all cores, or Slurm's parameters.
+        go_on: whether the other trials continue after training failed at a site of one trial.
+
+    Returns:
+        For each group, the summaries of its trials in order, as ``run_trials`` returns them.
 
     Raises:
         FedsiloError: training failed without ``go_on``, or a trial failed for another reason.
@@ -174,9 +177,9 @@ def run_trials(
     Args:
         trials: the trials.
         folder: the folder of the summary files.
-        jobs: the number of runs at once, 0 for one per 'machine.threads' cores, or Slurm's
-            parameters.
-        go_on: whether to continue after training failed at a site, for example because it diverged.
+        jobs: the number of runs at once, 0 to use all cores, or Slurm's parameters.
+        go_on: whether the other trials continue after training failed at a site of one trial, for
+            example because it diverged.
 
     Returns:
         A summary for each trial, in order, with its file's name as ``file``. The summary of a
@@ -229,9 +232,9 @@ def _read_summary(path: Path) -> dict[str, Any]:
     """Read the summary of a finished trial from its JSON file.
 
     Raises:
-        RunDirectoryError: the file cannot be read, is damaged, or its content is not a summary. In
-            the first two cases, the message advises the user to remove the file, so that the trial
-            is run again.
+        RunDirectoryError: the file cannot be read, is not valid JSON, or its content is not a
+            summary. If the file is unreadable or not JSON, the message advises the user to remove
+            it, so that the trial is run again.
     """
     fault = file_fault(path)  # reading a pipe would never end
     if fault:
@@ -286,11 +289,11 @@ class WorkerPool(ProcessPoolExecutor):
             self._folder.cleanup()
 
     def _adjust_process_count(self) -> None:
-        """Start a process if one is missing. Python's pool calls this at each submission and exit.
+        """Start a worker process if one is missing.
 
-        If each process makes only one run, a process is started only if more runs are unfinished
-        than there are processes. Otherwise Python's pool would replace even the processes of the
-        last runs, and would wait until the needless new ones have imported everything.
+        Python's pool calls this method when work is submitted and when a worker process ends. If
+        each process makes only one run, a process is started only if more runs are unfinished than
+        there are processes. This way, the processes of the last runs have no needless successors.
         """
         if not self._one_run or len(self._pending_work_items) > len(self._processes):
             super()._adjust_process_count()
@@ -303,10 +306,10 @@ class WorkerPool(ProcessPoolExecutor):
         return super().submit(_in_worker, self._stop, work, *args, **kwargs)
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """End the pool, and wait until its runs have finished.
+        """End the pool. If ``wait`` is True, return only when its last run has finished.
 
-        With ``cancel_futures``, only the started runs finish, and runs that wait are not begun.
-        Without ``wait``, this method returns at once.
+        With ``cancel_futures``, runs that have started still finish, and runs that have not are
+        dropped.
         """
         if cancel_futures:
             # Python's pool cannot cancel the run that it has put aside for the next free process
@@ -320,12 +323,12 @@ def make_pool(
     """Create the pool in which runs are computed: worker processes, or jobs of a Slurm cluster.
 
     Args:
-        jobs: Slurm's parameters for a Slurm cluster, or any number for worker processes. The number
-            itself is not used.
+        jobs: Slurm's parameters for a Slurm cluster. A number means worker processes, and
+            ``workers`` says how many.
         folder: the folder below which Slurm jobs write their logs.
         workers: the number of worker processes.
-        runs_per_worker: the number of runs after which a worker process is replaced, or None. It
-            has no effect on Slurm jobs.
+        runs_per_worker: the number of runs after which a worker process is replaced, or None for no
+            limit. It has no effect on Slurm jobs.
     """
     if isinstance(jobs, Slurm):
         return SlurmPool(jobs, folder)
@@ -333,11 +336,11 @@ def make_pool(
 
 
 def _begin_worker(command: int) -> None:
-    """Prepare a new worker process: discard its output, and tie it to the command that started it.
+    """Prepare a new worker process: discard its output, and end it when the command ends.
 
-    ``command`` is the command's process id. If that process ends, the worker gets the signal
-    SIGUSR1 and ends too. It is not SIGTERM, because a pool uses SIGTERM to end its workers at once.
-    Ctrl-C is blocked until a run begins.
+    ``command`` is the process id of the command that started the worker. When that process ends,
+    the system sends the worker the signal SIGUSR1, and the worker exits with status 1. A Ctrl-C
+    that comes before a run is held back, and interrupts the next run.
     """
     # Blocked and not ignored: a run that begins after a Ctrl-C is interrupted at once
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
@@ -354,11 +357,10 @@ def _begin_worker(command: int) -> None:
 def _in_worker(stop: Path, work: Callable[..., Outcome], *args: Any, **kwargs: Any) -> Outcome:
     """Call ``work`` in a worker process, and return its result.
 
-    If the file ``stop`` exists, the pool is ending. Then the work is not begun, and
-    KeyboardInterrupt is raised.
-
-    Ctrl-C interrupts the work, even if it came earlier, while the worker imported modules. If the
-    worker is told to end (``SystemExit``) because the command has ended, the process ends at once.
+    If the file ``stop`` exists, the pool is ending. The work is then not begun, and
+    KeyboardInterrupt is raised. A Ctrl-C interrupts the work. One that came earlier was held back,
+    and interrupts the work as it begins. If the work raises ``SystemExit``, the worker process ends
+    at once.
     """
     try:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
@@ -372,12 +374,14 @@ def _in_worker(stop: Path, work: Callable[..., Outcome], *args: Any, **kwargs: A
 
 
 def _run_trial(work: _Work) -> Failure | None:
-    """Run a trial in a temporary folder, and write its summary to a file.
+    """Run a trial in a temporary folder, and write the summary of the run to a file.
 
-    ``work`` has the trial's settings, and the file as ``path``. The summary is the run's, with two
-    additions. ``digest`` is the SHA-256 of metrics.csv, so two trials have the same digest only if
-    all their metrics are equal. The means on test and on validation samples get ``POOLED``, the
-    balanced accuracy over the samples of all sites, if it can be computed.
+    ``work`` has the trial's settings, and the file as ``path``. Two things are added to the
+    summary:
+
+    - ``digest``, the SHA-256 of metrics.csv, which is equal for trials with equal metrics
+    - ``POOLED``, the balanced accuracy over the samples of all sites, next to the means on test and
+      validation samples. It is missing if it cannot be computed.
 
     Returns:
         None if the trial succeeded. Otherwise the error's code and text, and no summary is written.
@@ -399,9 +403,10 @@ def _run_trial(work: _Work) -> Failure | None:
 
 @contextlib.contextmanager
 def run_and_forget(settings: RunSettings) -> Iterator[FinishedRun]:
-    """Run the settings in this process without printing, and yield the finished run.
+    """Do a run in this process without printing, and yield the finished run.
 
-    The run directory is a temporary folder, which is removed after the block.
+    This is for a ``with`` statement. The run directory is a temporary folder, which is removed when
+    the statement ends.
 
     Raises:
         FedsiloError: the run failed.

@@ -75,12 +75,15 @@ class Tuned:
     folder: Path
 
     def lines(self) -> Iterator[Table | str]:
-        """Describe the result of tuning for the terminal.
+        """Yield the result of tuning as a table and lines for the terminal.
 
-        Yields:
-            A table of the best points (at most five, none that failed), the reason for the choice,
-            and a line for each warning. Then a line with the chosen settings as YAML for
-            simulation.yaml, and a line with the folder of the results.
+        The parts come in this order:
+
+        - a table of the best points, at most five, without points that failed
+        - the reason for the choice
+        - a line for each warning
+        - a line with the chosen settings as YAML for simulation.yaml
+        - a line with the folder of the results
         """
         yield self._table()
         yield str(self.document["why"])
@@ -107,20 +110,21 @@ def search(
 ) -> Tuned:
     """Try the points of a plan, choose the best, and write ``chosen.json`` and ``trials.csv``.
 
-    A point is one choice of values for the settings to tune. If training fails at a point, for
-    example because it diverges, the sampler treats it as no better than the worst other point of
-    its batch. A failed point is never chosen, and the warnings in ``chosen.json`` name it.
+    A point is one choice of values for the settings to tune. If training fails at a point, the
+    sampler sees the point as at most equal to the worst other point of its batch. A failed point is
+    never chosen, and the warnings in ``chosen.json`` name it.
 
     Args:
-        plan: the settings, the grid and the budget.
+        plan: the settings, the grid, and the numbers of points, folds and seeds.
         sampler: ``grid`` or ``tpe``.
-        metric: the metric that decides: a mean over the sites that have it, or ``POOLED``, which
-            is over all samples. None for the first headline metric that every successful run has.
-        jobs: the number of runs at once, 0 for one per core, or Slurm's parameters.
+        metric: the metric that decides: a mean over the sites that have it, or ``POOLED``, which is
+            over all samples. None for the task's first main metric that every successful run has.
+        jobs: the number of runs at once, 0 to use all cores, or Slurm's parameters.
         tell: is called with a line about the number of runs, before the first one.
 
     Raises:
-        FedsiloError: training failed at every point, runs lack the metric, or Optuna is missing.
+        FedsiloError: training failed at every point, a successful run lacks the metric, or Optuna
+            is missing.
     """
     ranked, decides = _run_search(plan, sampler, metric, jobs, tell)
     if ranked[0].failed:
@@ -146,7 +150,7 @@ class Plan:
 
     @property
     def rules(self) -> dict[str, SettingRule]:
-        """The rule of each setting in the grid, such as its type and range, by key."""
+        """Map the key of each setting in the grid to its rule, which has its type and range."""
         rules = {}
         for part in (self.base.common, self.base.own):
             for key in as_mapping(part):
@@ -160,19 +164,22 @@ def plan_search(
 ) -> Plan:
     """Plan a search for the best settings of an experiment, over the grid in its simulation file.
 
-    A data set with its own validation part always has one fold.
+    If the data set has its own validation part, the plan has one fold.
 
     Args:
         experiment: the experiment's name.
-        sources: the sources of settings that the command names.
-        sampler: ``grid``, which tries points of the grid, or ``tpe``, which searches its ranges.
-        given: ``trials``, ``folds`` or ``seeds`` -> the number that replaces the one in the
+        sources: the simulation file, the TOML file and the changes that the command names.
+        sampler: ``grid``, which tries points of the grid, or ``tpe``, which also tries numbers
+            between the values of the grid.
+        given: ``trials``, ``folds`` or ``seeds`` -> a number that replaces the one in the
             simulation file, or None to keep that one.
 
     Raises:
-        SettingError: the grid is too small for the number of points, a setting is wrong, there are
-            fewer than two folds for a data set without its own validation part, or ``--set``
-            changes a setting of the grid.
+        SettingError: in one of these cases:
+
+            - The grid has fewer points than ``trials``.
+            - A setting is wrong, or ``--set`` changes a setting of the grid.
+            - There are fewer than two folds, and the data set has no validation part.
     """
     file = simulation_file(sources.file)
     budget = read_section(file, "tuning", Tuning)
@@ -199,11 +206,11 @@ def plan_search(
 def _fit_folds(budget: Tuning, dataset: str) -> Tuning:
     """Return the budget with one fold if the data set has its own validation part.
 
-    Otherwise the budget is returned unchanged.
+    The budget holds the numbers of points, folds and seeds. For other data sets, it is returned
+    unchanged.
 
     Raises:
-        SettingError: the data set does not come with a validation part, and the budget has fewer
-            than two folds.
+        SettingError: the data set has no validation part, and the budget has fewer than two folds.
     """
     if "split.val-folds" not in data_set(dataset).settings:
         return replace(budget, folds=1)
@@ -220,14 +227,15 @@ def _run_search(
 ) -> tuple[list[Point], str]:
     """Train all points of a search, and rank them by the deciding metric on validation samples.
 
-    The file ``trials.csv`` is written anew after each batch of points. Trials that finished in an
+    The file ``trials.csv`` is rewritten after each batch of points. Trials that finished in an
     earlier call are not repeated.
 
     Args:
-        plan: the settings, the grid and the budget.
+        plan: the settings, the grid, and the numbers of points, folds and seeds.
         sampler: ``grid`` or ``tpe``.
-        metric: the deciding metric; None for the first headline metric of every successful run.
-        jobs: the number of runs at once, 0 for one per core, or Slurm's parameters.
+        metric: the deciding metric. None for the task's first main metric that every successful run
+            has.
+        jobs: the number of runs at once, 0 to use all cores, or Slurm's parameters.
         tell: is called with a line about the number of runs, before the first one.
 
     Returns:
@@ -235,7 +243,7 @@ def _run_search(
 
     Raises:
         SettingError: a run that did not fail lacks the deciding metric.
-        FedsiloError: a run failed for another reason than its training.
+        FedsiloError: a run failed for a reason other than its training.
     """
     base, budget, data = plan.base, plan.budget, data_fingerprint(plan.base.common)
     search = Search(plan.grid, sampler, budget.trials)
@@ -267,9 +275,9 @@ def _trials(
 ) -> list[Trial]:
     """Build the trials of one point, that is, one choice of values for the settings to tune.
 
-    There is a trial for each seed and each validation fold, seed by seed. The seed also shuffles
-    the rows into folds, and test rows are not read. With a single fold, no folds are cut, and the
-    data set's own validation part is used. Test rows may then be measured, but no choice uses them.
+    There is a trial for each seed and validation fold: all folds of the first seed, then all of the
+    next. With several folds, the seed also decides which rows are in which fold, and test rows are
+    not read. With one fold, the data set's own validation part is used.
 
     Args:
         base: the settings of the experiment.
@@ -320,10 +328,11 @@ def _refuse_unmeasured(metric: str, summaries: Summaries) -> None:
 
 
 def _validation_means(summaries: Summaries) -> list[Mapping[str, float]]:
-    """Collect the validation metrics, as means over sites, of each run that did not fail.
+    """Collect the validation metrics of all runs that did not fail.
 
     Returns:
-        For each such run, metric -> mean, point by point and in the order of the runs.
+        A flat list with a mapping for each such run: metric -> mean over sites. Runs of the same
+        point are next to each other.
     """
     means = []
     for summary in chain(*summaries):
@@ -335,9 +344,13 @@ def _validation_means(summaries: Summaries) -> list[Mapping[str, float]]:
 def deciding_metric(headline: Sequence[str], summaries: Summaries) -> str:
     """Choose the metric by which points are compared, if the user named none.
 
-    It is the first of the ``headline`` metrics that every successful run has on validation samples.
-    A run may lack a metric: for example, AUC is undefined in a fold with one class. If no headline
-    metric is in every run, the result is "accuracy".
+    The result is the first of the ``headline`` metrics that every successful run has on validation
+    samples. A run may lack a metric: for example, AUC is undefined in a fold with one class. If the
+    runs have no headline metric in common, the result is "accuracy".
+
+    Args:
+        headline: the task's main metrics, in order of preference.
+        summaries: the summaries of each point's runs.
     """
     means = _validation_means(summaries)
     for metric in headline:
@@ -351,9 +364,9 @@ def ranking(
 ) -> list[Point]:
     """Score the points by the mean of ``metric`` over their runs, and sort them, the best first.
 
-    A higher score is better, except for a metric such as "mae", for which a lower score is better.
-    Scores are rounded to six decimals. If they are equal, the point with the lower validation loss
-    comes first, then the one that was tried first. Points with a failed run come last.
+    A higher score is better, except for metrics that measure an error, such as "mae". If two scores
+    are equal to six decimals, the point with the lower validation loss comes first. If the losses
+    are equal too, the order of ``points`` decides. Points with a failed run come last.
     """
     scored = _score_points(points, summaries, metric)
     sign = _sign_of(metric)
@@ -368,10 +381,11 @@ def _sign_of(metric: str) -> int:
 
 
 def _as_gains(points: Sequence[Point], metric: str) -> list[float]:
-    """Return a number for each point that is higher for a better point, as a sampler expects.
+    """Convert the scores of points to numbers that are higher for better points.
 
-    It is the score, or its negative if a lower score is better. A failed point gets the lowest
-    number of the other points, but at most 0.
+    A sampler needs such numbers. The number is the score, with a negative sign if a lower score is
+    better. A failed point gets the smallest number among the other points or 0, whichever is
+    smaller.
     """
     sign = _sign_of(metric)
     worst = 0.0
@@ -390,9 +404,10 @@ def _as_gains(points: Sequence[Point], metric: str) -> list[float]:
 def _score_points(
     points: Sequence[Mapping[str, Value]], summaries: Summaries, metric: str
 ) -> list[Point]:
-    """Score each point by the mean of a metric over its runs, in the order of ``points``.
+    """Score each point by the mean of a metric over its runs, and return the scores in order.
 
-    ``summaries`` has the summaries of each point's runs, in the same order.
+    ``summaries`` has the summaries of each point's runs. A point with a failed run is marked as
+    failed.
     """
     scored = []
     for settings, runs in zip(points, summaries, strict=True):
@@ -405,8 +420,9 @@ def _score_point(
 ) -> Point:
     """Score a point (a choice of settings) by the mean of a validation metric over its runs.
 
-    There is a run per fold and seed. The standard error treats the runs as independent. If a run
-    failed, score, error and loss are 0, and ``failed`` has the reason of the first failed run.
+    The result also has the standard error of the score, the mean loss and the mean metric of each
+    group of sites. The standard error treats the runs as independent. If a run failed, all numbers
+    are 0, and ``failed`` has the reason of the first failed run.
     """
     scores, losses, by_run = [], [], []
     digests = ""
@@ -426,11 +442,11 @@ def _score_point(
 
 
 def _by_site(runs: Sequence[Mapping[str, Mapping[str, float]]], metric: str) -> dict[str, float]:
-    """Average a metric at each distribution (group of sites) over the runs: distribution -> mean.
+    """Average a metric over runs at each group of sites, and return group -> mean.
 
-    ``runs`` has distribution -> metric -> value for each run. A mean leaves out runs that lack the
-    metric at the distribution. The result has the distributions of the first run, except those at
-    which no run has the metric.
+    ``runs`` has group -> metric -> value for each run, and the groups are those of the first run.
+    Runs that lack the metric at a group are left out of its mean. A group at which no run has the
+    metric is missing.
     """
     by_site = {}
     for site in runs[0]:
@@ -441,9 +457,9 @@ def _by_site(runs: Sequence[Mapping[str, Mapping[str, float]]], metric: str) -> 
 
 
 def _pieces(budget: Tuning) -> str:
-    """Describe the validation data of a point, such as "5 folds, 3 seeds".
+    """Describe how a point is evaluated, for example as "5 folds, 3 seeds".
 
-    With one fold, the data set's own validation part is named in place of the folds.
+    With one fold, the text is "the data set's own validation part" in place of the folds.
     """
     folds = "the data set's own validation part"
     if budget.folds > 1:
@@ -456,16 +472,19 @@ def chosen_document(
 ) -> dict[str, Any]:
     """Build the content of ``chosen.json``, the result of tuning an experiment.
 
-    It has the experiment, the chosen settings, the reason for the choice as one line, a list of
-    warnings, and the sampler, metric, budget and grid of the search. "ranking" has every point with
-    its settings and scores, the best one first. The warnings are about chosen values at an edge of
-    the grid, settings that had no effect on any metric, and failed points, in this order.
+    The keys are:
+
+    - ``experiment``, ``sampler``, ``metric``, ``budget`` and ``grid``: facts of the search
+    - ``chosen`` and ``why``: the chosen settings, and the reason as one line
+    - ``ranking``: every point with its settings and scores, the best first
+    - ``warnings``: chosen values at an end of the grid, settings without effect on any metric, and
+      failed points, in this order
 
     Args:
         plan: the search: experiment, budget and grid.
         ranked: all points, the best one first.
         metric: the metric that decided.
-        sampler: 'grid' or 'tpe'.
+        sampler: ``grid`` or ``tpe``.
     """
     best = ranked[0]
     failed, digests, settings = [], [], []
@@ -492,8 +511,8 @@ def chosen_document(
 def _explain_choice(plan: Plan, ranked: Sequence[Point], metric: str) -> str:
     """Explain in one line why the first of the ``ranked`` points was chosen.
 
-    The text has the point's score and standard error, the number of points, and the folds and seeds
-    of each. The second-best score follows, unless there is only one point that did not fail.
+    The text has the point's score and standard error, and the numbers of points, folds and seeds.
+    If another point succeeded, the second-best score follows.
     """
     best = ranked[0]
     score = f"mean validation {metric} over sites"
@@ -510,11 +529,12 @@ def _explain_choice(plan: Plan, ranked: Sequence[Point], metric: str) -> str:
 
 
 def _csv(groups: Sequence[Sequence[Trial]], summaries: Summaries, metric: str) -> str:
-    """Build the text of trials.csv: a row for each run, with its point's settings, seed and fold.
+    """Build the text of ``trials.csv``, which has a row for each run.
 
-    The row of a successful run has the deciding metric and the loss with all digits, the seconds,
-    the digest over all metrics, and the path of the summary. The row of a failed run has only the
-    reason.
+    A row begins with the settings of the run's point, the seed and the fold. If the run failed,
+    only the reason follows. Otherwise, these columns follow: the deciding metric and the loss with
+    all digits, the duration in seconds, the digest over all metrics, and the path of the summary's
+    file.
     """
     records = []
     for trial, summary in zip(chain(*groups), chain(*summaries), strict=True):

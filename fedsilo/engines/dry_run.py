@@ -20,14 +20,15 @@ _WEIGHT = 4  # bytes of a float32
 def describe_run(
     settings: RunSettings, resources: Mapping[str, Value], engine: str
 ) -> Iterator[str]:
-    """Check that a planned run could begin, and yield three lines: its plan, its cost, its folder.
+    """Check that a planned run could begin, and yield three lines that describe it.
 
-    Nothing is run or written, but the first site's data are read to estimate the cost.
+    The lines give the plan, the estimated computing steps and message size, and the folder of the
+    run. Nothing is run or written, but the first site's data are read for the estimate.
 
     Args:
         settings: the settings of the run.
-        resources: the number of simulated sites and their shares of cores and GPUs, as
-            ``check_resources`` returns them.
+        resources: the number of simulated sites and their shares of cores and GPUs, with all keys
+            that ``check_resources`` returns.
         engine: the engine that would run it, or ``auto``.
 
     Raises:
@@ -46,9 +47,13 @@ def describe_run(
 def _cost(settings: RunSettings) -> str:
     """Estimate the cost of a run in one phrase.
 
-    The phrase has three numbers: the optimiser steps of all sites in all rounds, the values in the
-    network, and the bytes of a message that holds the whole network, four for each value. The data
-    of the first site are loaded to get their number and shape.
+    The phrase has three numbers:
+
+    - the optimiser steps of all sites in all rounds
+    - the number of values in the network, such as its weights
+    - the bytes of a message that holds the whole network
+
+    The data of the first site are loaded, because the shape of the samples is needed.
     """
     common = settings.common
     steps = format_count(estimate_steps(common), "optimiser step")

@@ -32,13 +32,14 @@ _MOST_BASES = 50
 
 
 def _flat_settings(content: Any) -> Any:
-    """Flatten nested settings to one mapping with keys ``group.key``, before pydantic validates it.
+    """Flatten nested settings into one mapping with keys ``group.key``, before their validation.
 
     None and other empty values become an empty mapping. Any other value that is not a mapping is
     returned unchanged, so that pydantic rejects it.
 
     Raises:
-        PydanticCustomError: the settings are refused, for example because a setting is given twice.
+        PydanticCustomError: a setting is given twice, a group is empty, or a value has the wrong
+            type.
     """
     if not isinstance(content, dict):
         return content or {}
@@ -49,16 +50,18 @@ def _flat_settings(content: Any) -> Any:
 
 
 def _read_grid(content: Any) -> Any:
-    """Convert a tuning grid, setting -> list of values to try, before pydantic validates it.
+    """Convert a tuning grid, setting -> list of values to try, as a step before validation.
 
-    Former names of settings are replaced by the current ones. Each value is converted by
-    ``flat_values``: if the setting takes YAML, a mapping or list becomes JSON text. None and other
-    empty grids become an empty mapping. Any other content that is not a mapping is returned
-    unchanged, so that pydantic rejects it.
+    Current names of settings replace former ones. If a setting takes text in YAML, a mapping or
+    list becomes such text. An empty grid becomes an empty mapping. Any other content that is not a
+    mapping is returned unchanged, so that pydantic rejects it.
 
     Raises:
-        PydanticCustomError: a key is unknown or given under two names, its values are not a list
-            with at least one item, or an item has the wrong type.
+        PydanticCustomError: in one of these cases:
+
+            - A key is unknown, or is given under two names.
+            - A key has something other than a list with at least one value.
+            - A value has the wrong type.
     """
     if not isinstance(content, dict):
         return content or {}
@@ -141,10 +144,11 @@ class SimulationFile:
 
     @cached_property
     def cells(self) -> Mapping[str, Cell]:
-        """The cell of each experiment, by the experiment's name, in the order of the file.
+        """Map the name of each experiment to its cell, in the order of the file.
 
-        A cell has the name of the file's entry that makes the experiment, and the values that the
-        experiment takes from the entry's matrix. They are empty for an entry without a matrix.
+        A cell has the name of the file's entry that makes the experiment. If the entry has a
+        matrix, the cell also has the matrix's values for this experiment. Otherwise it has no
+        values.
 
         Raises:
             SettingError: the file has no mapping 'experiments', two experiments have the same name,
@@ -170,8 +174,8 @@ class SimulationFile:
     def _cells_of(self, entry: Any) -> list[Cell]:
         """List the cells of an entry, one for each experiment that the entry makes.
 
-        An entry without a matrix has one cell. An entry with a matrix has a cell for each
-        combination of the matrix's values.
+        An entry is a name of the file with its content. If it has a matrix, there is a cell for
+        each combination of the matrix's values. Otherwise, there is one cell.
 
         Raises:
             SettingError: the entry or its matrix is malformed.
@@ -192,10 +196,10 @@ class SimulationFile:
         return self._is_one_entry(name) or name in self.cells
 
     def _is_one_entry(self, name: str) -> bool:
-        """Tell whether ``name`` is an entry that makes just one experiment, of the same name.
+        """Tell whether the file's entry ``name`` makes one experiment, which has the same name.
 
-        Such an entry has no placeholders in its name, and no matrix. If the file has no entry of
-        this name, the result is False.
+        Such an entry has no matrix, and its name has no placeholder, such as ``{gamma}``. If the
+        file has no entry of this name, the result is False.
         """
         entries = self._raw_entries()
         if name not in entries or has_placeholder(name):
@@ -204,15 +208,15 @@ class SimulationFile:
         return not (isinstance(content, dict) and "matrix" in content)
 
     def entry(self, name: str) -> Entry:
-        """Return the entry of the file with this name, with its placeholders unfilled.
+        """Return the entry of the file with this name, without filling in its placeholders.
 
-        An entry makes one experiment, or several by a matrix. ``name`` is the name in the file,
-        with its placeholders, and not the name of an experiment that a matrix makes. An entry is
-        checked at the first call, and the result is kept for later calls.
+        An entry makes one experiment, or several experiments if it has a matrix. ``name`` is the
+        name in the file, with its placeholders. An entry is checked at the first call, and the
+        result is kept for later calls.
 
         Raises:
             SettingError: the entry, or its name, is malformed.
-            KeyError: the file has no such entry. Callers check this first.
+            KeyError: the file has no such entry.
         """
         if name not in self._entries:
             self._entries |= check_content(
@@ -229,17 +233,17 @@ class SimulationFile:
         """Return an experiment with all its settings, including those inherited from its bases.
 
         A base is another experiment, which may have a base too. An experiment's settings override
-        those of its base. ``about`` and ``minutes`` are never inherited, because a base's purpose
-        and duration do not hold for the experiments that are based on it.
+        those of its base. ``about`` and ``minutes`` are never inherited, because the purpose and
+        duration of the base are not those of the experiment.
 
         Args:
             name: the experiment's name.
-            chain: the experiments that led to this one as their base, used to detect a loop.
-                Callers leave it empty.
+            chain: the names of the experiments that are based on this one, for the detection of a
+                loop. Callers leave it empty.
 
         Raises:
             SettingError: the experiment does not exist or is malformed, or its bases form a loop or
-                a chain of more than 50.
+                a chain of more than 50 experiments.
         """
         # A long row without a loop would end in Python's RecursionError
         if name in chain or len(chain) == _MOST_BASES:
@@ -264,9 +268,10 @@ class SimulationFile:
     def _from_matrix(self, cell: Cell) -> Experiment:
         """Build the experiment of a matrix cell from its entry, without the settings of its base.
 
-        A matrix may give settings to each value of a placeholder. Those of the cell's values
-        override the entry's settings. If two placeholders set the same key, the later one wins.
-        Then each placeholder in the experiment's fields is replaced by the cell's value.
+        A matrix may give settings to each value of a placeholder. The settings of the cell's values
+        override the entry's settings. If two placeholders set the same key, the later placeholder
+        in the matrix wins. Then each placeholder in the experiment's fields is replaced by the
+        cell's value.
 
         Raises:
             SettingError: a placeholder in the entry's fields is not in the matrix.
@@ -301,9 +306,10 @@ _open_once = lru_cache(maxsize=1)(SimulationFile)
 
 
 def open_simulation(path: Path) -> SimulationFile:
-    """Read a simulation file. Its experiments are checked only when they are used.
+    """Read a simulation file, whose experiments are checked only when they are used.
 
-    If the text has not changed since the last call, the result of that call is returned.
+    If the text of the file has not changed since the last call for it, the result of that call is
+    returned.
 
     Raises:
         SettingError: the file is missing, is not valid YAML, or is not a mapping.
@@ -317,8 +323,8 @@ def open_simulation(path: Path) -> SimulationFile:
 def read_experiments(path: Path) -> dict[str, Experiment]:
     """Read and check all experiments of a simulation file: name -> experiment.
 
-    Each experiment also has the settings that it inherits from its bases. The order is that of the
-    file.
+    An experiment may be based on another one, and then has the settings of that one, too. The order
+    is that of the file.
 
     Raises:
         SettingError: the file is missing or is not valid YAML, or an experiment is malformed.
@@ -330,19 +336,19 @@ def read_experiments(path: Path) -> dict[str, Experiment]:
 def find_experiment(path: Path, name: str, plugins: Collection[str] = ()) -> Experiment:
     """Return the experiment ``name`` with all its settings. Other experiments are not checked.
 
-    If the file has no experiment of that name but ``name`` is a method, the result is an experiment
-    with that method and defaults for everything else.
+    If the file has no experiment of that name, but ``name`` is a method, the result is an
+    experiment with that method and with defaults for everything else.
 
     Args:
         path: the simulation file.
-        name: the name of an experiment or of a method. A method may be one of fedsilo, of an
-            installed package, or in ``plugins``.
-        plugins: the names of the plugin modules that the command names. Each counts as a method
-            without being loaded.
+        name: the name of an experiment or of a method. Methods come from fedsilo, from installed
+            packages and from ``plugins``.
+        plugins: the names of the plugin modules that the command names. A module's name counts as
+            the name of a method, and the module is not loaded.
 
     Raises:
-        SettingError: the file or the experiment cannot be used, or the name is unknown. If a file
-            ``name``.py exists in the working folder, the message advises to add it as a plugin.
+        SettingError: the file or the experiment cannot be used, or the name is unknown. If the
+            working folder has a file ``name``.py, the message advises adding it as a plugin.
     """
     file = open_simulation(path)
     if file.has(name):
@@ -362,9 +368,10 @@ def find_experiment(path: Path, name: str, plugins: Collection[str] = ()) -> Exp
 def declared_experiment(name: str, sources: RunSources) -> Experiment:
     """Find the experiment ``name`` in the simulation file that a command names or uses by default.
 
-    If the file has no experiment of that name but ``name`` is a method, the result is an experiment
-    with the method's defaults. A plugin counts as a method: with ``--plugin mine.py``, ``mine`` is
-    one. Of the changes in ``sources``, only those of 'plugin' are read, and none is applied.
+    If the file has no experiment of that name, but ``name`` is a method, the result is an
+    experiment with that method and with defaults for everything else. The name of a plugin module
+    counts as a method: ``mine`` is one if ``sources.changes`` has ``plugin=mine.py``. Other changes
+    are not used.
 
     Raises:
         SettingError: there is no such experiment or method, or the file cannot be used.
@@ -381,8 +388,8 @@ def _override(under: Experiment, own: Experiment) -> Experiment:
     """Return a copy of the experiment ``under``, overridden by the fields that ``own`` states.
 
     Settings, grid and resources are merged key by key. If both experiments have a key, the value of
-    ``own`` counts. Any other field that ``own`` states replaces that of ``under`` as a whole, but
-    the matrix of ``own`` is ignored.
+    ``own`` is kept. Any other field that ``own`` states replaces that of ``under`` as a whole.
+    ``own`` may come from an entry with a ``matrix``, which is ignored.
     """
     update = own.stated_fields()
     update.pop("matrix", None)
@@ -394,8 +401,8 @@ def _override(under: Experiment, own: Experiment) -> Experiment:
 def read_section(path: Path, name: str, cls: type[S]) -> S:
     """Read a section of a simulation file, such as ``tuning``, into the dataclass ``cls``.
 
-    The section is not the one with the experiments. A key that it lacks has the default of ``cls``.
-    If the section is missing or empty, all keys have their defaults.
+    Keys that the section lacks have the defaults of ``cls``. If the section is missing or empty,
+    all keys have their defaults.
 
     Raises:
         SettingError: the file cannot be read, the section is not a mapping, or it does not fit

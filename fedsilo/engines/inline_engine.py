@@ -77,10 +77,9 @@ class InlineGrid(Grid):
         group_id: str,
         ttl: float | None = None,
     ) -> Message:
-        """Create a message to a node and return it. The message is not queued.
+        """Create a message to the site ``dst_node_id`` and return it. The message is not queued.
 
-        Flower's own grids have this method with the same arguments, although Flower advises to call
-        ``Message(...)`` instead.
+        The arguments and their order are those of Flower's own grids.
         """
         return Message(content, dst_node_id, message_type, ttl=ttl, group_id=group_id)
 
@@ -89,9 +88,9 @@ class InlineGrid(Grid):
         return list(self._contexts)
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        """Queue messages for ``pull_messages``, and return a new id for each, in order.
+        """Queue messages that ``pull_messages`` will answer, and return their new ids in order.
 
-        Each message gets its id as metadata. Nothing is computed yet.
+        The id is also stored in the message's metadata. Nothing is computed yet.
         """
         ids = []
         for message in messages:
@@ -104,9 +103,10 @@ class InlineGrid(Grid):
         """Compute and return one reply: to the oldest waiting message among ``message_ids``.
 
         The result is a list with one reply, or an empty list if none of these messages is waiting.
-        If the grid trains several sites as one batch, it may train a batch first. This happens if
-        the message was not in the latest batch. The batch has the sites of the oldest waiting
-        training messages, even of those that are not in ``message_ids``.
+
+        If the grid trains several sites as one batch, and the message was not in the latest batch,
+        the next batch is trained first. That batch has the sites of the oldest waiting training
+        messages, including messages that are not in ``message_ids``.
         """
         wanted = set(message_ids)
         # One reply per call, so that the caller can show progress between two sites
@@ -118,20 +118,19 @@ class InlineGrid(Grid):
         return []
 
     def _train_next(self) -> None:
-        """Train the sites of the oldest waiting training messages as one batch, before they answer.
+        """Train the sites of the oldest waiting training messages as one batch.
 
-        The batch has at most ``_together`` messages, whose ids are stored in ``_trained``. Each
-        site uses its result later, when it answers its message.
+        The batch has at most ``_together`` messages, whose ids are stored in ``_trained``. A site
+        uses its result when it answers its message.
 
-        If the batch needs more memory than there is, and the number of sites was chosen
-        automatically, sites train one after another from then on, and a line says so. A line is
-        also printed the first time that a method has training steps that several sites cannot take
-        as one.
+        If the batch needs more memory than there is, and the user left the number of sites open,
+        all sites train one after another from now on, and a line says so. If a method has a
+        training that no batch can take, one line says so.
 
         Raises:
             MemoryShortageError: the GPU or the machine lacks memory for the number of sites that
                 the user chose.
-            RuntimeError: the training failed for another reason than a lack of memory.
+            RuntimeError: the training failed for a reason other than a lack of memory.
         """
         if self._train_together is None:
             from fedsilo.engines import stacked_steps, together
@@ -159,7 +158,7 @@ class InlineGrid(Grid):
             )
 
     def _go_on_alone(self, error: Exception, batch: list[tuple[Message, Context]]) -> None:
-        """Train sites one after another from now on, because a batch exceeded the memory.
+        """Make sites train one after another from now on, because memory is too short for a batch.
 
         A line that says so is printed. The samples that were kept on the device for batches are
         released.
@@ -169,8 +168,8 @@ class InlineGrid(Grid):
             batch: the messages of the batch, each with the context of its site.
 
         Raises:
-            MemoryShortageError: memory is short, but the user chose the number of sites
-                ('machine.vectorised').
+            MemoryShortageError: memory is short, but the user set the number of sites
+                ('machine.vectorised'), so nothing changes.
             Exception: ``error`` itself, if it is not about a lack of memory.
         """
         from fedsilo.client_app.training.memory import raise_memory_shortage
@@ -221,10 +220,10 @@ def partition_configs(nodes: int) -> list[dict[str, Value]]:
 
 @contextmanager
 def flower_identity() -> Iterator[None]:
-    """Let messages be created outside of a Flower process while the block runs.
+    """Allow messages to be created outside of a Flower process, inside a ``with`` statement.
 
     Flower's Message constructor reads the ids of the run, the node and the task from variables of
-    the process. These are set here, and their earlier values are restored after the block.
+    the process. The statement sets these variables, and restores them at its end.
     """
     # The private attributes, because the public ones raise an error while they are not set
     before = (TaskIdentity._run_id, TaskIdentity._node_id, TaskIdentity._task_id)
@@ -240,11 +239,12 @@ def choose_together(common: CommonSettings, sites: int) -> int:
 
     The first rule that applies decides:
 
-    - If 'machine.vectorised' is above 0, it is this number.
+    - If 'machine.vectorised' is above 0, the result is that setting, even above ``sites``.
     - With fewer than two sites, with the device "cpu" or without a GPU, it is 1.
-    - If the method or a setting does not let sites train as one batch, it is 1. The reason is
-      printed.
-    - Otherwise it is ``sites``. The choice is printed.
+    - If the method or a setting requires that sites train one by one, it is 1.
+    - Otherwise it is ``sites``.
+
+    The last two choices are printed.
 
     Args:
         common: the run's common settings.
@@ -265,14 +265,15 @@ def choose_together(common: CommonSettings, sites: int) -> int:
 
 @contextmanager
 def inline_grid(settings: RunSettings, nodes: int, together: int = 1) -> Iterator[InlineGrid]:
-    """Yield a Flower grid whose simulated sites run in this process, while the block runs.
+    """Yield a Flower grid whose simulated sites run in this process, inside a ``with`` statement.
 
     A grid is Flower's interface by which a server sends messages to sites and gets their replies.
 
     Args:
         settings: the settings of the run.
         nodes: the number of simulated sites.
-        together: the number of sites that are trained as one batch; 1 to train them one by one.
+        together: the number of sites that train at the same time, with their samples in one batch.
+            1 to train sites one by one.
     """
     from fedsilo.client_app.app import app
 
@@ -281,7 +282,7 @@ def inline_grid(settings: RunSettings, nodes: int, together: int = 1) -> Iterato
 
 
 def run_inline(settings: RunSettings, nodes: int) -> RunDirectory:
-    """Run the settings over ``nodes`` simulated sites in this process; return the run directory.
+    """Do a run over ``nodes`` simulated sites in this process, and return the run directory.
 
     ``choose_together`` decides how many sites are trained as one batch.
 

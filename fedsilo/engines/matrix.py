@@ -46,21 +46,24 @@ class Cell:
 def read_values(content: Any, check: Callable[[Any], Any]) -> dict[Value, Any]:
     """Read the values of one placeholder of a matrix, with the settings that belong to each value.
 
-    A placeholder, such as ``{gamma}``, stands for one of several values in the entry of a file. The
-    file gives a list of values, or a mapping from each value to its settings. In a list, no value
-    has settings.
+    A placeholder, such as ``{gamma}``, stands for one of several values in an entry of the
+    simulation file. ``content`` is a list of values without settings, or a mapping from each value
+    to its settings.
 
     Args:
         content: the values, as YAML gives them.
-        check: checks the settings of all values at once. It takes and returns a mapping from each
-            value's text to its settings. The keys must be texts for pydantic's error messages.
+        check: checks a mapping from each value, converted to a string, to its settings, and returns
+            the checked mapping.
 
     Returns:
         Value -> its checked settings, in the order of the file.
 
     Raises:
-        PydanticCustomError: ``content`` is not a list or mapping, is empty, or has two values with
-            the same text, such as 1 and '1'.
+        PydanticCustomError: in one of these cases:
+
+            - ``content`` is empty, or is neither a list nor a mapping.
+            - Two values are equal as strings, such as 1 and '1'.
+            - A value is not a number, a string or a date.
     """
     if isinstance(content, dict):
         values = list(content)
@@ -94,7 +97,7 @@ def list_cells(entry: str, matrix: Mapping[str, Mapping[Value, Any]]) -> list[Ce
 
     Raises:
         SettingError: the name and the matrix do not have the same placeholders, or there are more
-            than 1000 cells. The caller puts the entry's name before the message.
+            than 1000 cells. The message does not name the entry.
     """
     in_name, count = set(_PLACEHOLDER.findall(entry)), prod(map(len, matrix.values()))
     fault = ""
@@ -119,7 +122,9 @@ def has_placeholder(name: object) -> bool:
 
 
 def fill(text: str, values: Mapping[str, Value]) -> str:
-    """Replace each placeholder in a string, such as ``{method}``, by its value as text.
+    """Replace each placeholder in a string, such as ``{method}``, with its value.
+
+    A number is written as Python writes it.
 
     Raises:
         SettingError: a placeholder is not in ``values``.
@@ -136,8 +141,8 @@ def fill(text: str, values: Mapping[str, Value]) -> str:
 def fill_all(content: Any, values: Mapping[str, Value]) -> Any:
     """Replace the placeholders in all strings of a nested list or mapping, but not in keys.
 
-    A string that is only a placeholder becomes the value itself, so a number stays a number. Values
-    that are not strings are returned unchanged.
+    If a string consists of one placeholder, the result is the value itself, so a number stays a
+    number. Numbers and other items without text are returned unchanged.
 
     Raises:
         SettingError: a placeholder is not in ``values``.
@@ -155,15 +160,17 @@ def fill_all(content: Any, values: Mapping[str, Value]) -> Any:
 
 
 def write_braces(entry: str, cells: Sequence[Cell]) -> str | None:
-    """Write the names of all cells as one word that a shell expands, such as ``a-{x,y}``.
+    """Write the names of all cells as one word with braces, such as ``a-{x,y}``.
+
+    A shell expands the word to the names.
 
     Args:
         entry: the entry's name with its placeholders, such as ``a-{b}``.
         cells: the cells of the entry, each with one combination of values.
 
     Returns:
-        The word; None if a combination of the cells' values is missing, because a shell would
-        expand the braces to that combination too.
+        The word. It is None if ``cells`` lacks a combination of the values, because a shell always
+        expands braces to all combinations.
     """
     chosen: dict[str, dict[str, None]] = {}  # placeholder -> its values' texts, each once
     for cell in cells:

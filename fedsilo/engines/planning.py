@@ -39,21 +39,19 @@ def plan_run(
     """Build the settings and the resources of a run of simulated sites.
 
     Settings come from four sources, and a later source overrides an earlier one: the experiment,
-    the TOML file, the changes in ``sources``, and ``overrides``. If the run may use worker
-    processes, the process that forks them is started here, so that it loads PyTorch in the
-    meantime.
+    ``sources.config``, ``sources.changes`` and ``overrides``. If the run may use worker processes,
+    the server that forks them is started here, because it needs time to load PyTorch.
 
     Args:
-        experiment: the name of an experiment, or of a method, which then has its defaults.
+        experiment: the name of an experiment. The name of a method means that method with defaults.
         sources: the files and changes that the command names.
-        supernodes: the number of simulated sites. If it is None, the experiment's number counts or,
-            without one, the number of the data set's silos.
+        supernodes: the number of simulated sites. None for the number in the experiment or, if it
+            has none, the number of the data set's silos.
         overrides: settings that the command itself sets, key -> value.
         engine: the engine that will run it, or empty if it is unknown.
 
     Returns:
-        The settings, and the resources: the number of sites and their shares of cores and GPUs, as
-        ``check_resources`` returns them.
+        The settings, and the resources: the number of sites and their shares of cores and GPUs.
 
     Raises:
         SettingError: a source cannot be read, or a setting or resource is wrong.
@@ -72,11 +70,10 @@ def plan_run(
 def planned_settings(
     experiment: str, sources: RunSources, overrides: Mapping[str, Value] | None = None
 ) -> RunSettings:
-    """Build only the settings of a run, without its resources.
+    """Build only the settings of a run, which needs no data on this machine, unlike ``plan_run``.
 
-    A later source overrides an earlier one: the experiment, the TOML file, the changes in
-    ``sources``, and ``overrides``. Unlike ``plan_run``, this function needs no data on this
-    machine.
+    A later source overrides an earlier one: the experiment, the TOML file ``sources.config``,
+    ``sources.changes``, and ``overrides``.
 
     Raises:
         SettingError: a source cannot be read, or a setting is wrong.
@@ -88,11 +85,11 @@ def planned_settings(
 def _settings_over(
     declared: Experiment, sources: RunSources, overrides: Mapping[str, Value] | None
 ) -> RunSettings:
-    """Build the settings of a run from its experiment and the sources that override it.
+    """Build the settings of a run from its experiment and from sources that override it.
 
-    A later source overrides an earlier one: the experiment ``declared``, the TOML file, the changes
-    in ``sources``, and ``overrides``. In the result, paths are absolute, the run has a name, and
-    the digests of its plugins are recorded.
+    A later source overrides an earlier one: the experiment ``declared``, the TOML file
+    ``sources.config``, ``sources.changes``, and ``overrides``. In the result, paths are absolute, a
+    missing name of the run has been generated, and the digests of plugins are recorded.
 
     Raises:
         SettingError: a source cannot be read, or a setting is wrong.
@@ -111,13 +108,13 @@ def _settings_over(
 def _read_settings(path: Path, named_here: Mapping[str, Value]) -> dict[str, Value]:
     """Read a TOML file of settings, and check that the plugins it uses may be executed.
 
-    The file may be the config.toml of somebody else's run, so a plugin is not trusted just because
-    the file names it. Plugins that the user names in the command are trusted.
+    The file may be the config.toml of somebody else's run, so naming a plugin in it does not make
+    the plugin trusted. A plugin that ``named_here`` names is trusted.
 
     Args:
         path: the file.
-        named_here: settings from the command line or from Python. Their keys are left out of the
-            result, because they override the file.
+        named_here: settings from the command line or from Python, which override the file. Their
+            keys are left out of the result.
 
     Returns:
         The file's settings, key -> value. 'plugin' has only plugin files that are trusted.
@@ -139,9 +136,13 @@ def _read_settings(path: Path, named_here: Mapping[str, Value]) -> dict[str, Val
 def _with_paths(values: Mapping[str, Value], sources: RunSources) -> dict[str, Value]:
     """Return the settings with absolute paths of files, folders and plugins, and with 'run.out'.
 
-    'run.out', the folder of run directories, is the command's --out or, without it, the settings'
-    own value. If neither is given, it is ``runs``, unless the variable $FEDSILO_RUNS is set. Then
-    'run.out' stays empty, and the variable is read later.
+    Relative paths start from the working folder. 'run.out' is the folder of run directories. The
+    first rule that applies decides on it:
+
+    - The option --out (``sources.out``) replaces it.
+    - A value in ``values`` is kept.
+    - It stays empty if the variable $FEDSILO_RUNS is set.
+    - Otherwise it is ``runs``.
     """
     placed = dict(values)
     if sources.out or not (placed.get("run.out") or os.environ.get("FEDSILO_RUNS")):
@@ -156,10 +157,10 @@ def _with_paths(values: Mapping[str, Value], sources: RunSources) -> dict[str, V
 def _with_plugins(values: dict[str, Value]) -> dict[str, Value]:
     """Move the plugin files that settings name to the setting 'plugin', as absolute paths.
 
-    A plugin is a Python file of the user. For example, the value 'nets.py:build' of 'network.name'
-    becomes 'nets:build', and the path of nets.py is added to 'plugin'. The same is done for
-    'method', 'dataset' and 'split.partition'. Files that 'plugin' names already come first, and
-    each file is listed once.
+    A plugin is a Python file that the user wrote. For example, the value 'nets.py:build' of
+    'network.name' becomes 'nets:build', and the path of nets.py is added to 'plugin'. The same is
+    done for 'method', 'dataset' and 'split.partition'. The files that were in 'plugin' before come
+    first. Each file is listed once.
 
     Args:
         values: the settings, which are changed in place and returned.
@@ -198,16 +199,18 @@ def plan_resumed_run(
     """Build the settings, resources and engine to resume an interrupted run.
 
     The settings are those in the directory's config.toml, with 'run.resume' set. 'run.out' and
-    'run.name' name the directory's present place, because it may have been moved. The engine is
-    "ray" if config.toml does not state one.
+    'run.name' are set to the directory's present place, because it may have been moved.
 
     Args:
         run_dir: the run directory.
-        supernodes: number of simulated sites; None for the number that the run had before.
-        track: the setting 'run.track'; None or empty for the value that it had before.
+        supernodes: the number of simulated sites. None for the number that the run had before.
+        track: the setting 'run.track'. None or empty for the value that it had before.
+
+    Returns:
+        The settings, the resources and the engine, which is "ray" if config.toml names none.
 
     Raises:
-        FedsiloError: the directory does not have a run, or its files cannot be used.
+        FedsiloError: ``run_dir`` holds no run, or its files cannot be used.
     """
     path = run_dir.resolve()
     if not (path / run_directory.CONFIG).is_file():
@@ -232,10 +235,13 @@ def plan_resumed_run(
 def _start_forks_early(common: CommonSettings, engine: str) -> None:
     """Start the fork server now if the run may use worker processes, to save time later.
 
-    The fork server, which forks these processes, loads PyTorch while this process continues. With
-    engine "processes", it is always started. With "auto", it is started only if this process may
-    use more than one core, the data are not a table, and 'machine.vectorised' is at most 1. With
-    other engines, nothing is started.
+    The fork server creates the worker processes. It loads PyTorch while this process continues. The
+    engine decides:
+
+    - With "processes", the server is started.
+    - With "auto", it is started if this process may use several cores, the data set is not a table,
+      and 'machine.vectorised' is at most 1.
+    - With any other engine, nothing is started.
     """
     is_table = ".tables." in DATA_SETS.get(
         common.dataset, ""
@@ -253,13 +259,12 @@ def engine_for(
 
     With "auto", the first rule that applies decides:
 
-    - With a Ray address, the engine is "ray".
-    - With 'machine.vectorised' above 1, it is "inline".
-    - It is also "inline" if only one worker process fits.
-    - It is also "inline" if a run on tables is too short to repay the start of processes
-      (docs/engines.md).
-    - It is also "inline" if there is a GPU to use, but the resources give sites no share of it.
-    - Otherwise it is "processes".
+    - "ray" with a Ray address
+    - "inline" with 'machine.vectorised' above 1
+    - "inline" if this machine has room for only one worker process
+    - "inline" for fewer than 20,000 steps on a table
+    - "inline" if this process can use a GPU of which ``resources`` give the sites no share
+    - "processes" otherwise
 
     If "auto" chooses "inline" or "processes", the choice is printed with its reason.
     """
@@ -286,21 +291,19 @@ def engine_for(
 
 
 def _why_inline(common: CommonSettings, resources: Mapping[str, Value], workers: int) -> str:
-    """Explain why a run should train all sites in this process, as the end of a sentence.
+    """Explain why a run should train all sites in this process, or return an empty text.
 
+    The text is to follow the word "because". An empty text means that several processes are better.
     The first of these reasons that applies is returned:
 
-    - Only one worker process fits.
+    - ``workers`` is 1.
     - The data are a table, and the run has fewer than 20,000 steps.
-    - This process can use a GPU of this machine, but the resources give worker processes no share
-      of it.
-
-    If none applies, the result is an empty string, and worker processes should be used.
+    - This process can use a GPU, but the resources give worker processes no share of it.
 
     Args:
         common: the run's common settings.
-        resources: as ``check_resources`` returns them.
-        workers: the number of worker processes that this machine allows.
+        resources: the shares of cores and GPUs, as ``check_resources`` returns them.
+        workers: the number of worker processes for which this machine has room.
     """
     if workers == 1:
         return "the cores, memory, GPUs or sites allow no second process"
@@ -334,14 +337,15 @@ def start(
     engine: str,
     ray_address: str | None = None,
 ) -> RunDirectory:
-    """Check that a run can begin, run it to its end on an engine, and return the run directory.
+    """Check that a run can begin, carry it out on an engine, and return the run directory.
 
     Args:
         settings: the settings of the run.
-        resources: the number of sites and their shares of cores and GPUs, as ``check_resources``
-            returns them.
-        engine: "inline", "processes", "ray" or "auto"; see ``engine_for``.
-        ray_address: the address of a running Ray cluster, ``auto`` or ``HOST:PORT``; None for none.
+        resources: the number of sites and their shares of cores and GPUs, with all keys that
+            ``check_resources`` returns.
+        engine: "inline", "processes", "ray" or "auto". ``engine_for`` has the rules of "auto".
+        ray_address: the address of a running Ray cluster, ``auto`` or ``HOST:PORT``. None without
+            one.
 
     Raises:
         FedsiloError: the run cannot begin, for example because its directory exists already, or it

@@ -56,8 +56,8 @@ class SiteProcess:
     def start(self) -> None:
         """Start the worker process. It replaces an earlier process that has died.
 
-        If the fork server, which forks the process, was just killed, the start is tried again,
-        three times in all, with a pause before each further try.
+        The fork server creates the process by forking. If the fork server has just been killed, the
+        start is tried up to three times, with a pause before the second and the third try.
 
         Raises:
             ProcessError: all tries failed.
@@ -80,7 +80,8 @@ class SiteProcess:
     def submit(self, parcel: Parcel) -> Future[Parcel]:
         """Send a packed message to the process, and return the future of its packed reply.
 
-        If the process was killed while it was idle, it is started again first.
+        If the process was killed while it was idle, it is started again first. If it is killed
+        later, the future raises a BrokenProcessPool.
 
         Raises:
             ProcessError: the process cannot be started again.
@@ -123,10 +124,10 @@ class ProcessGrid(InlineGrid):
         self._deaths = Counter[str]()
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        """Queue ``messages`` as a new phase, and return their ids.
+        """Queue ``messages``, and return their ids. Earlier messages are not waited for any more.
 
-        The phase before is over: its messages that still wait for a worker, and its replies that
-        were not pulled, are dropped, because nobody waits for them any more.
+        Earlier messages that no worker has begun are dropped, and so are replies that were not
+        pulled.
         """
         # A new phase begins only when nobody waits for the replies of the phase before
         self._waiting.clear()
@@ -138,7 +139,8 @@ class ProcessGrid(InlineGrid):
         """Wait for a reply to any of the messages, and return all replies that have arrived.
 
         The replies are in the order of ``message_ids``, and are returned only once. The result is
-        empty if no message runs, or if no running message is answered within 30 seconds.
+        empty in two cases: no worker has a message to answer, or no worker has answered one within
+        30 seconds.
 
         Raises:
             ProcessError: shared memory has no room for a message, or a worker that has died cannot
@@ -158,9 +160,9 @@ class ProcessGrid(InlineGrid):
     def _dispatch(self) -> None:
         """Give a waiting message to each idle worker, until no worker is idle or no message waits.
 
-        A worker keeps the data of each site that it has run, so it should run the same sites again.
-        It gets the oldest message for a site that it was the last to run, or that no worker has run
-        yet. If there is no such message, it gets the oldest message of all.
+        A worker keeps the data of the sites that it has run, so a site should return to its last
+        worker. An idle worker gets the oldest message for such a site, or for a site that no worker
+        has run. Otherwise, it gets the oldest message of all.
         """
         while self._idle and self._waiting:
             worker = self._idle.pop()
@@ -176,10 +178,11 @@ class ProcessGrid(InlineGrid):
             self._running[future] = message, worker
 
     def _store_reply(self, future: Future[Parcel]) -> None:
-        """Store the reply of a finished future for ``pull_messages``, and mark its worker as idle.
+        """Store the reply that a worker's future holds, and mark the worker as idle.
 
-        If the worker died, it is started again, and its message is put first in the queue. After
-        three deaths of workers on the same message, the message gets an error reply instead.
+        ``pull_messages`` returns the reply. If the worker died, it is started again, and the
+        message goes back to the front of the queue. If a message has cost three workers, it gets an
+        error reply instead.
         """
         message, worker = self._running.pop(future)
         self._idle.append(worker)
@@ -202,7 +205,7 @@ class ProcessGrid(InlineGrid):
 
 
 def _build_killed_reply(message: Message) -> Message:
-    """Build the error reply to a message whose worker died three times while it answered."""
+    """Build the error reply to a message after three workers died while they answered it."""
     reason = (
         f"its process was killed {_DEATHS} times while it answered, perhaps for lack of memory: "
         "give sites more with 'client-resources-num-cpus', or use --engine inline"
@@ -225,12 +228,12 @@ def _begin_worker(
 ) -> None:
     """Initialise a worker process, so that it can answer messages for any simulated site.
 
-    The worker gets a new environment. The global ``_site`` becomes a grid that runs all sites in
-    the worker (``InlineGrid``). The worker ignores Ctrl-C, which the command's process handles, and
-    ends when that process ends.
+    The worker's environment variables are replaced. A grid that runs all sites in the worker is
+    stored in the global ``_site``. The worker ignores Ctrl-C, because the command's process handles
+    it. The worker ends when the command's process ends.
 
     Args:
-        environment: all environment variables of the worker. Others are removed.
+        environment: all environment variables of the worker.
         run_config: the settings of the run.
         node_configs: the configuration of each site's node.
     """
@@ -280,17 +283,18 @@ def start_fork_server() -> None:
 
 @contextmanager
 def process_grid(settings: RunSettings, resources: Mapping[str, Value]) -> Iterator[ProcessGrid]:
-    """Yield a grid that runs simulated sites in worker processes. They are killed after the block.
+    """Yield a grid that runs simulated sites in worker processes, inside a ``with`` statement.
 
     A grid is Flower's interface by which a server sends messages to sites and gets their replies.
+    The worker processes are killed at the end of the statement.
 
     Args:
         settings: the settings of the run.
-        resources: as ``check_resources`` returns them, with the number of sites and each worker's
-            share of cores and GPUs.
+        resources: the number of sites and each worker's share of cores and GPUs, as
+            ``check_resources`` returns them.
 
     Raises:
-        SettingError: the workers would not see the GPU that 'machine.device' asks for.
+        SettingError: the workers would have no access to the GPU that 'machine.device' asks for.
     """
     share = str(resources["client-resources-num-gpus"])
     check_device(settings.common.device, float(share))
@@ -306,7 +310,7 @@ def process_grid(settings: RunSettings, resources: Mapping[str, Value]) -> Itera
 
 
 def run_with_processes(settings: RunSettings, resources: Mapping[str, Value]) -> RunDirectory:
-    """Run the settings with simulated sites in worker processes, and return the run directory.
+    """Do a run with simulated sites in worker processes, and return the run directory.
 
     Args:
         settings: the settings of the run.

@@ -66,20 +66,20 @@ _CONNECT = "import logging, ray, sys; ray.init(sys.argv[1], logging_level=loggin
 def run_with_ray(
     settings: RunSettings, resources: Mapping[str, Value], address: str = ""
 ) -> RunDirectory:
-    """Run ``settings`` by ``flwr run`` with Ray, and return the run directory.
+    """Do a run with Flower's simulation on Ray (``flwr run``), and return the run directory.
 
     If RAY_ADDRESS names a cluster but ``address`` is empty, a warning is printed to stderr.
 
     Args:
         settings: the settings of the run.
         resources: the number of sites and their shares of cores and GPUs, which are checked here.
-        address: the address of a running Ray cluster, or ``auto``; if empty, Ray starts one.
+        address: the address of a running Ray cluster, or ``auto``. If empty, Ray starts one.
 
     Raises:
-        FedsiloError: the run failed or wrote no summary. The message is the app's own error line,
-            if there is one.
+        FedsiloError: the run failed or wrote no summary. If the Flower app logged an error, the
+            message is that error.
         KeyboardInterrupt: the user pressed Ctrl-C. The run's progress is marked as interrupted. If
-            the run had begun, the argument is the path of its directory.
+            the run had begun, the exception's only argument is the path of its directory.
     """
     app, runs = processes.app_folder(), runs_folder(settings.common.out)
     directory = RunDirectory(runs / settings.common.run_name)
@@ -121,15 +121,16 @@ def run_with_ray(
 def _superlink(
     home: Path, variables: Mapping[str, str] | None = None, address: str = ""
 ) -> Iterator[dict[str, str]]:
-    """Run a SuperLink (Flower's server) in simulation mode while the block runs.
+    """Run a SuperLink (Flower's server) in simulation mode, inside a ``with`` statement.
 
-    The SuperLink listens on free ports of this machine, and writes its output into ``home``. It is
-    a child of a guard process, which ends it even if this process is killed. After the block, all
-    processes of the run are ended.
+    The SuperLink listens on free ports of this machine, and writes its output into ``home``.
+    Another process guards it, and ends it even if this process is killed. When the statement ends,
+    all processes of the run are ended.
 
     Args:
-        home: the folder of the SuperLink's state, which also identifies the run's processes.
-        variables: further environment variables, or None.
+        home: the folder of the SuperLink's state. Its path is also an environment variable of the
+            run's processes, which identifies them.
+        variables: environment variables to add for the SuperLink, or None.
         address: the address of a running Ray cluster. If it is empty, the run starts a cluster.
 
     Yields:
@@ -208,8 +209,8 @@ def _flwr_run(
 ) -> str:
     """Run ``flwr run``, and show its log and progress bars on the terminal.
 
-    The app's first error line and all lines after it are shown only with --verbose. The error is
-    returned instead, and Flower repeats it in less detail.
+    Once the app has logged an error, the log is shown only with --verbose, because this function
+    returns the error.
 
     Args:
         app: the folder of the Flower app.
@@ -220,8 +221,8 @@ def _flwr_run(
         directory: the run directory, from which the progress is read.
 
     Returns:
-        An empty string on success. Otherwise the app's last error line or, if there is none, a
-        sentence about the exit code.
+        An empty string on success. After an error, the last error that the app logged. If it logged
+        none, a sentence about the exit code.
     """
     wanted = []
     for key, value in resources.items():
@@ -241,11 +242,12 @@ def stream(
 ) -> tuple[str, int]:
     """Run a Flower command, print its output as it comes, and wait for its end.
 
-    Two kinds of lines are printed only with --verbose: routine log lines, and all lines from the
-    app's first error line on.
+    An error line is a log line in which the app reports an error. Two kinds of lines are printed
+    only with --verbose: routine messages of Flower and Ray, and everything from the first error
+    line on.
 
     Returns:
-        The app's last error line, or an empty string if there is none, and the exit code.
+        The text of the last error line, empty if there is none, and the exit code.
     """
     last_error, verbose = "", bool(os.environ.get(processes.VERBOSE))
     with subprocess.Popen(
@@ -276,15 +278,15 @@ def _error_in(line: str) -> str:
 def ray_variables(address: str, variables: Mapping[str, str]) -> dict[str, str]:
     """Build the environment variables by which Ray finds its cluster.
 
-    The first is RAY_ADDRESS. For a running cluster, a second one holds, as JSON, the variables that
-    Ray passes on to its workers on other machines: those of fedsilo and Flower, the number of
-    OpenMP threads, and the workspace of cuBLAS.
+    ``RAY_ADDRESS`` is the cluster's address. If the cluster is already running,
+    ``RAY_JOB_CONFIG_JSON`` has the variables that Ray passes on to its workers on other machines.
+    These are the variables of fedsilo and Flower, the number of OpenMP threads, and the workspace
+    of cuBLAS.
 
     Args:
-        address: the address of a running cluster. If it is empty, the only variable is RAY_ADDRESS
-            with the value "local": Ray starts a cluster for the run, even if another one runs on
-            this machine.
-        variables: the environment of the run.
+        address: the address of a running cluster. If it is empty, Ray starts a new cluster for the
+            run, and ``RAY_ADDRESS`` is "local".
+        variables: the environment variables of the run.
     """
     if not address:
         return {ADDRESS_VARIABLE: LOCAL}
@@ -315,12 +317,11 @@ def check_cluster(address: str, resources: Mapping[str, Value]) -> None:
 
     Args:
         address: the address of the cluster, ``auto`` or ``HOST:PORT``.
-        resources: the resources of the run. They must not set the cluster's number of cores or GPUs
-            ('init-args...') above 0, because a running cluster has its own numbers.
+        resources: the resources of the run.
 
     Raises:
-        SettingError: the resources set such a number. Or Ray does not connect, and the message has
-            the reason.
+        SettingError: Ray does not connect, or the resources set the cluster's number of cores or
+            GPUs ('init-args...') above 0. A running cluster has its own numbers.
     """
     for key in ("init-args-num-cpus", "init-args-num-gpus"):
         if resources.get(key):
@@ -356,20 +357,19 @@ _ENDINGS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 def guard(home: Path, command: Sequence[str], pipe: int) -> int:
-    """Run a command until it ends or until its owner dies, then end all processes of the run.
+    """Run a command until it ends or its owner dies, then end all processes of the run.
 
-    The owner is the process that started this one. It holds the other end of ``pipe``, so the pipe
-    ends when the owner dies. In that case, this process ends the command too, and deletes the
-    folder ``home``. If the command ends first, the folder is kept, because the owner still reads
-    it.
+    The owner is the process that started this one, and it holds the other end of ``pipe``. When the
+    owner dies, ``pipe`` ends. This process then ends the command, too, and deletes the folder
+    ``home``. If the command ends first, the folder is kept, because the owner still reads it.
 
     Args:
-        home: the run's FLWR_HOME, which identifies the processes of the run.
+        home: the folder of the run's state. The run's processes have its path in their environment.
         command: the command and its arguments.
-        pipe: a file descriptor to which nobody writes.
+        pipe: the file descriptor to read from. The owner never writes to the pipe.
 
     Returns:
-        The command's exit code, or 0 if the pipe ended first.
+        The command's exit code, or 0 if the owner died first.
     """
     for number in _ENDINGS:
         signal.signal(number, _exit_by_signal)

@@ -15,10 +15,10 @@ def run_regression(given: RunSources, name: str | None) -> Path:
     """Run a regression (the experiment ``glm``) over simulated hospitals, in this process.
 
     Args:
-        given: the sources of settings that the command names. Its changes hold the regression, as
-            ``regression_changes`` builds them.
+        given: the sources of settings that the command names. Its changes describe the regression,
+            and come from ``regression_changes``.
         name: the run's name. If it is None or empty, the run has the name in the settings or a
-            generated one. If a directory has the name already, a number is appended, such as
+            generated one. If there is a directory of that name, a number is appended, such as
             ``hearts-2``.
 
     Returns:
@@ -57,13 +57,13 @@ class RegressionModel:
     ties: str = "efron"
 
     def check(self) -> None:
-        """Check that the given columns of outcome, time and event belong to the kind of regression.
+        """Check that the kind of regression matches the columns given: outcome, time and event.
 
-        Nothing else is checked.
+        A Cox regression takes a time and an event, a time alone, or none of the columns. Every
+        other kind takes only an outcome. Whether the columns exist is not checked.
 
         Raises:
-            SettingError: a Cox regression has an outcome, or an event without a time; another
-                regression has a time or an event.
+            SettingError: the kind and the columns do not match.
         """
         if self.family == "cox" and (self.outcome or (self.event and not self.time)):
             raise SettingError(
@@ -80,15 +80,16 @@ class RegressionModel:
 def regression_changes(model: RegressionModel, trust: str) -> list[str]:
     """Build the settings of a regression, each as ``key=value``.
 
-    The user's --set may override them. They have the regression itself, 50 rounds and no
-    evaluation. For a Cox regression, 'glm.outcome' is the column of the event. Without a time
-    column, the task is survival, so the time is the table's label.
+    The settings name the columns and the kind of regression, and ask for 50 rounds and no
+    evaluation. If a Cox regression names no time column, the setting 'task' is survival, and the
+    table's label is the time.
 
-    With trust 'sums', the server sees only sums over hospitals. The settings are then 19 rounds,
-    secure aggregation, a clipping norm of 5, and standardisation by each site's own values.
+    With trust 'sums', the server sees only sums over hospitals. The settings then ask for 19 rounds
+    instead, secure aggregation with a clipping norm of 5, and standardisation by each site's own
+    values.
 
     Args:
-        model: the regression.
+        model: the regression. For Cox, the column of the event becomes 'glm.outcome'.
         trust: 'server' or 'sums'.
 
     Raises:

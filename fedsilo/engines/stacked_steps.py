@@ -51,15 +51,14 @@ class HeldSamples:
         self._picks: dict[Hashable, tuple[Sequence[Tensor], Pick]] = {}
 
     def pick(self, inputs: Sequence[Tensor], compute: Compute) -> Pick:
-        """Join the samples of several sites, and return a function that picks some of them.
+        """Join the samples of several sites, and return a function that picks samples from them.
 
-        The function takes sample numbers (n,), and returns these samples on the device. Only the
-        four most recently used groups of sites are kept. As long as a group is kept, a call with
-        the same tensors returns the same function.
+        The function takes sample numbers (n,), and returns these samples on the device. Samples are
+        numbered from 0 across the sites of ``inputs``, in order. The functions of the four most
+        recently used combinations of sites are kept, and returned again for the same tensors.
 
         Args:
-            inputs: the samples of each site. Numbers count through all sites, one site after
-                another.
+            inputs: the samples of each site.
             compute: the device.
         """
         # Sessions keep a site's samples as the same tensors. They are kept here as well, so their
@@ -124,11 +123,11 @@ class StackedSteps:
     def take_all(self) -> Tensor:
         """Take all optimiser steps of all sites, step by step, with all sites at once.
 
-        A site with fewer steps drops out when it has taken them. Afterwards, ``stack`` has each
-        site's trained arrays.
+        A site with fewer steps drops out when it has taken them. Afterwards, the attribute
+        ``stack`` has each site's trained arrays.
 
         Returns:
-            The mean loss of each step with its penalty, (sites, steps) on the CPU. It is 0 for
+            The mean loss of each step, penalty included, (sites, steps) on the CPU. It is 0 for
             steps that a site does not take.
         """
         losses = torch.zeros(self._sizes.shape, device=self._compute.device)
@@ -142,10 +141,10 @@ class StackedSteps:
         return losses.cpu()
 
     def _take(self, step: int) -> Tensor:
-        """Take step number ``step`` of all sites that still have steps, with one backward pass.
+        """Take one optimiser step for all sites that still have steps, with one backward pass.
 
         Returns:
-            Each site's mean loss with its penalty, before the step, (sites,) on the device.
+            The mean loss of each site before the step, penalty included, (sites,) on the device.
         """
         sizes = self._rows.sizes
         now = slice(len(sizes)), step, slice(max(sizes))
@@ -186,11 +185,10 @@ class StackedSteps:
 
 
 def trained_module(training: LocalTraining) -> nn.Module:
-    """Return the module with all weights that the loss of a training reads.
+    """Return the module that holds all weights on which the loss of a training depends.
 
-    It is the training's network. But if the method has a loss of its own that several sites can
-    compute as one (``StackableLoss``), it is the module of all parts of this loss, such as two
-    networks.
+    It is the training's network. If the method has its own loss for several sites at once (a
+    ``StackableLoss``), the module holds everything that this loss uses.
     """
     if isinstance(training.objective, StackableLoss):
         return training.objective.parts
@@ -200,8 +198,8 @@ def trained_module(training: LocalTraining) -> nn.Module:
 def _dropout_state(training: LocalTraining) -> Tensor:
     """Return the initial state of the random generator from which a training draws its dropout.
 
-    The run's seed and the training's key (round, site and perhaps a name) decide the state, as they
-    do if the site trains alone.
+    The run's seed and the training's key decide the state. The key has the round, the site and
+    perhaps a name. A site that trains alone, outside a batch, starts from the same state.
     """
     seed = derive_seed(training.settings.seed, "training", *training.key)
     return torch.Generator(training.compute.device).manual_seed(seed).get_state()
@@ -210,12 +208,12 @@ def _dropout_state(training: LocalTraining) -> Tensor:
 def _stack_terms(sites: Sequence[Planned]) -> tuple[Term | None, list[list[Tensor]]]:
     """Join the penalty terms of several sites, so that one call computes all of them.
 
-    A term has a function of the weights, which all sites share, and groups of constant arrays.
+    A term has a function of the weights and groups of constant arrays. All sites use the function
+    of the first site, with their own constants.
 
     Returns:
-        The first site's term, and the constants of all sites. The constants are a list for each
-        group, and each array in it is stacked over the sites, (sites, ...). Without a penalty, None
-        and an empty list.
+        The first site's term, and for each group a list of arrays. Each array is stacked over the
+        sites, (sites, ...). If no site has a penalty, the term is None and the list is empty.
     """
     terms = [site.training.penalty for site in sites if isinstance(site.training.penalty, Term)]
     if not terms:
@@ -227,10 +225,11 @@ def _stack_terms(sites: Sequence[Planned]) -> tuple[Term | None, list[list[Tenso
 
 
 def _open_optimiser(stack: StackedNetwork, settings: CommonSettings) -> Optimizer:
-    """Build the run's optimiser over the stacked parameters of several sites.
+    """Open the run's optimiser over the stacked parameters of several sites.
 
-    PyTorch's fused form, which updates all parameters in one operation, is used in two cases: if
-    the settings ask for it, or for Adam, AdamW, SGD or Adagrad without further arguments.
+    PyTorch's fused form updates all parameters in one operation. It is used if the settings ask for
+    it. It is also used for Adam, AdamW, SGD and Adagrad if the settings give the optimiser no
+    arguments.
     """
     has_fused_form = settings.optimiser.lower() in _FUSED and not settings.optimiser_arguments
     fused = settings.fused_optimiser or has_fused_form
@@ -241,13 +240,13 @@ def _open_optimiser(stack: StackedNetwork, settings: CommonSettings) -> Optimize
 def _plan_steps(sites: Sequence[Planned]) -> tuple[Tensor, Tensor, Tensor]:
     """Lay out the samples of all steps of all sites as three padded tensors.
 
-    Sample numbers count through all sites' data, one site after another. A step with fewer samples
-    than the largest one is padded with the site's first sample. The sites must be sorted by their
-    number of steps, the most first.
+    Samples are numbered from 0 across all sites, one site after another. A step with fewer samples
+    than the largest step of all is filled up with the site's first sample. The sites must be sorted
+    by their number of steps, the most first.
 
     Returns:
-        Sample numbers, True where a sample is not padding, and labels. Each is (sites, steps,
-        most), where ``most`` is the number of samples in the largest step.
+        The sample numbers, a mask that is True for samples and False for padding, and the labels.
+        Each has the shape (sites, steps, samples of the largest step).
     """
     most = 0
     for site in sites:

@@ -46,25 +46,22 @@ class _Site:
 
 
 def train_together(messages: _Asked, held: HeldSamples) -> bool:
-    """Train simulated sites as one batch on the device, before each of them answers its message.
+    """Train simulated sites in batches on the device, before each of them answers its message.
 
-    Sites share a batch only if their trainings have the same round, settings, shapes and kinds of
-    loss terms (see ``_group_of``), so there may be several batches. Each result is stored in the
-    site's session, the objects that the site keeps between messages. When the site answers, its
-    method takes the result in place of a training. Earlier results are dropped first.
+    Sites share a batch only if their trainings have the same round, settings and shapes. The result
+    of a site is kept in its session until the site answers, and replaces a training then. Results
+    of earlier calls are dropped.
 
-    A site is left out if its training cannot be prepared or stacked, if no other site can share its
-    batch, or if the batch fails with a FedsiloError. It then trains by itself when it answers, and
-    its reply has the error if there is one. Any other error of a batch is raised.
+    A site trains by itself when it answers if no batch can hold its training, or if its batch
+    failed with a FedsiloError. Any other error of a batch is raised here.
 
     Args:
         messages: training messages, each with the context of its site.
         held: the samples that stay on the device between rounds.
 
     Returns:
-        False if a site's method has a training that no batch can take, such as one with sample
-        weights or differential privacy (see ``_is_stackable``). Otherwise True, even if sites train
-        by themselves for another reason.
+        False if a site's training can never share a batch, for example because of sample weights or
+        differential privacy. Otherwise True.
     """
     for _, context in messages:
         with suppress(FedsiloError):
@@ -79,10 +76,11 @@ def train_together(messages: _Asked, held: HeldSamples) -> bool:
 
 
 def _rehearse_all(messages: _Asked) -> list[_Site]:
-    """Rehearse each site's method, without training, to find the training that comes next.
+    """Find the training that comes next at each site.
 
-    The messages are training messages, each with the context of its site. Sites are left out if
-    they have no training left, or if their method raises a FedsiloError.
+    For this, the site's method runs up to that training, and nothing is trained. The messages are
+    training messages, each with the context of its site. Sites are left out if they have no
+    training left, or if their method raises a FedsiloError.
     """
     sites = []
     for message, context in messages:
@@ -94,15 +92,14 @@ def _rehearse_all(messages: _Asked) -> list[_Site]:
 
 
 def _train_groups(sites: Sequence[_Site], held: HeldSamples) -> _Asked:
-    """Carry out the next training of each site, in batches of sites with equal ``_group_of``.
+    """Carry out the next training of each site, in batches of sites that can train together.
 
-    A site that is alone in its group is not trained here. Some methods train several times for one
-    message, and train the site's model last. A training before the last, such as that of a head,
-    has a name as the third part of its key.
+    ``_group_of`` decides which sites share a batch. A site that is alone in its group is not
+    trained here. Some methods train several times for one message. Every such training except the
+    last, for example that of a head, has a name in its key.
 
     Returns:
-        The messages of the trained sites whose training had such a name, because another training
-        follows.
+        The messages of the sites that were trained and have another training to do.
     """
     groups: dict[Hashable, list[_Site]] = {}
     for site in sites:
@@ -128,10 +125,10 @@ def _stop(training: LocalTraining) -> NoReturn:
 
 
 def _rehearse(message: Message, context: Context) -> _Site | None:
-    """Run a site's method up to its next training that has no result yet, without training.
+    """Run a site's method up to its next training, to find out which training the site will do.
 
-    This shows which training the site will do. Nothing is measured, stored or sent, because the
-    site does so later when it answers.
+    Trainings that have a result from a batch are passed over. Nothing is trained, measured, stored
+    or sent, because the site does so later when it answers.
 
     Returns:
         The site with the planned training. None if the message is not for training, or if all its
@@ -156,8 +153,8 @@ def _rehearse(message: Message, context: Context) -> _Site | None:
 def _plan(training: LocalTraining) -> Planned:
     """Plan the batches of a training, exactly as ``LocalTraining.run`` would choose them.
 
-    If the method gave the training a plan, its batches are used. Otherwise they are drawn with the
-    run's seed and the training's key (round, site and perhaps a name).
+    If the training has a ``plan``, the batches of that plan are used. Otherwise they are drawn with
+    the run's seed and the training's key, which has the round, the site and perhaps a name.
     """
     passes = training.plan
     if passes is None:
@@ -169,19 +166,18 @@ def _plan(training: LocalTraining) -> Planned:
 
 
 def _is_stackable(training: LocalTraining) -> bool:
-    """Tell whether ``StackedSteps``, which trains several sites as one batch, can do a training.
+    """Tell whether a training can share a batch with those of other sites (see ``StackedSteps``).
 
-    The training must accept batches of one sample. It must not replace the run's optimiser, or have
-    sample weights, differential privacy, or a function that is called before each pass. Then its
-    loss decides:
+    The training must accept batches of one sample, and use the run's optimiser. It must not have
+    sample weights, differential privacy or a function before each pass. The loss decides on the
+    rest:
 
-    - With a ``StackableLoss`` (a method's own loss for several sites), it must not have a penalty
-      or an action after each step. A second optimiser must have the same type and options as the
-      run's.
-    - With the network's own ``losses``, it must not have a second optimiser. Its penalty, if any,
-      must be a ``Term``, and its action after each step, if any, a ``GradientSum``.
+    - A ``StackableLoss``, which is a method's own loss for several sites, allows a second optimiser
+      of the same type and options as the run's. It allows no penalty and no action after each step.
+    - The network's own ``losses`` allow a ``Term`` as penalty, and a ``GradientSum`` after each
+      step. They allow no second optimiser.
 
-    No other loss can be stacked.
+    With any other loss, the result is False.
     """
     further = (training.optimiser, training.before_pass, training.weights, training.private)
     if training.minimum_batch > 1 or any(one is not None for one in further):
@@ -199,8 +195,8 @@ def _is_stackable(training: LocalTraining) -> bool:
 def _has_run_optimisers(training: LocalTraining) -> bool:
     """Tell whether a training's second optimiser has the type and options of the run's optimiser.
 
-    The result is also True without a second optimiser. If it is True, a single optimiser can train
-    all weights of several sites' networks, because it treats each weight separately.
+    If a training has no second optimiser, the result is True. If it is True, one optimiser can
+    train the weights of both optimisers.
     """
     if training.beside is None:
         return True
@@ -211,16 +207,14 @@ def _has_run_optimisers(training: LocalTraining) -> bool:
 def _group_of(training: LocalTraining) -> Hashable:
     """Build the key by which trainings are grouped. Trainings with equal keys share a batch.
 
-    Trainings with equal keys are equal in all of these:
+    The key is made of these:
 
-    - the round, and the name of a training before the last (such as that of a head);
-    - the settings, except 'local-steps';
-    - the shape and type of the inputs;
-    - the names, shapes and types of the arrays, and which of them are trained;
-    - whether they have a penalty, and whether they have an action after each step;
-    - the steps before this round and in all rounds, if these set the learning rate.
-
-    Weights and numbers of samples and steps may differ.
+    - the round, and the name of the training if another one follows at the site in this round
+    - the settings, except 'local-steps'
+    - the shape and type of the inputs
+    - the names, shapes and types of the arrays, and which of them are trained
+    - whether there is a penalty, and whether there is an action after each step
+    - the numbers of steps before this round and in all rounds, if the learning rate depends on them
     """
     round_, _, *aside = training.key
     arrays = []
@@ -238,8 +232,8 @@ def _group_of(training: LocalTraining) -> Hashable:
 def _try_to_train(sites: list[_Site], held: HeldSamples) -> bool:
     """Train the sites of a group as one batch, and return whether this succeeded.
 
-    After a FedsiloError, the result is False. The error is not raised here, because the site that
-    causes it raises it again when it trains by itself.
+    If a FedsiloError ends the training, the result is False. All sites of the group then train by
+    themselves, and the site that causes the error raises it again.
     """
     try:
         _train(sites, held)
@@ -252,8 +246,8 @@ def _train(sites: list[_Site], held: HeldSamples) -> None:
     """Train the sites of a group as one batch, and store each site's result in its session.
 
     A result has the trained arrays, the summed gradients, the mean loss per sample over the last
-    pass, the learning rates, and the numbers of steps and samples. ``sites`` is sorted in place, so
-    that sites with more steps come first.
+    pass, the learning rate of each step, and the numbers of steps and samples. The order of
+    ``sites`` changes: sites with more steps come first.
     """
     # Sites with more steps come first, so that the others drop out at the end
     sites.sort(key=lambda site: -len(site.planned.batches))

@@ -44,7 +44,7 @@ def open_study(
     epochs: int,
     distil_epochs: int,
 ) -> Study:
-    """Read the images, and build the study: everything that is equal for all starting points.
+    """Read the images, and build the study: everything that all starting points have in common.
 
     A starting point is a set of weights from which a network is trained. The study holds the task,
     the pooled images of the chosen sites in memory, the settings, the device, and the numbers of
@@ -52,12 +52,12 @@ def open_study(
 
     Args:
         task: 'classification' or 'segmentation'.
-        network: the name of the network, as ``choose_network`` returns it.
-        settings: the settings of data, network and training.
-        sites: the sites whose images are pooled; empty for all sites of the data set.
+        network: the name of the network to train.
+        settings: the settings of the data, the network and the training.
+        sites: the sites whose images are pooled. Empty for all sites of the data set.
         seeds: the number of trainings for each starting point, with seeds 0, 1, ...
         epochs: the epochs of each training.
-        distil_epochs: the epochs in which a network learns from a run's ViT (distillation); 0 for
+        distil_epochs: the epochs in which a network learns from a run's ViT (distillation). 0 for
             no distillation.
 
     Raises:
@@ -77,14 +77,14 @@ def open_study(
 def train_starts(study: Study, starts: Starts, out: Path, images: int, say: Say) -> FinetuneResult:
     """Train a network from each starting point with each seed, and write the results to ``out``.
 
-    The folder is created only after the last training, so an error leaves nothing behind.
+    The folder is created after the last training, so an error leaves nothing behind.
 
     Args:
         study: the data and settings, which are the same for all starting points.
         starts: the starting points: pretrained weights, models of runs or random initial weights.
         out: the folder to create.
-        images: the largest number of test images in the picture of predicted masks, which is drawn
-            only for segmentation.
+        images: the number of test images that are drawn with their predicted masks, at most. It has
+            an effect only for segmentation.
         say: is called with each line of progress.
 
     Returns:
@@ -105,9 +105,9 @@ def _train_start(study: Study, source: Source | None, say: Say) -> StartResult:
     """Train a network from one starting point with each seed, and collect the results.
 
     Args:
-        study: the data, the settings and the number of seeds, which are 0, 1, ...
-        source: the model or weights to start from; None for random initial weights.
-        say: is called with a line after each seed's training. Before the first training, it is
+        study: the data, the settings and the number of seeds. The seeds are 0, 1, ...
+        source: the model or weights to start from. None for random initial weights.
+        say: is called with a line after the training of each seed. Before the first training, it is
             called with a line about the weights that the network received from ``source``.
 
     Raises:
@@ -138,22 +138,21 @@ def build_start(
 ) -> tuple[nn.Module, TransferReport | DistilReport | None]:
     """Build the network for one training, with the weights from which the training starts.
 
-    The network is first initialised from ``seed``. Then those arrays of ``source`` that fit replace
-    the network's own. So for the same seed, networks of different starting points differ only in
-    the transferred arrays.
+    All arrays are first initialised from ``seed``. The arrays of ``source`` that fit then replace
+    them. Networks with the same seed therefore differ only in the arrays that they received.
 
-    If ``source`` is the ViT of a run, and the network cannot take its arrays, nothing is copied.
-    Instead, the network's encoder is trained for ``study.distil_epochs`` epochs to predict that
-    ViT's tokens (distillation).
+    If ``source`` is a run's ViT whose arrays do not fit the network, nothing is copied. Instead,
+    the network's encoder is trained for ``study.distil_epochs`` epochs to predict the ViT's tokens
+    (distillation).
 
     Args:
         study: the task, the data, the settings and the device.
-        source: the run's model or the pretrained weights; None for random initial weights.
+        source: the run's model or the pretrained weights. None for random initial weights.
         seed: the seed of the training.
 
     Returns:
-        The network on the study's device, and a report on the transferred weights, which is None
-        without a ``source``.
+        The network on the study's device, and the report on the copied arrays or on the
+        distillation. Without a ``source``, the report is None.
 
     Raises:
         FedsiloError: no array of the weights fits, or the weights cannot be loaded.
@@ -184,10 +183,10 @@ def _with_seed(settings: CommonSettings, seed: int) -> CommonSettings:
 def train_seed(study: Study, network: nn.Module, seed: int) -> TrainedSeed:
     """Train a network in place for all epochs, and return the results of its best epoch.
 
-    The best epoch has the highest validation value of the task's headline metric. A tie is decided
-    by the lower validation loss, then by the earlier epoch. An undefined metric is worse than any
-    value. At the end, the network gets the best epoch's arrays, and is measured on the test images.
-    The learning rate falls along one cosine over all epochs.
+    The best epoch has the highest validation value of the task's headline metric, which is accuracy
+    or Dice. A tie is decided by the lower validation loss, then by the earlier epoch. An undefined
+    metric is worse than any value. At the end, the network gets the best epoch's arrays, and is
+    measured on the test images.
 
     Raises:
         SiteError: the validation loss of an epoch is not finite, because training diverged.

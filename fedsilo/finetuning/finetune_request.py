@@ -28,9 +28,11 @@ Classes: TypeAlias = tuple[tuple[str, ...], int]
 def check_starts(weights: Sequence[str], from_site: str | None) -> None:
     """Check the values of ``--weights`` and ``--from-site`` before any starting point is opened.
 
+    ``from_site`` is the site whose own model is taken from a run.
+
     Raises:
-        SettingError: a starting point is named twice; or ``from_site``, the site whose own model is
-            wanted, is given although none of ``weights`` is an existing folder.
+        SettingError: ``weights`` names a starting point twice, or ``from_site`` is given but
+            ``weights`` names no existing folder.
     """
     for name in weights:
         if weights.count(name) > 1:
@@ -93,14 +95,14 @@ def open_starts(
     """Open all starting points that ``--weights`` names, in order.
 
     Args:
-        weights: the starting points: runs, files, names of timm, or 'scratch'; see ``open_start``.
-        data_dir: the data directory; None for the one in each run's settings.
-        from_site: the site whose own model is opened from each run; None for the shared model.
-        state_dir: the folder of the site's private state; None for the one in each run directory.
+        weights: the starting points. ``open_start`` lists the forms that one can have.
+        data_dir: the data directory. None for the one in each run's settings.
+        from_site: the site whose own model is opened from each run. None for the shared model.
+        state_dir: the folder of the site's private state. None for the one in each run directory.
 
     Raises:
-        SettingError: two starting points have the same label, such as two runs in folders of the
-            same name. Their rows in the table of results would look alike.
+        SettingError: two starting points have the same label in the table of results, such as two
+            runs in folders of the same name.
         FedsiloError: ``open_start`` cannot open a starting point.
     """
     starts = Starts([open_start(name, data_dir, from_site, state_dir) for name in weights])
@@ -122,18 +124,18 @@ def open_start(
     Args:
         weights: one of these:
 
-            - 'scratch' for random initial weights;
-            - a run directory, or a run's model.safetensors in it;
+            - 'scratch' for random initial weights
+            - a run directory, or a run's model.safetensors in it
             - timm:NAME for weights of the library timm: a VGG16 if NAME starts with 'vgg16_bn', and
-              otherwise a ViT;
-            - another file, which should have the weights of a ViT.
-        data_dir: the data directory; None for the one in the run's settings.
-        from_site: the site whose own model is opened from a run; None for the shared model.
-        state_dir: the folder of the site's private state; None for the one in the run directory.
+              otherwise a ViT
+            - any other file, which is taken for the weights of a ViT
+        data_dir: the data directory. None for the one in the run's settings.
+        from_site: the site whose own model is opened from a run. None for the shared model.
+        state_dir: the folder of the site's private state. None for the one in the run directory.
 
     Returns:
-        None for 'scratch'. For a run, its model with its arrays. For a file or timm's weights, only
-        their name: they are neither loaded nor checked here.
+        The run's model with its arrays. For a file or timm's weights, the result has only their
+        name, because they are not loaded or checked here. For 'scratch', it is None.
 
     Raises:
         SettingError: ``weights`` is none of these, for example because the file does not exist.
@@ -166,14 +168,17 @@ def open_run_model(
 
     Args:
         run_dir: the run directory.
-        data_dir: the data directory; None for the one in the run's settings.
+        data_dir: the data directory. None for the one in the run's settings.
         from_site: the site whose own model is opened, which needs the site's data on this machine.
             None for the shared model in model.safetensors, which needs no data.
-        state_dir: the folder of the site's private state; None for the one in the run directory.
+        state_dir: the folder of the site's private state. None for the one in the run directory.
 
     Raises:
-        FedsiloError: the run has not ended, used a table, lacks the wanted model, or did not train
-            an encoder; or its frozen ViT used a different backbone from the one on this machine.
+        FedsiloError: in one of these cases:
+
+            - The run has not ended, used a table, or lacks the wanted model.
+            - The run did not train an encoder.
+            - The run's frozen ViT had another backbone than the one on this machine.
     """
     run = FinishedRun.open(run_dir)
     common = run.local_settings(data_dir).common
@@ -231,13 +236,12 @@ def _shared_arrays(run_dir: Path, common: CommonSettings) -> dict[str, Tensor]:
 def _encoder_fault(common: CommonSettings, arrays: Mapping[str, Any]) -> str:
     """Explain in a sentence why a run's model cannot be a starting point; "" if it can.
 
-    A starting point needs an encoder that the run trained, and not just a head. Some models are
-    only prompts, which are learned input tokens of a frozen ViT. They count as a trained encoder,
-    unless the ViT was initialised at random. The arrays of such a ViT are not stored, so nothing
-    can load them again.
+    A starting point needs an encoder that the run trained. A head alone is not enough. Prompts,
+    which are learned input tokens of a frozen ViT, count as a trained encoder. They do not count if
+    the ViT was initialised at random, because its arrays are not stored.
 
     Args:
-        common: the run's settings, with its method and the weights of its ViT.
+        common: the run's settings. 'method' and 'vit.backbone-weights' are used.
         arrays: the model's arrays by name. Only the names are used.
     """
     if not any(name.startswith(_ENCODER) for name in arrays):

@@ -41,10 +41,10 @@ class StartResult:
     trained: tuple[TrainedSeed, ...]  # one result per seed
 
     def row(self, metric: str) -> Spread | None:
-        """Return the mean and the standard deviation of a test metric over the seeds that have it.
+        """Return statistics of a test metric over seeds, such as its mean and standard deviation.
 
-        The median, the range and the number of these seeds are returned as well. A seed lacks a
-        metric that its test images do not define. If all seeds lack it, the result is None.
+        A seed lacks a metric that is undefined on the test images. Such seeds are left out. If all
+        seeds lack the metric, the result is None.
         """
         values = []
         for trained in self.trained:
@@ -55,10 +55,10 @@ class StartResult:
         return Spread.of(tuple(values))
 
     def best(self, headline: str) -> TrainedSeed:
-        """Return the seed's training with the highest validation value of the metric ``headline``.
+        """Return the result of the seed with the highest validation value of ``headline``.
 
-        If several tie, it is the first. A seed without the metric is returned only if no seed has
-        the metric.
+        ``headline`` is a metric. If several seeds have the highest value, the first of them is
+        chosen. A seed without the metric is chosen only if no seed has it.
         """
         return max(self.trained, key=lambda trained: trained.val.get(headline, -math.inf))
 
@@ -74,9 +74,9 @@ class FinetuneResult:
 def result_table(finetuned: FinetuneResult) -> Table:
     """Build the table of test metrics for a terminal.
 
-    Each starting point is a row, and each of the task's main metrics a column. A cell shows the
-    mean over the seeds that have the metric, with the standard deviation if there are several. If
-    no seed has the metric, the cell is empty.
+    There is a row for each starting point, and a column for each of the task's main metrics. A cell
+    shows the mean over the seeds that have the metric. If several seeds have it, the standard
+    deviation follows. If no seed has the metric, the cell is empty.
     """
     study = finetuned.study
     over = "one seed"
@@ -101,12 +101,12 @@ def write_results(folder: Path, study: Study, starts: Sequence[StartResult], ima
 
     The files are:
 
-    - finetune.json with everything except the learning curves;
-    - figures.csv with the test metrics;
-    - curves.csv with the learning curves;
-    - model.safetensors with a network trained from the first starting point, by the seed with the
-      best validation value of the task's headline metric;
-    - for segmentation only, overlays.png with the predicted masks of up to ``images`` test images.
+    - finetune.json with all results except the learning curves
+    - figures.csv with the test metrics
+    - curves.csv with the learning curves
+    - model.safetensors with the network of the first starting point, from the seed with the best
+      validation value of the task's headline metric
+    - for segmentation only, overlays.png with the predicted masks of up to ``images`` test images
     """
     content = json.dumps(document(study, starts), indent=2, allow_nan=False)
     write_atomically(folder / "finetune.json", content + "\n")
@@ -177,7 +177,8 @@ def metrics_table(study: Study, starts: Sequence[StartResult]) -> pd.DataFrame:
 def curves_csv(starts: Sequence[StartResult]) -> str:
     """Format the learning curves as CSV, with one value per row and 6 decimals.
 
-    The columns are weights (the starting point), seed, epoch, split, metric and value.
+    The columns are ``weights`` (the starting point), ``seed``, ``epoch``, ``split``, ``metric`` and
+    ``value``. Rows are in the order of training.
     """
     table = []
     for result in starts:
@@ -191,11 +192,16 @@ def curves_csv(starts: Sequence[StartResult]) -> str:
 def document(study: Study, starts: Sequence[StartResult]) -> dict[str, Any]:
     """Build the content of finetune.json as a dictionary.
 
-    It has the task, the network, the data set with its sites and the number of images of each
-    split, the settings that had an effect, the number of epochs and the metric that chose the best.
-    It also has the definition of each metric in words. "classes" has the names of the classes, or
-    their number if the data set does not name them. "lines" has the results of each starting point,
-    in order.
+    The keys are:
+
+    - ``task``, ``network``, ``dataset`` and ``sites``
+    - ``images``: the number of images of each split
+    - ``classes``: the names of the classes, or their number if the data set does not name them
+    - ``epochs``, and ``epoch chosen by``: the metric whose validation value decided on the best
+      epoch
+    - ``definitions``: the definition of each metric in words
+    - ``settings``: the settings of the data, the network and the training
+    - ``lines``: the results of each starting point, in order
     """
     task, data = study.downstream, study.data
     return {
@@ -216,9 +222,9 @@ def document(study: Study, starts: Sequence[StartResult]) -> dict[str, Any]:
 def _start_document(result: StartResult) -> dict[str, Any]:
     """Build the entry of a starting point in finetune.json.
 
-    The entry has each seed's best epoch, the metrics of this epoch on the validation and the test
-    images, and the seconds. It also has the mean and the standard deviation of each test metric
-    over the seeds that have it. A metric that only one seed has is missing in ``sd``.
+    ``seeds`` has each seed's best epoch, the metrics of that epoch on validation and test images,
+    and the duration in seconds. ``mean`` and ``sd`` summarise each test metric over the seeds that
+    have it. If only one seed has a metric, ``sd`` lacks it.
 
     ``taken`` is the report on arrays that were copied from the starting point, or None if none
     were. ``distilled`` is the report on distillation (training to imitate a run's ViT), or None
@@ -269,10 +275,10 @@ _OPACITY = 0.75
 
 
 def spread_rows(origin: Sequence[str], count: int) -> list[int]:
-    """Choose up to ``count`` rows that are spread evenly over the sites, in ascending order.
+    """Choose up to ``count`` rows that are spread evenly over the sites, and return their numbers.
 
-    The first row of every site is chosen before the second row of any site, and so on. ``origin``
-    has the site of each row.
+    ``origin`` has the site of each row. The first row of every site is chosen before the second row
+    of any site, and so on. The numbers are in ascending order.
     """
     # Each row's position within its site; the stable sort takes position 0 of all sites first
     turns = pd.Series(origin).groupby(list(origin)).cumcount()
@@ -308,13 +314,13 @@ def draw_overlays(
 ) -> Figure:
     """Draw a row for each test image: the image, its true mask, and the predicted masks.
 
-    There is a predicted mask for each starting point. In it, hits, false alarms and missed pixels
-    have different colours. Its caption is its Dice score, or '(rightly none)' if the true and the
-    predicted mask are both empty. The caption of an empty true mask is '(no catheter)'.
+    There is a predicted mask for each starting point, with different colours for hits, false alarms
+    and missed pixels. Its caption is the Dice score, or '(rightly none)' if the true mask is empty
+    too. The caption of an empty true mask is '(no catheter)'.
 
     Args:
-        images: (n, channels, h, w), as a silo stores them.
-        masks: the true masks (n, h, w), 0 or 1.
+        images: the images (n, channels, h, w), with the pixels that a site stores.
+        masks: the true masks (n, h, w), 0 or 1. A mask marks the catheters in a radiograph.
         predicted: label of a starting point -> its predicted masks (n, h, w).
         names: the caption of each image.
         title: the title of the picture.

@@ -50,20 +50,23 @@ def choose_network(
     """Choose the network to train, and return its name.
 
     The network is ``wanted`` if the user named one. Otherwise, it is the task's first network that
-    accepts the weights of the first source, or simply the task's first network if there are no
-    sources. The network must accept the weights of every source. The exception is a run's ViT that
-    the network imitates.
+    accepts the weights of the first source. Without sources, it is the task's first network. The
+    network must accept the weights of every source, except those of a run's ViT that it learns from
+    by distillation.
 
     Args:
         task: 'classification' or 'segmentation'.
-        wanted: the name that the user gave; None or empty to choose by the sources.
+        wanted: the name that the user gave. None or empty to choose by the sources.
         sources: the starting points with weights, which are models of runs and pretrained weights.
-        distil: whether ``wanted`` imitates the ViTs of runs whose weights it cannot accept
-            (distillation).
+        distil: whether the user asked for distillation, in which a network learns to predict the
+            tokens of a run's ViT.
 
     Raises:
-        SettingError: the task does not have the wanted network; a source's weights do not fit the
-            network; or ``distil`` is True, but no source can be distilled into ``wanted``.
+        SettingError: in one of these cases:
+
+            - The task does not have the wanted network.
+            - The network does not accept the weights of a source.
+            - ``distil`` is True, but ``wanted`` cannot learn from any source.
     """
     # Network of the task -> the network of a run whose weights it accepts
     of_task: Mapping[str, str] = dict(zip(_CLASSIFIERS, _CLASSIFIERS, strict=True))
@@ -109,9 +112,9 @@ def _networks_for(source: Source, of_task: Mapping[str, str]) -> list[str]:
     The list is in the order of ``of_task``. It is empty if no network accepts the weights.
 
     Args:
-        source: a run's model, or pretrained weights.
-        of_task: each network of the task -> the name of the network whose weights it accepts, or ""
-            for none.
+        source: a run's model, or pretrained weights. Both name the network that the weights fit.
+        of_task: each network of the task -> the name of the network whose weights fit, or "" if
+            none do.
     """
     fitting = []
     for name, accepted in of_task.items():
@@ -123,8 +126,9 @@ def _networks_for(source: Source, of_task: Mapping[str, str]) -> list[str]:
 def accepts_weights(network: str, source: Source) -> bool:
     """Tell whether the network named ``network`` can copy the arrays of ``source``.
 
-    For a network for segmentation, ``RUN_NETWORK`` has the name of the one network whose arrays it
-    accepts, or "" for none. Any other network accepts only arrays of a network of the same name.
+    A network for segmentation takes arrays only from the network that ``RUN_NETWORK`` gives for it:
+    a UNet from "conv", and a ViT or TransUNet from "vit". A Swin or SwinUnet takes none. Any other
+    network takes arrays only from a network of the same name.
     """
     return RUN_NETWORK.get(network, network) == source.network
 
@@ -143,22 +147,24 @@ def build_settings(
 ) -> CommonSettings:
     """Build the settings of data, network and training for fine-tuning, and check them.
 
-    The settings come from four sources, of which later ones override earlier ones: the defaults;
-    the settings inherited from the first run (``_inherited_values``); the recipe ``_RECIPE``, such
-    as AdamW with batch size 16; and the user's ``changes``. If there would be no validation images,
-    one of 5 folds of the training images is used for validation.
+    There are four sources, and a later source overrides an earlier one: the defaults, the settings
+    inherited from the first run, a fixed recipe (such as AdamW with batch size 16), and the user's
+    ``changes``. If there would be no validation images, one of 5 folds of the training images is
+    used for validation.
 
     Args:
         task: 'classification' or 'segmentation'.
         network: the name of the network to train.
         run_models: the starting points that are models of runs.
-        dataset: the name of the data set; None for the first run's.
+        dataset: the name of the data set. None for the first run's.
         changes: the user's settings, key -> value.
 
     Raises:
-        SettingError: a setting is unknown, out of range or unused in fine-tuning; the data set is
-            unknown; neither a data set nor a run is given; or a run may have trained on the test
-            images.
+        SettingError: in one of these cases:
+
+            - A setting is unknown, out of range or unused in fine-tuning.
+            - The data set is unknown, or neither a data set nor a run is given.
+            - A run chose its test images by other settings, so it may have trained on these ones.
     """
     first: dict[str, Value] = {}
     if run_models:
@@ -204,10 +210,9 @@ def _inherited_values(
 ) -> dict[str, Value]:
     """Select the settings that fine-tuning inherits from a run, key -> value.
 
-    If ``dataset`` is the run's own data set, they are the run's values of the data settings
-    ``of_data``. For another data set, only the settings with paths of files and folders are
-    inherited. If ``network`` can copy the run's arrays, the settings of the network are inherited
-    as well.
+    If ``dataset`` is the run's own data set, the run's values of the data settings ``of_data`` are
+    inherited. For another data set, only the paths of files and folders are. If ``network`` can
+    copy the run's arrays, the settings of the network are inherited too, whatever the data set.
     """
     values = as_mapping(run_model.common)
     inherited = frozenset(_FILES)
@@ -250,8 +255,8 @@ def read_changes(
 def _with_absolute_paths(values: dict[str, Value]) -> dict[str, Value]:
     """Return a copy of the settings in which all paths of files and folders are absolute.
 
-    ``~`` is expanded, and empty paths stay empty. The settings are written to a file, which may be
-    read later in another working folder.
+    A relative path starts from the working folder, ``~`` is expanded, and an empty path stays
+    empty. The settings are written to a file, which may be read later in another folder.
     """
     absolute = dict(values)
     for key in _FILES:
@@ -263,12 +268,11 @@ def _with_absolute_paths(values: dict[str, Value]) -> dict[str, Value]:
 def _data_keys(dataset: str, partition: str, task: str) -> frozenset[str]:
     """List the keys of all settings that concern the data of fine-tuning.
 
-    They are 'dataset', the keys of files and partitions, the data set's own keys, and the keys that
-    ``partition`` (the value of 'split.partition') reads.
+    The keys are 'dataset', the settings with paths, the settings of partitions, and those that the
+    data set and ``partition`` (the value of 'split.partition') use.
 
-    Segmentation is an exception if the data set lacks the key 'split.silos'. All keys of partitions
-    are then left out, because the masks belong to the data set's own sites, which cannot be
-    partitioned anew.
+    For segmentation, all settings of partitions are left out if the data set has no setting
+    'split.silos'. The masks then belong to fixed sites.
     """
     own_keys = data_set(dataset).settings
     if task == SEGMENTATION and "split.silos" not in own_keys:
@@ -280,8 +284,8 @@ def used_settings(settings: CommonSettings, task: str) -> dict[str, Value]:
     """Select the settings that have an effect on fine-tuning, key -> value.
 
     These are the settings of the data, the network and the training. The settings of a federated
-    run, such as the number of rounds, are left out. Which data settings have an effect depends on
-    ``task``, "classification" or "segmentation".
+    run, such as the number of rounds, are left out. With the ``task`` "segmentation", the settings
+    of partitions may have no effect, and are then left out too.
     """
     of_data = _data_keys(settings.dataset, settings.partition, task)
     return _select(as_mapping(settings), _OF_NETWORK | _OF_TRAINING | of_data)
@@ -295,9 +299,9 @@ def _refuse_unused(changes: Mapping[str, Value], of_data: frozenset[str]) -> Non
         of_data: the keys of the data settings that apply to the chosen data set and task.
 
     Raises:
-        SettingError: a key is unknown; is not a setting of the data, the network or the training;
-            or must be given by an option instead ('network.name' by --network, and 'dataset' by
-            --dataset). The message names the first such key.
+        SettingError: a key is unknown, or is not a setting of the data, the network or the
+            training. The error is also raised for 'network.name' and 'dataset', which have options
+            of their own. The message names the first such key in ``changes``.
     """
     known = _OF_NETWORK | _OF_TRAINING | of_data
     for key in changes:

@@ -58,11 +58,10 @@ class Pretraining:
 
 
 def plan_pretraining(experiment: str, sources: RunSources) -> tuple[CommonSettings, Pretraining]:
-    """Read an experiment's settings, and the recipe for pre-training in its simulation file.
+    """Read an experiment's settings, and the recipe for pre-training from its simulation file.
 
     The recipe is the section ``pretraining`` of the file, with values such as the number of epochs.
-    A value that the section lacks has the default of ``Pretraining``. If the section is missing,
-    all values have their defaults.
+    A value that the section lacks has its default, and so have all values without the section.
 
     Raises:
         SettingError: the experiment is unknown, its network is not a ViT, its data set does not
@@ -84,15 +83,15 @@ def train_backbone(
 ) -> None:
     """Train a ViT on the data set's public images, and write its weights to ``target``.
 
-    A linear head is trained together with the ViT and then dropped. The file also records the
-    recipe, the size of the ViT and of the images, the number of public images, and the metrics on
-    the held-out tenth of the images.
+    A linear head is trained with the ViT and then dropped. One in ten images, drawn at random, is
+    held out from training. ``target`` also records the recipe, the sizes of the ViT and of the
+    images, the number of public images, and the metrics on the images held out.
 
     Args:
         common: the experiment's settings, which give the ViT's size and the data.
         recipe: the recipe of pre-training, such as the number of epochs.
         target: the file to write.
-        say: is called with a line about the images, then with lines of metrics (``_Trainer.run``).
+        say: is called with a line about the images, and during the training with lines of metrics.
 
     Raises:
         DataError: there are fewer than 20 public images.
@@ -123,14 +122,14 @@ def train_backbone(
 def _read_public_images(common: CommonSettings, recipe: Pretraining) -> tuple[Split, int]:
     """Read the public images of the data set, which belong to no silo, with their labels.
 
-    If the data set has several kinds of labels (setting 'data.target'), the recipe's ``target``
-    chooses the kind.
+    If the data set has several kinds of labels (setting 'data.target'), ``recipe.target`` is the
+    kind to read.
 
     Returns:
         The images with labels, and the number of classes.
 
     Raises:
-        DataError: there are fewer than 20 public images.
+        DataError: there are fewer than 20 public images, the least that pre-training takes.
     """
     chosen = cast(ImageDataSet, data_set(common.dataset))
     if "data.target" in chosen.settings:
@@ -146,13 +145,14 @@ def _read_public_images(common: CommonSettings, recipe: Pretraining) -> tuple[Sp
 
 
 def backbone_file(common: CommonSettings) -> Path:
-    """Return the path of the file with a ViT's weights that 'vit.backbone-weights' names.
+    """Return the path of the file with a ViT's weights that 'vit.backbone-weights' gives.
 
     A relative path is below the folder of backbones in the cache, and an absolute path stays as it
     is. Whether the file exists is not checked.
 
     Raises:
-        SettingError: the setting is empty, 'timm' or 'random', which do not name a file.
+        SettingError: the setting does not give a file, because it is 'timm', 'random' or an empty
+            string.
     """
     named = common.backbone_weights
     if named in ("", "timm", "random"):
@@ -211,8 +211,8 @@ class _Trainer:
     def run(self, say: Callable[[str], None]) -> dict[str, float]:
         """Train for all epochs, and return the metrics on the held-out images after the last epoch.
 
-        ``say`` is called with a line of metrics after every ``epochs // 10`` epochs (after each
-        epoch if there are fewer than 20), and after the last epoch.
+        ``say`` is called with a line of these metrics about ten times during the training, and
+        after the last epoch. With fewer than 20 epochs, it is called after each epoch.
 
         Raises:
             SettingError: the mean loss of an epoch, or the network's output after an epoch, is not
@@ -275,7 +275,8 @@ class _Trainer:
     def _logits(self, images: Tensor) -> Tensor:
         """Compute the logits (n, classes), float32 on the device, for 8-bit images (n, 3, s, s).
 
-        Pixels are scaled as in a run, so a run can use the weights unchanged.
+        Pixels are scaled as the ViT expects them in a run, so that a run can use the weights as
+        they are.
         """
         pixels = float_inputs(self.compute.bring(images)) * self.scale + self.offset
         logits: Tensor = self.network(pixels)
@@ -301,9 +302,9 @@ def class_weights(labels: Tensor, classes: int) -> Tensor:
     """Compute the loss weight of each class, float32 (classes,), from labels (n,).
 
     A weight is proportional to 1 / sqrt(number of images of the class). A class without images has
-    weight 0, and the other weights have mean 1. Seven of ten dermoscopic images are nevi, so
-    without weights the other classes are hardly learnt.
+    weight 0, and the other weights have mean 1. Rare classes would otherwise be hardly learnt.
     """
+    # Seven of ten dermoscopic images are nevi
     counts = torch.bincount(labels, minlength=classes).float()
     weights = torch.where(counts > 0, counts.clamp_min(1).rsqrt(), torch.zeros(()))
     return weights / weights[counts > 0].mean()
@@ -312,10 +313,11 @@ def class_weights(labels: Tensor, classes: int) -> Tensor:
 def augment(images: Tensor, generator: torch.Generator) -> Tensor:
     """Augment 8-bit images (n, 3, side, side) at random. The shape and the type stay the same.
 
-    Lesions do not have an upright position, so each image is turned by a random multiple of 90
-    degrees and mirrored with probability 0.5. Then a random square of 60 to 100 % of the area is
-    cut out and resized to the full side. Last, brightness and contrast change by up to 20 % each.
-    Seven random numbers are drawn from ``generator`` for each image.
+    Each image takes seven random numbers from ``generator`` for these changes:
+
+    - a turn by a random multiple of 90 degrees, and a mirror image with probability 0.5
+    - a cut of a random square of 60 to 100 % of the area, resized to the full side
+    - a change of the brightness by up to 20 %, and then of the contrast by up to 20 %
     """
     from torchvision.transforms.v2 import functional as change
 
@@ -325,6 +327,7 @@ def augment(images: Tensor, generator: torch.Generator) -> Tensor:
         turn, mirror, area, top, left, light, contrast = torch.rand(7, generator=generator).tolist()
         # The root turns a share of the area into a share of the side
         cut = round(side * (0.6 + 0.4 * area) ** 0.5)
+        # Lesions do not have an upright position
         turned = torch.rot90(image, int(4 * turn), (1, 2))
         if mirror < 0.5:
             turned = turned.flip(2)

@@ -57,7 +57,7 @@ class Pooled:
 def chosen_sites(settings: CommonSettings, wanted: Sequence[str]) -> list[str]:
     """Return the names of the sites to fine-tune on, in the order of the data set.
 
-    If ``wanted`` is empty, these are all sites of the data set.
+    If ``wanted`` is empty, the result has all sites of the data set.
 
     Raises:
         SettingError: the data set is a table, or a wanted site is unknown.
@@ -75,7 +75,9 @@ def chosen_sites(settings: CommonSettings, wanted: Sequence[str]) -> list[str]:
 
 
 def read_labelled_images(settings: CommonSettings, sites: Sequence[str]) -> Pooled:
-    """Read the images of the sites with their class labels, and pool them split by split.
+    """Read the images of the sites with their class labels, and pool them over the sites.
+
+    The training, validation and test images are pooled separately.
 
     Raises:
         DataError: a split is empty at all sites, or the sites have images of different shapes or
@@ -90,12 +92,17 @@ def read_labelled_images(settings: CommonSettings, sites: Sequence[str]) -> Pool
 
 
 def read_masked_images(settings: CommonSettings, sites: Sequence[str]) -> Pooled:
-    """Read the images of the sites with their masks, and pool them split by split.
+    """Read the images of the sites with their masks, and pool them over the sites.
+
+    The training, validation and test images are pooled separately.
 
     Raises:
-        DataError: a mask differs in size from its image, or has a value above 1; the sites' images
-            have different shapes; a split is empty at all sites; or all training masks, or all
-            validation masks, are empty. Test masks may all be empty.
+        DataError: in one of these cases:
+
+            - A mask differs in size from its image, or has a value above 1.
+            - The images of the sites have different shapes.
+            - A split is empty at all sites.
+            - The training masks are all empty, or the validation masks are.
     """
     silos = [load_masked_silo(site, settings) for site in sites]
     for silo in silos:
@@ -206,9 +213,9 @@ class Downstream:
     ) -> dict[str, float]:
         """Measure a network on a split, and return its metrics as name -> value.
 
-        The metrics include all of ``shown`` (the metrics of the table of results). A metric that
-        the split's labels do not define, such as AUC with one class, is missing. Dropout is active
-        only if 'train.mc-passes' is set.
+        The metrics include those of ``shown``, which are the columns of the table of results. A
+        metric that is undefined for the split's labels is missing, such as AUC with one class.
+        Dropout is off, unless 'train.mc-passes' is set.
         """
         return measure(cast(SiteNetwork, network), split, settings, compute, ("finetune",))
 
@@ -237,9 +244,8 @@ class Segmentation(Downstream):
     def trunk(self, network: nn.Module) -> nn.Module:
         """Return the part of a segmentation network that can receive the arrays of a run.
 
-        It is the encoder, whose arrays have the same names as in a run. Some networks do not have
-        such a part. This method is not called for them, because ``choose_network`` refuses a run's
-        weights for them.
+        This part is the encoder, whose arrays have the same names as in a federated run. Only a
+        network with such a part may be given.
         """
         trunk = cast(Segmenter, network).trunk()
         assert trunk is not None, (
@@ -259,9 +265,9 @@ class Segmentation(Downstream):
     ) -> dict[str, float]:
         """Measure a segmentation network on a split, and return its metrics as name -> value.
 
-        The metrics are the ``segmentation_metrics`` of the most probable class of each pixel, and
-        ``loss``, which is the mean training loss per image. Metrics that the masks do not define
-        are missing. The network is put in eval mode. ``settings`` are not used.
+        The metrics are those of ``segmentation_metrics`` for the most probable class of each pixel.
+        ``loss`` is added, the mean training loss per image. Metrics that are undefined for the
+        masks are missing. The network is put in eval mode. ``settings`` has no effect.
         """
         predicted, losses, start = list[Tensor](), list[float](), 0
         with torch.no_grad(), compute.autocast():
@@ -301,13 +307,13 @@ class TrainedSeed:
 
 
 def _logits(network: nn.Module, inputs: Tensor, compute: Compute) -> Iterator[Tensor]:
-    """Yield the class scores of each pixel of the images, for at most 32 images at a time.
+    """Yield the logits of each pixel for batches of at most 32 images.
 
-    The network is put in eval mode. Callers turn off gradients themselves.
+    The network is put in eval mode. Gradients are computed unless the caller turns them off.
 
     Args:
         network: the network, on the compute device.
-        inputs: images (n, c, h, w), as a silo stores them.
+        inputs: the images (n, c, h, w), with the pixels that a site stores.
         compute: the device.
 
     Yields:
@@ -321,9 +327,13 @@ def _logits(network: nn.Module, inputs: Tensor, compute: Compute) -> Iterator[Te
 
 
 def predicted_masks(network: nn.Module, inputs: Tensor, compute: Compute) -> Tensor:
-    """Predict the most probable class of each pixel: (n, h, w) int64 on the CPU.
+    """Predict the most probable class of each pixel.
 
-    The network is put in eval mode. ``inputs`` are images (n, c, h, w) as a silo stores them.
+    The network is put in eval mode. ``inputs`` are images (n, c, h, w), with the pixels that a site
+    stores.
+
+    Returns:
+        The classes (n, h, w), int64 on the CPU.
     """
     classes = []
     with torch.no_grad(), compute.autocast():
@@ -355,7 +365,8 @@ def cosine_epochs(
         settings: the seed, the batch size and the optimiser.
         compute: the device and the precision.
         epochs: the number of epochs.
-        purpose: a name that decides the random numbers, together with the seed and the epoch.
+        purpose: a name of the training. It decides the random numbers, together with the seed and
+            the epoch.
     """
     # One optimiser for all epochs, because each LocalTraining would otherwise restart the moments
     optimiser = open_optimiser(network, settings)

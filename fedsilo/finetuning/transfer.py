@@ -58,22 +58,23 @@ class TransferReport:
 def transfer(
     trunk: nn.Module, source: Source, settings: CommonSettings, classes: Classes
 ) -> TransferReport:
-    """Copy the arrays of ``source`` that fit into ``trunk``, in place, and return a report.
+    """Copy arrays of ``source`` into ``trunk``, in place, and return a report on them.
 
-    An array fits if ``trunk`` has one of the same name and shape. A run's position embeddings of a
-    ViT also fit in another size, and are resampled. Other arrays of ``trunk`` keep their initial
-    values. A run's head is copied only if the run learned the same classes.
+    An array is copied if ``trunk`` has one of the same name and shape. The position embeddings of a
+    run's ViT may have another shape, and are resampled. Other arrays of ``trunk`` keep their
+    initial values. A run's head is copied only if the run learned the same classes.
 
     Args:
         trunk: the network, or the part of it whose arrays have the same names as in a run.
         source: the run's model, or the pretrained weights, to copy from.
-        settings: the settings of fine-tuning.
+        settings: the settings of fine-tuning, with the data and the network.
         classes: the names and the number of the classes to learn.
 
     Raises:
-        SettingError: none of a run's arrays fits, or the run's backbone cannot be loaded. For
-            pretrained weights: the file or the name in timm is unknown, or the weights are for
-            another architecture.
+        SettingError: in one of these cases:
+
+            - None of a run's arrays can be copied, or the run's backbone cannot be loaded.
+            - Pretrained weights are for another architecture, or their file or name is unknown.
     """
     if isinstance(source, RunModel):
         return _transfer_run(trunk, source, settings, classes)
@@ -106,15 +107,16 @@ def _report(
 ) -> TransferReport:
     """Build the report on the arrays that an encoder received.
 
-    Its ``share`` is the number of values in copied arrays, divided by the number of values in all
-    arrays of the encoder. Its list ``left`` of arrays with their initial values is sorted.
+    ``share`` of the report is the number of values in copied arrays, divided by the number of
+    values in all arrays of the encoder. ``left`` lists the names of arrays that kept their initial
+    values, in sorted order.
 
     Args:
         encoder: all arrays of the encoder by name.
         names: the names of the arrays that were copied.
         head: whether a run's head was copied.
-        backbone: the weights of the ViT that were loaded besides the run's arrays, or empty. If it
-            is given, the ViT's arrays are not listed as left.
+        backbone: the setting 'vit.backbone-weights' of a pretrained ViT that was loaded in addition
+            to the run's arrays, or empty. If it is given, ``left`` has no arrays of the ViT.
     """
     copied, total, left = 0, 0, []
     for name in sorted(encoder):
@@ -131,14 +133,14 @@ def _report(
 def _transfer_run(
     trunk: nn.Module, run_model: RunModel, settings: CommonSettings, classes: Classes
 ) -> TransferReport:
-    """Copy the arrays of a run's model that fit into ``trunk``, in place, and return a report.
+    """Copy arrays of a run's model into ``trunk``, in place, and return a report on them.
 
-    ``_fit_array`` decides which arrays fit. Other arrays of ``trunk`` keep their initial values.
-    The head is copied only as a whole, and only if the run had the same ``classes``. If the run
-    trained only prompts, the pretrained backbone that the prompts belong to is loaded first.
+    ``_fit_array`` decides which arrays are copied. Other arrays of ``trunk`` keep their initial
+    values. The head is copied as a whole, and only if the run had the same ``classes``. If the run
+    trained only prompts for a pretrained backbone, that backbone is loaded first.
 
     Raises:
-        SettingError: no array of the encoder fits.
+        SettingError: no array of the encoder can be copied.
         FedsiloError: the backbone cannot be loaded.
     """
     if not run_model.has_backbone and hasattr(trunk, "vit"):
@@ -181,9 +183,9 @@ def _fit_array(
 ) -> Tensor | None:
     """Return a run's array in the shape of ``target``; None if it is missing or does not fit.
 
-    An array of another shape fits only if it holds the position embeddings of a ViT with the same
-    width of tokens. These are resampled to the grid of patches in ``trunk``, because the images may
-    have another size than in the run.
+    An array of another shape fits only if it holds the position embeddings of a ViT with tokens of
+    the same width. The embeddings are then resampled to the grid of patches in ``trunk``, because
+    the images may have a different size in the run.
 
     Args:
         name: the name of the array.
@@ -208,8 +210,9 @@ def _fit_array(
 def _fitting_head(state: Mapping[str, Tensor], run_model: RunModel) -> dict[str, Tensor]:
     """Return the head of a run's model as name -> array, or an empty dictionary if it does not fit.
 
-    ``state`` has the arrays of the network that is to receive the head. The head fits if the run's
-    model has each of this network's head arrays in the same shape.
+    ``state`` has the arrays of the network that is to receive the head. The names of a head's
+    arrays begin with "head.". The head fits if the run's model has all of these arrays, with the
+    same shapes.
     """
     head: dict[str, Tensor] = {}
     for name, target in state.items():
@@ -246,16 +249,14 @@ def distil(
 ) -> DistilReport:
     """Train the encoder of ``network``, in place, to predict the tokens of a run's ViT.
 
-    The FedEFM paper initialises UNet and SwinUnet from its foundation ViT, but does not explain
-    how. Here a linear layer, trained with the encoder, maps the encoder's last map to the ViT's
-    token of each patch (Romero et al. 2015, FitNets, equation 3). The ViT's tokens are normalised
-    over their channels (Wei et al. 2022, feature distillation). The linear layer is dropped
-    afterwards.
+    A linear layer is trained with the encoder and dropped afterwards. It converts the encoder's
+    last feature map to the ViT's token of each patch (Romero et al. 2015, FitNets, equation 3). The
+    ViT's tokens are normalised over their channels (Wei et al. 2022, feature distillation).
 
     Args:
         network: the student, on the compute device.
         source: the run whose ViT is the teacher.
-        images: the training images; their labels are ignored.
+        images: the training images. Their labels are ignored.
         settings: the settings of the training.
         compute: the device and the precision.
         epochs: the number of epochs, at least 1.
@@ -266,6 +267,7 @@ def distil(
     Raises:
         SettingError: the run's ViT cannot be built for images of this size.
     """
+    # The FedEFM paper initialises UNet and SwinUnet from its foundation ViT, but does not say how
     shape = tuple(images.inputs.shape[1:])
     teacher = compute.place(build_run_vit(source, settings, shape)).eval()
     # The number of channels of the student's last map (2, channels, rows, columns) is not among its
@@ -291,14 +293,14 @@ def distil(
 def token_loss(maps: Tensor, tokens: Tensor) -> Tensor:
     """Return the mean squared error between predicted tokens and the ViT's tokens, a scalar.
 
-    Each token of the ViT is first normalised over its channels to mean 0 and variance 1, so
-    predicting zeros gives a loss of 1. The predictions are resized to the grid of patches, but not
-    normalised.
+    Each token of the ViT is first normalised over its channels to mean 0 and variance 1. The
+    predictions are resized to the ViT's grid of patches, but they are not normalised.
 
     Args:
         maps: the predictions (batch, c, h, w).
         tokens: the ViT's tokens (batch, rows, columns, c).
     """
+    # Normalised, so that predicting zeros gives a loss of 1
     targets = nn.functional.layer_norm(tokens.float(), tokens.shape[-1:])
     predictions = resize_maps(maps.float(), tokens.shape[1:3]).permute(0, 2, 3, 1)
     return nn.functional.mse_loss(predictions, targets)
@@ -307,11 +309,11 @@ def token_loss(maps: Tensor, tokens: Tensor) -> Tensor:
 def build_run_vit(
     source: RunModel, settings: CommonSettings, input_shape: tuple[int, ...]
 ) -> PromptedViT:
-    """Build a run's ViT on the CPU, with the run's weights. No parameter can be trained.
+    """Build a run's ViT on the CPU, with the run's weights and without gradients.
 
     The settings of the network are the run's, and all other settings are those of fine-tuning.
-    Position embeddings are resampled if the images have another size than in the run. Other arrays
-    that do not fit keep random values.
+    Position embeddings are resampled if the images have a different size in the run. Other arrays
+    of the ViT that the run's arrays do not fit keep random values.
 
     Args:
         source: the run's model.
