@@ -55,9 +55,9 @@ def read_grey(path: Path, bits: int) -> Grey:
 
 
 def _grey_values(image: Image) -> tuple[npt.NDArray[Any], int]:
-    """Return a grey image's pixels in the file's own type, and the stored bits per pixel, 8 or 16.
+    """Return a grey image's pixels, (height, width), and the stored bits per pixel, 8 or 16.
 
-    The pixels are (height, width), with values 0..65535. Nothing is inverted.
+    The pixels keep the file's type, and are not inverted.
 
     Raises:
         BrokenImageError: the image has several pages, is not grey, or has a value outside 0..65535.
@@ -106,10 +106,9 @@ def check_depth(depth: int, largest: int, bits: int) -> int:
 def fit_square(picture: Grey, size: int) -> Grey:
     """Crop empty edges from ``picture`` (height, width), and fit the rest into (size, size).
 
-    A row or column is empty if no pixel in it exceeds the darkest pixel by more than 1/256 of the
-    span from darkest to brightest. Empty rows between others stay. The rest is resized bilinearly
-    so that its longer side is ``size``, and put at the top left. The remaining area gets the value
-    of the darkest pixel.
+    A row or column at an edge is empty if all its pixels exceed the darkest pixel by at most 1/256
+    of the span from darkest to brightest. The rest is resized bilinearly so that its longer side is
+    ``size``, and put at the top left. The remaining area gets the value of the darkest pixel.
 
     Raises:
         BrokenImageError: all pixels of ``picture`` or of the result are equal.
