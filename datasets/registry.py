@@ -73,8 +73,8 @@ def data_set(name: str) -> DataSet:
 
     Raises:
         SettingError: no data set or plugin has this name, or the plugin's object is not a
-            ``DataSet``. The names 'medmnist' and 'chestmnist' are also refused, because fedsilo
-            cannot read them as one data set with silos.
+            ``DataSet``. The names 'medmnist', which stands for several data sets, and 'chestmnist',
+            which has no silos, are also refused.
     """
     if name in _UNREAD:
         raise SettingError(f"data set '{name}' {_UNREAD[name]}: name one of {', '.join(MEDMNIST)}")
@@ -175,14 +175,13 @@ def plugs_of(settings: CommonSettings) -> list[PluginPlace]:
 def plugin_modules(values: Mapping[str, Value]) -> list[str]:
     """List the top-level modules of the plugins that a run's recorded settings name.
 
-    Nothing is imported. Only the settings for method, network, data set and partition are searched,
-    in this way:
+    Only the settings for method, network, data set and partition are searched:
 
-    - Names of fedsilo's own parts are skipped.
-    - A name with ':' or '.' gives the part before the first ':' or '.'.
-    - A name that an installed package declares as an entry point gives the top-level module of the
-      declared place.
-    - Any other name gives itself if setting 'plugin' lists a file with this name, and is otherwise
+    - A name of one of fedsilo's own parts is skipped.
+    - A name with ':' or '.' gives the part before the first of these characters.
+    - An entry point that an installed package declares gives the top-level module that it points
+      to.
+    - Any other name is a module if setting 'plugin' lists a file of this name. Otherwise it is
       skipped.
 
     Args:
@@ -377,7 +376,7 @@ def cut_of(settings: CommonSettings) -> dict[str, Any] | None:
 def image_reader(site: str, settings: CommonSettings) -> ImageReader:
     """Return a function that reads a new image file exactly as the images of ``site`` are read.
 
-    The function takes a path, and returns an array (channels, height, width) of the same type as
+    The function takes a path, and returns an array (channels, height, width) like an image in
     ``Split.inputs``. If ``site`` is '', a change that only one site's images get, such as a
     rotation, is left out.
 
