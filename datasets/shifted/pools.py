@@ -94,11 +94,12 @@ def facts_of(folder: Path, names: Iterable[str]) -> Facts:
 def locate(source: Source, places: Places) -> tuple[Path, Facts]:
     """Find the folder that contains a public data set's files, and list these files.
 
-    - If ``source.listed`` is None, all files must be in the data set's folder. A data set without
-      files gives ``Path()`` and an empty list.
-    - Otherwise one file is enough. The data set's folder and the folders in ``source.forms`` are
-      searched with the function ``source.listed``. The folder with the most files is chosen, and on
-      a tie the first of these folders.
+    If ``source.listed`` is None, all files must be in the data set's folder. A data set without
+    files gives ``Path()`` and an empty list.
+
+    Otherwise some of the files are enough. The function ``source.listed`` lists those in the data
+    set's folder and in each folder of ``source.forms``. The folder with the most files is chosen,
+    and on a tie the first.
 
     Returns:
         The folder, and [name, size in bytes, modification time in ns] of each file.
@@ -169,10 +170,9 @@ def open_pool(source: Source, places: Places) -> tuple[Pool, str]:
 def cut_by_track(tracks: npt.NDArray[Any], validation: int, where: str) -> tuple[Rows, Rows]:
     """Choose whole tracks for validation, so that no track is in both training and validation.
 
-    A track is a series of frames of one object, so validation on frames of a trained track would be
-    too easy. The tracks are visited in the order of their last images, from the end. A track is
-    taken if the taken images then number at most ``validation``. If no track fits, only the
-    smallest track is taken.
+    A track is a series of frames of one object. The tracks are visited in the order of their last
+    images, from the end. A track is taken if all taken images then number at most ``validation``.
+    If no track fits, only the smallest track is taken.
 
     Args:
         tracks: track number of each image, (n,).

@@ -61,7 +61,7 @@ def silo_names(silos: int) -> list[str]:
     """Return the silos' names as in the UEFL paper, such as 's1a' and 's1b' for two silos of D1.
 
     The digit is that of the silo's distribution D1, D2 or D3. The order is that of
-    ``distributions``. 0 silos give [].
+    ``distributions``.
     """
     seen: dict[str, int] = {}
     names = []
@@ -377,12 +377,12 @@ def _training_rows(
     """Divide one silo's share of the pool's training images into training and validation rows.
 
     The silo has ``size`` rows, from row ``first`` on. If the pool has validation images, all rows
-    are for training, and the images must not have tracks. Otherwise the last tenth of the rows,
-    rounded down, is for validation. If the images have tracks (series of frames), whole tracks with
-    about a tenth of the images are chosen instead.
+    are for training, and the images must not have tracks (series of frames). Otherwise the last
+    tenth of the rows, rounded down, is for validation. If there are tracks, whole tracks with about
+    a tenth of the images are chosen instead.
 
     Returns:
-        The training rows and the validation rows, as indices into the pool's training part.
+        Training rows and validation rows, as indices into the pool's training part.
 
     Raises:
         DataError: all rows belong to one track. ``where`` names the silo in the error.
