@@ -239,10 +239,10 @@ def draw_test_groups(
 ) -> tuple[Indices, Indices]:
     """Choose whole groups as test data, so that about ``share`` of each class's rows are test rows.
 
-    Groups are visited in random order. A group becomes test data if this brings the number of test
-    rows of the classes nearer to ``share`` (chi-square distance). A second pass visits the
-    remaining groups again, and compares the total number of test rows too. If no group is chosen,
-    the smallest becomes test data. At least one group stays training data.
+    Groups are visited in random order. A group becomes test data if this brings the classes' test
+    rows nearer to ``share`` (chi-square distance). A second pass over the remaining groups
+    considers the number of all test rows too. If no group is chosen, the smallest becomes test
+    data. At least one group stays training data.
 
     Args:
         labels: class of each row, (n,).

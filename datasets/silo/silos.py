@@ -269,11 +269,11 @@ class DataSet(ABC):
     def image_reader(self, site: str, settings: CommonSettings, places: Places) -> ImageReader:
         """Return a function that reads a new image file exactly as the images of ``site`` are read.
 
-        The function takes a path, and returns an array (channels, height, width) as in
+        The function takes a path, and returns an array (channels, height, width) like an image in
         ``Split.inputs``. It raises ``BrokenImageError`` for a file that cannot be read. If ``site``
         is '', a change that only one site's images get, such as a rotation, is left out.
 
-        This base class always raises ``DataError``. Data sets with images override the method.
+        This base class always raises ``DataError``.
 
         Raises:
             DataError: the data set has no images, or its files cannot be read.
