@@ -60,10 +60,8 @@ def _draw_patients(site: str) -> _Patients:
 
     A tumour has a random diameter of 15 to 50 mm, and a round or lobed outline. The time to
     regrowth is exponential, and shorter on average for large and for lobed tumours. Follow-up ends
-    at a random time between 6 months and the site's maximum.
-
-    A patient's time is the earlier of these two, rounded up to whole months. The event is True if
-    regrowth comes before the end of follow-up.
+    at a random time of at least 6 months. A patient's time is the earlier of these two, rounded up
+    to whole months. The event is True if regrowth comes first.
     """
     clinic, patients = _CLINICS[site], _Patients([], [], [], [])
     for number in range(clinic.images):
