@@ -74,11 +74,11 @@ class Column(FileModel):
     def _find_fault(self) -> str:
         """Describe how the column's keys contradict each other and how to correct them.
 
-        Only the first contradiction is described. Without one, the result is ''. These rules are
-        checked in order:
+        Only the first contradiction is described. Without one, the result is ''. The rules are, in
+        this order:
 
         - A categorical column has 'levels', all different. No other column has them.
-        - The name of a column that is used has no '='.
+        - The name of a used column has no '='.
         - A categorical column has at least two levels.
         - 'mean' and 'std' are both given or both missing.
         - Only a numeric column has 'edges', which are at most 64 ascending numbers.

@@ -35,17 +35,16 @@ def write_frames(
 ) -> None:
     """Infer one schema from the sites' tables, and write it and a CSV file per site.
 
-    The schema, ``schema.yaml``, describes the tables for the data set 'table'. Columns of numbers
-    or booleans become numeric. Columns of strings become categorical, with the strings of all sites
-    as levels. A column with only one string at all sites together is ignored. Each value in column
-    ``label`` becomes a class. Nothing is written if an error is found.
+    The file ``schema.yaml`` describes the tables for the data set 'table'. Columns of numbers or
+    booleans become numeric. Columns of strings become categorical, with the strings of all sites as
+    levels. A column with one string at all sites together is ignored. Each value in column
+    ``label`` becomes a class. Nothing is written after a ``DataError``.
 
     Args:
         folder: an existing folder.
         frames: site -> its table.
         label: the name of the label's column.
-        policy: what the schema says of rows that lack a value: 'drop' the row or 'impute' the
-            value.
+        policy: the schema's rule for rows that lack a value: 'drop' the row or 'impute' the value.
 
     Raises:
         DataError: in one of these cases:
@@ -54,7 +53,7 @@ def write_frames(
             - A column has numbers at one site and strings at another, or has another type, such as
               dates.
             - A column has more than 64 distinct strings.
-            - The label has fewer than 2 or more than 1000 distinct values.
+            - There are not 2 to 1000 classes.
             - A table does not fit the schema.
         OSError: a file cannot be written.
     """
@@ -141,17 +140,14 @@ def _common_columns(columns: Mapping[str, list[str]], label: str) -> list[str]:
 def _column(name: str, sites: Mapping[str, Series[Any]]) -> dict[str, Any]:
     """Infer the schema's description of one column from the column's values at all sites.
 
-    Sites where all values of the column are missing do not count.
-
     Returns:
         The keys and values of a ``Column``:
 
-        - Only 'name', which makes the column numeric, if the column has numbers or no values at
-          all.
-        - 'name', the 'kind' 'categorical' and the 'levels' if there are at least two distinct
-          strings. Levels are sorted by value if all are numbers, and otherwise alphabetically.
-        - 'name' and the 'kind' 'ignored' if all sites together have at most one distinct string.
-          The strings '' and '?' mark missing values, and do not count.
+        - Only 'name', which makes the column numeric, if it has numbers or no values.
+        - 'name', 'kind' ('categorical') and 'levels' if it has at least two distinct strings.
+          Levels are sorted by value if all are numbers, and otherwise alphabetically.
+        - 'name' and 'kind' ('ignored') if it has fewer distinct strings. '' and '?' mark missing
+          values, and do not count.
 
     Raises:
         DataError: in one of these cases:
@@ -242,7 +238,7 @@ def _are_numbers(texts: Iterable[str]) -> bool:
 def _mention_odd_texts(name: str, texts: Collection[str]) -> None:
     """Log a warning if some strings of a column are probably not meant as separate levels.
 
-    A level is a value of a categorical column. The warning has a remark for each of these findings:
+    The warning has a remark for each of these findings:
 
     - Two strings differ only by upper and lower case.
     - A string is a word for a missing value, such as 'nan' or 'N/A'.

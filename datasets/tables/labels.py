@@ -46,15 +46,14 @@ class Label(FileModel):
     def _find_fault(self) -> str:
         """Describe how the label's keys contradict each other and how to correct them.
 
-        Only the first contradiction is described. Without one, the result is ''. These rules are
-        checked in order:
+        Only the first contradiction is described. Without one, the result is ''. The rules are, in
+        this order:
 
-        - The label of a regression has no 'classes'. The label of any other task, including
-          survival, must have them.
+        - The label of a regression has no 'classes'. All other labels have them.
         - Only the label of a regression has 'unit', 'mean' or 'std'.
         - 'mean' and 'std' are both given or both missing.
-        - The label of a survival task must have a 'time'. No other label has one.
-        - Survival has two classes.
+        - The label of survival has a 'time'. No other label has one.
+        - The label of survival has two classes.
         """
         is_number = TASKS[self.task].numeric
         if is_number and self.classes:

@@ -49,9 +49,9 @@ def parse_new_rows(
     """Read a table of new patients by the schema of the training data, for predictions.
 
     The label's column may be missing. The first line is a header if the schema has one, if
-    ``id_column`` is given, or if any cell names a column of the features. With a header, columns
-    may be in any order and case, and unknown ones are skipped. Without one, they must be in the
-    schema's order. An empty cell always counts as a missing value.
+    ``id_column`` is given, or if a cell names a column of the features. With a header, columns may
+    be in any order, and unknown ones are skipped. Without one, they must be in the schema's order.
+    An empty cell is always a missing value.
 
     Args:
         lines: the table's lines.
@@ -128,10 +128,10 @@ def _columns(
 ) -> tuple[list[str], Lines]:
     """Find the names of the columns in a table of new patients, and the lines of its rows.
 
-    The first line is a header if the schema has one, if ``id_column`` is given, or if any cell
-    names a column of the features. Case and extra spaces do not matter. Without a header the names
-    are the schema's, in its order. The label's columns are then left out if the first line has
-    exactly as many cells as there are other columns.
+    The first line is a header if the schema has one, if ``id_column`` is given, or if a cell names
+    a column of the features. Case and extra spaces do not matter. Without a header the names are
+    the schema's, in its order. If the first line is shorter than the schema by exactly the label's
+    columns, these are left out.
 
     Args:
         lines: the table's lines, as (line number, cells).

@@ -58,8 +58,7 @@ def parse_table(lines: Lines, schema: TableSchema, where: str) -> ParsedTable:
     - A value of a feature's column is missing, and the schema's 'policy' is 'drop'.
     - A value is out of range, and the schema's 'out-of-range' is 'drop'.
 
-    A row without a label is not checked further. An invalid cell in any other row is an error, even
-    if the row is left out.
+    An invalid cell is an error in any row with a label, even if the row is left out.
 
     Args:
         lines: the table's lines.
@@ -216,10 +215,8 @@ class RowReader:
     def tokens(self, number: int, line: list[str]) -> dict[str, str]:
         """Return a line's cells by column, without spaces at both ends of a cell.
 
-        ``number`` is the line's number, for the error.
-
         Raises:
-            DataError: the number of cells differs from the number of columns.
+            DataError: line ``number`` has more or fewer cells than there are columns.
         """
         if len(line) != len(self.names):
             raise DataError(
@@ -251,11 +248,11 @@ class RowReader:
     ) -> list[float]:
         """Parse a line to its features: first numbers, then one-hot levels, then indicators.
 
-        Each of these three groups is in the order of the schema's columns:
+        Each of these groups is in the schema's order:
 
         - A numeric column has one number, or NaN if the value is missing or marked as unmeasured.
-        - A categorical column has 0 or 1 for each level except the first. All are NaN if the value
-          is missing.
+        - A categorical column has 0 or 1 for each level except the first. All are NaN for a missing
+          value.
         - An indicator is 1 if its column's value is missing or unmeasured, and otherwise 0.
 
         Args:

@@ -29,9 +29,8 @@ class RowCounts:
         A row that lacks a value is left out if the schema's 'policy' is 'drop'. Any other row with
         a value out of range is left out if 'out-of-range' is 'drop'.
 
-        Values out of range are counted by column, also in rows that are kept. Rows that are left
-        out are counted. For a row that is left out because it lacks values, the columns of these
-        values are counted too.
+        Rows that are left out are counted. If the policy is 'drop', missing values are counted by
+        column. Values out of range are always counted by column.
 
         Args:
             lacking: the row's columns without a value.

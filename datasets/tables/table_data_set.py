@@ -157,13 +157,10 @@ class TableDataSet(DataSet):
     ) -> RowSplit:
         """Split the rows of a table into training, validation and test rows.
 
-        If 'split.test-folds' is above 0, the chosen fold is the test part. Otherwise a random share
-        of the rows is, with the share and the seed from the schema. Validation rows come from
-        'split.val-folds'.
-
-        In a user's own table, all copies of a row stay in one part. Otherwise a copy of a training
-        row could be a test row. Other tables are not searched for copies, so that their split stays
-        as published.
+        If 'split.test-folds' is above 0, the chosen fold is the test part. Otherwise the test part
+        is a random share, and the schema has the share and the seed. Validation rows come from
+        'split.val-folds'. All copies of a row stay in one part of a user's own table, so that no
+        test row is a copy of a training row. Other tables keep their published split.
 
         Raises:
             DataError: there are too few rows or groups of copies to split, or fewer than 2 training
@@ -212,11 +209,10 @@ class TableDataSet(DataSet):
     def _facts(self, name: str, schema: TableSchema, dropped: int) -> dict[str, Any]:
         """Return the facts about a table that are written into the silo's file, by key.
 
-        - 'name' and 'distribution' are both the silo's ``name``, and 'dropped' is the number of
-          rows left out.
-        - 'features' and 'classes' are the names of the network's inputs and outputs, and 'task' is
-          the schema's task.
-        - 'schema' is the schema's digest. It covers units only if the table is the site's own.
+        - 'name' and 'distribution' are both the silo's ``name``. 'dropped' is the number of rows
+          left out.
+        - 'features', 'classes' and 'task' are the schema's features, outputs and task.
+        - 'schema' is the schema's digest. It covers units only in a user's own table.
         - 'declared' has the lists 'mean' and 'std' of all features and of a numeric label. It is
           None if the schema lacks one of these numbers.
         """
@@ -281,10 +277,10 @@ class OwnTables(TableDataSet):
     def lines_of(self, site: str, schema: TableSchema, places: Places) -> tuple[Lines, str]:
         """Read the site's CSV, Excel or Parquet file, and return its lines with its path.
 
-        ``schema`` has the file's name and the delimiter of a CSV file.
+        ``schema`` has the file's name and a CSV file's delimiter.
 
         Raises:
-            DataError: the file is missing, damaged, or above fedsilo's limit for unpacked files.
+            DataError: the file is missing, damaged, or larger than allowed when unpacked.
             SettingError: the package that reads this format is not installed.
         """
         path = self._folder(places) / schema.sites[site]

@@ -67,8 +67,8 @@ def read_table(path: Path, delimiter: str = ",", guess_delimiter: bool = False) 
     file's first bytes decide, and unknown bytes mean CSV.
 
     In Excel and Parquet, spaces at both ends of a cell are removed, and a missing value becomes ''.
-    In Excel, a formula without a stored value becomes ``OPEN_FORMULA``. The cells of a CSV file
-    stay as they are. Empty lines are left out, except in Parquet.
+    In Excel, a formula without a stored value becomes ``OPEN_FORMULA``. Empty lines are left out,
+    except in Parquet.
 
     Args:
         path: the file.
@@ -333,11 +333,10 @@ def _trim(row: Sequence[Any]) -> list[Any]:
 def check_parquet(path: Path) -> list[str]:
     """Check the memory that a Parquet file needs, and list its columns of strings or bytes.
 
-    The file's footer states the number of cells and the unpacked bytes of each column, but a stored
-    string may be repeated in every row. The caller should therefore read the listed columns as
-    categories, which hold each distinct value once. Nested columns, such as lists, cannot be read
-    in this way, and are not listed. Each of their strings is assumed to be as large as all strings
-    stored in its column.
+    The memory follows from the number of cells and the unpacked bytes of each column. A string that
+    is stored once may appear in every row. The caller should therefore read the listed columns as
+    categories, which hold each distinct value once. Columns within lists cannot be read in this
+    way. They are not listed, and count as if each string were as large as its whole column.
 
     Returns:
         The names of the listed columns, sorted.
@@ -377,10 +376,9 @@ def check_parquet(path: Path) -> list[str]:
 def check_workbook(path: Path) -> set[Place]:
     """Check how much memory an Excel workbook needs, and find formulas without a stored value.
 
-    A small workbook may need much memory, because it is a zip archive, and because a reader pads
-    every row to the widest. Each file in the archive is therefore inflated step by step, to count
-    its bytes and cells. The number of cells includes empty ones: it is the largest row number times
-    the largest column number.
+    A workbook is a zip archive, so a small one may need much memory. Each file in it is inflated
+    step by step, to count its bytes and cells. The number of cells is the largest row number times
+    the largest column number, because a reader pads every row to the widest.
 
     Returns:
         (row, column), from 1, of each formula without a stored value. The places of all sheets are
