@@ -139,10 +139,12 @@ def load_backbone(network: nn.Module, settings: CommonSettings) -> None:
 def refuse_seen_images(path: Path, settings: CommonSettings) -> None:
     """Check that backbone weights were not pretrained on images in this run's silos.
 
-    ``fedsilo pretrain`` trains on a public share of a data set's images, which no silo has, and
-    notes the share in the file. If the run's 'split.public-share' is at least as large, its silos
-    have none of these images, and the check passes. The check also passes if the run uses another
-    data set, or if the file cannot be read or is not from ``fedsilo pretrain``.
+    ``fedsilo pretrain`` trains on a public share of a data set's images, and notes the share in its
+    file. No silo gets public images. The check passes in these cases:
+
+    - The run's 'split.public-share' is at least the noted share.
+    - The run uses another data set.
+    - The file cannot be read, or is not from ``fedsilo pretrain``.
 
     Raises:
         SettingError: the run has the same data set but a smaller public share, or a file of
@@ -238,11 +240,10 @@ def timm_state(name: str, key: str = "vit.backbone-weights") -> dict[str, Tensor
 
 
 def _sum_colours(given: dict[str, Any], wanted: dict[str, Any]) -> None:
-    """Sum the colours in a ViT's patch embedding, so that it can read grey images.
+    """Sum the colours in a ViT's patch embedding in ``given``, so that it can read grey images.
 
-    The weights of the three input channels in ``given`` are replaced by their sum, in place, if the
-    patch embedding in ``wanted`` has one channel. Otherwise nothing changes. A grey image then
-    gives the same patches as a colour image with three equal channels.
+    If ``wanted`` has one channel there and ``given`` three, the three are replaced by their sum, in
+    place. A grey image then gives the same patches as a colour image with three equal channels.
 
     Args:
         given: array name -> array.
@@ -293,9 +294,9 @@ def _architecture_fault(given: dict[str, Any], wanted: dict[str, Any]) -> str:
     """Describe for an error why weights do not fit the run's ViT, or return '' if they fit.
 
     If arrays are missing or surplus, the text has the number of each and up to three names. Surplus
-    arrays of a classifier, whose names begin with 'head', do not count. Otherwise the text
-    describes the first array with another shape. If the run's images are grey, the colours in
-    ``given`` are first summed in place (``_sum_colours``).
+    arrays whose names begin with 'head' are allowed. Otherwise the text describes the first array
+    with another shape. If the run's images are grey, the colours in ``given`` are first summed in
+    place.
 
     Args:
         given: array name -> array of the weights.

@@ -70,14 +70,11 @@ def load_initial_weights(network: nn.Module, settings: CommonSettings) -> None:
 def refuse_seen_start(settings: CommonSettings) -> None:
     """Check that this run's initial weights were not trained on the images that this run tests.
 
-    Initial weights may come from an earlier run, which may also have started from the weights of a
-    run. Each of these runs must have another data set, or the same settings that decide the test
-    images. Earlier runs are followed by the ``config.toml`` next to each file. The search ends in
-    these cases:
-
-    - A run has no initial weights, or timm's.
-    - An earlier run's file is missing, or was already checked.
-    - A file has no readable ``config.toml`` next to it.
+    Initial weights may come from an earlier run, which may itself have started from a run's
+    weights. Each of these runs must have another data set, or the same settings that decide the
+    test images. The ``config.toml`` next to a file of weights tells its run's settings. The search
+    ends at a run without such a file, with timm's weights, or with a file that is missing or
+    already checked.
 
     Raises:
         SettingError: a setting that decides the test images differs in an earlier run or is
@@ -172,11 +169,10 @@ def _load(network: nn.Module, state: Mapping[str, Any], path: Path) -> None:
 
 
 def _fill(network: nn.Module, state: Mapping[str, Any], where: str) -> None:
-    """Load published weights into a network of the kinds VGG16, plugin or ViT.
+    """Load published weights into VGG16, a plugin's network or a ViT.
 
-    - VGG16 gets its convolutions, which must all be in ``state``.
-    - A plugin's network loads the weights with its method ``fill``.
-    - Any other network must be a ViT (``_fill_vit``).
+    VGG16 gets its convolutions. A plugin's network uses its own method ``fill``. Any other network
+    must be a ViT.
 
     Args:
         network: the network, changed in place.

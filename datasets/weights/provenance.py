@@ -31,8 +31,8 @@ def provenance_of(settings: CommonSettings) -> dict[str, Value]:
 
     Two runs on one data set with equal values have the same test images. The settings are those
     that the data set reads, except those that change only the pixels, the files or the validation
-    part. If the data set reads 'split.silos', the settings of the partition are included. In other
-    data sets no partition changes which images are test images.
+    part. If the data set reads 'split.silos', the settings of the partition are added. In other
+    data sets the partition does not change the test part.
     """
     keys = data_set(settings.dataset).settings - _SAME_TEST
     if "split.silos" in keys:
