@@ -140,7 +140,9 @@ def _kind_of(path: Path) -> str:
 
 
 def _read_packed(path: Path, kind: str, read: Callable[[Path], _Read]) -> _Read:
-    """Read an Excel or Parquet file with ``read``, and turn any other error into a ``DataError``.
+    """Read an Excel or Parquet file with ``read``, and raise a ``DataError`` if it is damaged.
+
+    Any exception of ``read`` that is not fedsilo's counts as damage, except a failed import.
 
     Args:
         path: the file.
@@ -489,7 +491,7 @@ class _WorkbookPart:
         """Handle the end of an XML element within a cell that has a formula.
 
         The XML parser calls this method. After the formula, ``_take_text`` takes all text as its
-        value. An empty text also counts as a value. If the cell ends without a value, its place is
+        value. A value of type text may be empty. If the cell ends without a value, its place is
         added to ``open_formulas``. At the cell's end, this method and ``_take_text`` are
         unregistered.
         """
