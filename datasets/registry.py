@@ -69,11 +69,12 @@ DATA_SETS = {
 
 
 def data_set(name: str) -> DataSet:
-    """Return the ``DataSet`` object with this name, which is one of fedsilo's or a plugin's.
+    """Return the ``DataSet`` object with this name, from fedsilo or from a plugin.
 
     Raises:
-        SettingError: no data set or plugin has this name, or the plugin's object is not a data set.
-            The names 'medmnist' and 'chestmnist' are refused too, because they have no silos.
+        SettingError: no data set or plugin has this name, or the plugin's object is not a
+            ``DataSet``. The names 'medmnist', which stands for several data sets, and 'chestmnist',
+            which has no silos, are also refused.
     """
     if name in _UNREAD:
         raise SettingError(f"data set '{name}' {_UNREAD[name]}: name one of {', '.join(MEDMNIST)}")
@@ -87,10 +88,10 @@ def data_set(name: str) -> DataSet:
 
 
 def _load_plugin(name: str) -> DataSet:
-    """Load the data set of a plugin, which provides a ``DataSet`` object or a subclass of it.
+    """Load the data set of a plugin, which provides a ``DataSet`` object or a class for one.
 
-    A class is called without arguments. The object's ``settings`` (the keys that it reads) are
-    changed: today's names replace old names.
+    A class is called without arguments to create the object. Old names of setting keys in the
+    object's ``settings`` are replaced by their current names.
 
     Args:
         name: the plugin's name.
@@ -98,9 +99,10 @@ def _load_plugin(name: str) -> DataSet:
     Raises:
         SettingError: in one of these cases:
 
-            - The plugin does not exist or cannot be imported, or is not a ``DataSet``.
+            - The plugin does not exist or cannot be imported.
+            - The plugin provides neither a ``DataSet`` object nor a class for one.
             - The object's ``settings`` have an unknown key, or the old and new name of one key.
-            - The object's own ``name`` is the name of one of fedsilo's data sets.
+            - The object's ``name`` is the name of one of fedsilo's data sets.
     """
     found = resolve_plugin("dataset", name, DATA_SETS)
     data = found
@@ -117,16 +119,16 @@ def _load_plugin(name: str) -> DataSet:
 
 
 def _current_keys(name: str, keys: Iterable[str]) -> frozenset[str]:
-    """Return the settings that a plugin's data set reads, with today's keys in place of old ones.
+    """Replace old names of setting keys that a plugin's data set reads by their current names.
 
-    For each old key, the user is told the new one.
+    A later log message tells the user the current name of each old key.
 
     Args:
         name: the plugin's name, for messages.
         keys: the keys of the settings.
 
     Raises:
-        SettingError: a key is unknown, or is given under both its old and its new name.
+        SettingError: a key is unknown, or is given under both its old and its current name.
     """
     current = with_current_keys(dict.fromkeys(keys, ""), f"data set '{name}', 'settings'")
     for key in current:
@@ -156,11 +158,11 @@ def plugs_of(settings: CommonSettings) -> list[PluginPlace]:
     The plugins are located, but not imported.
 
     Returns:
-        The place of each plugin, in this order. The list is empty if all four settings name parts
-        of fedsilo itself.
+        The places of the plugins, in the order method, network, data set, partition. The list is
+        empty if all four are parts of fedsilo itself.
 
     Raises:
-        SettingError: a setting names neither a part of fedsilo nor a plugin.
+        SettingError: a setting names something that is neither a part of fedsilo nor a plugin.
     """
     plugins = []
     for key, ours in _OURS.items():
@@ -171,17 +173,19 @@ def plugs_of(settings: CommonSettings) -> list[PluginPlace]:
 
 
 def plugin_modules(values: Mapping[str, Value]) -> list[str]:
-    """List the top-level modules of the plugins that the recorded settings of a run name.
+    """List the top-level modules of the plugins that a run's recorded settings name.
 
-    Nothing is imported. Only the settings for method, network, data set and partition are searched:
+    Only the settings for method, network, data set and partition are searched:
 
-    - A name with a ':' or '.', or a name that an entry point declares, gives the top-level package
-      of its module.
-    - A plain name gives a module only if setting 'plugin' lists a file of that module's name.
-    - All other names, such as those of fedsilo's own parts, are skipped.
+    - A name of one of fedsilo's own parts is skipped.
+    - A name with ':' or '.' gives the part before the first of these characters.
+    - An entry point that an installed package declares gives the top-level module that it points
+      to.
+    - Any other name is a module if setting 'plugin' lists a file of this name. Otherwise it is
+      skipped.
 
     Args:
-        values: setting key -> value, with today's keys. A plugin under an old key is not found.
+        values: setting key -> value, with current keys. A plugin under an old key is not found.
     """
     files = set(map(module_of, plugin_entries(str(values.get("plugin", "")))))
     modules = []
@@ -204,10 +208,15 @@ def check_data_settings(settings: CommonSettings) -> None:
     """Check that the run's settings fit its data set, without reading the data.
 
     Raises:
-        SettingError: the data set does not exist, or a setting that only other data sets read
-            differs from its default. Or the partition is impossible, a fold does not exist, or the
-            image size is 1 to 15 pixels.
-        DataError: the file that names the partition's silos (the silo set) cannot be read.
+        SettingError: in one of these cases:
+
+            - The data set does not exist.
+            - A setting that only other data sets read differs from its default.
+            - The settings of the partition, which cuts the silos, contradict each other or the data
+              set.
+            - The chosen test or validation fold does not exist.
+            - The image size is 1 to 15 pixels.
+        DataError: the file that names the partition's silos cannot be read.
     """
     chosen = data_set(settings.dataset)
     cuts.check_partition(chosen, settings)
@@ -238,11 +247,11 @@ def check_data_settings(settings: CommonSettings) -> None:
 def shown_metrics(dataset: str, task: str) -> tuple[str, ...]:
     """Return the names of the metrics in a run's result tables, the most important one first.
 
-    They are the metrics of the task if the task has a list of metrics. Otherwise they are those of
+    The metrics are those of the task if the task has a list of metrics. Otherwise they are those of
     the data set.
 
     Raises:
-        SettingError: the task does not exist. Or the task has no list, and the data set does not
+        SettingError: the task does not exist, or the task has no list and the data set does not
             exist.
     """
     return task_class(task).shown or data_set(dataset).headline
@@ -251,12 +260,14 @@ def shown_metrics(dataset: str, task: str) -> tuple[str, ...]:
 def shown_of(summary: Mapping[str, Any]) -> tuple[str, ...]:
     """Return the names of the metrics in a finished run's result tables, the most important first.
 
+    The metrics are the task's, or the data set's if the task lists none.
+
     Args:
         summary: the content of the run's summary.json, with the keys 'dataset' and 'task'. Without
             'task', the task is classification.
 
     Raises:
-        SettingError: the task or the data set does not exist, as in ``shown_metrics``.
+        SettingError: the task does not exist, or neither its list nor the data set exists.
     """
     return shown_metrics(str(summary["dataset"]), str(summary.get("task", CLASSIFICATION)))
 
@@ -264,12 +275,13 @@ def shown_of(summary: Mapping[str, Any]) -> tuple[str, ...]:
 def silo_names(settings: CommonSettings) -> list[str]:
     """Return the names of all silos of a run, or [] if only the sites know the names.
 
-    They are the data set's silos, or those that the run's partition cuts from its samples.
+    If the settings name a partition other than 'own', the silos are cut from all samples of the
+    data set. Their names come from the file in 'split.silo-set', or are numbered.
 
     Raises:
         DataError: the files that name the silos are missing or unusable.
-        SettingError: no data set has the name in the settings, or 'split.silos' contradicts the
-            silo set.
+        SettingError: the data set does not exist, or 'split.silos' differs from the number of silos
+            in 'split.silo-set'.
     """
     if cuts.is_cut(settings):
         return cuts.cut_names(settings)
@@ -278,18 +290,17 @@ def silo_names(settings: CommonSettings) -> list[str]:
 
 
 def silo_count(settings: CommonSettings) -> int | None:
-    """Return the number of silos of a run, or None if this machine cannot know it.
+    """Return the number of silos of a run, or None if this machine cannot find it out.
 
-    It is None in three cases:
+    The number is None in these cases:
 
-    - The partition is 'own' (the silos of the data set), and files at each site decide which silos
-      exist.
-    - The files that name the silos are missing or unusable.
-    - The data set names no silos.
+    - Each site's own files decide whether the site has a silo, and no partition cuts the silos.
+    - The files that name the silos are missing or unusable on this machine.
+    - The data set has an empty list of silos.
 
     Raises:
-        SettingError: no data set has the name in the settings, or 'split.silos' contradicts the
-            silo set.
+        SettingError: the data set does not exist, or 'split.silos' differs from the number of silos
+            in 'split.silo-set'.
     """
     if data_set(settings.dataset).silos_by_files and not cuts.is_cut(settings):
         return None
@@ -300,14 +311,15 @@ def silo_count(settings: CommonSettings) -> int | None:
 
 
 def data_fingerprint(settings: CommonSettings) -> str:
-    """Compute a SHA-256 digest of the run's data: all silos' names, schemas and split checksums.
+    """Compute a SHA-256 digest of a run's data, to compare the data of two runs.
 
-    Every silo is loaded. Equal digests mean equal data and equal splits. If only the sites know the
-    silos' names, no silo is included, and the digest is the same for all data.
+    Every silo is loaded. The digest covers each silo's name, table schema and split checksums. If
+    only the sites know the silos' names, no silo is covered, so the digest says nothing about the
+    data.
 
     Raises:
         DataError: a silo cannot be loaded.
-        SettingError: no data set has the name in the settings, or the partition is impossible.
+        SettingError: the data set does not exist, or the partition is impossible with this data.
     """
     facts = []
     for name in silo_names(settings):
@@ -317,10 +329,10 @@ def data_fingerprint(settings: CommonSettings) -> str:
 
 
 def load_silo(name: str, settings: CommonSettings, places: Places | None = None) -> Silo:
-    """Load the silo ``name`` from the cache, or create it there first if it is missing.
+    """Load the silo ``name`` from the cache, and create it there if it is missing.
 
-    If ``settings.partition`` is not 'own', the silo is cut from all samples of the data set
-    together (``load_cut``).
+    If ``settings.partition`` is 'own', the silo is one of the data set's silos. Otherwise the
+    partition joins the samples of all these silos, and cuts new silos from them.
 
     Args:
         name: the silo's name.
@@ -330,7 +342,7 @@ def load_silo(name: str, settings: CommonSettings, places: Places | None = None)
     Raises:
         DataError: no silo has this name, a file is missing or unusable, or there are too few
             samples.
-        SettingError: no data set has the name in the settings, or the partition is impossible.
+        SettingError: the data set does not exist, or the partition is impossible with this data.
     """
     places = places or find_places(settings.data_dir, settings.cache_dir)
     chosen = data_set(settings.dataset)
@@ -340,20 +352,20 @@ def load_silo(name: str, settings: CommonSettings, places: Places | None = None)
 
 
 def cut_of(settings: CommonSettings) -> dict[str, Any] | None:
-    """Record which samples a random partition gives to each silo, so that a run can be repeated.
+    """Return which samples a random partition gives to each silo, so that a run can be repeated.
 
-    The cut is computed from the settings and the data set's labels, for which the data may be
-    loaded.
+    The partition needs the data set's labels, and loads them if necessary.
 
     Returns:
-        The result of ``cut_document``: the deciding settings, each silo's row indices and a digest.
-        None for the partitions 'own' and 'unseen', which are not random.
+        A dictionary with the deciding settings, each silo's row indices and a digest. None for the
+        partitions 'own' and 'unseen', which are not random.
 
     Raises:
-        SettingError: the partition is impossible with the data set's labels, or its plugin is
-            missing or fails. Or 'split.silos' contradicts the silo set, or no data set has the name
-            in the settings.
-        DataError: data or the silo set are missing or unusable, or there are too few samples.
+        SettingError: the data set does not exist, the partition is impossible with these labels, or
+            the partition's plugin is missing or fails. The error also occurs if 'split.silos'
+            differs from the number of silos in 'split.silo-set'.
+        DataError: data or the file in 'split.silo-set' are missing or unusable, or there are too
+            few samples.
     """
     if not cuts.is_cut(settings) or settings.partition == "unseen":  # nothing in it is random
         return None
@@ -362,11 +374,11 @@ def cut_of(settings: CommonSettings) -> dict[str, Any] | None:
 
 
 def image_reader(site: str, settings: CommonSettings) -> ImageReader:
-    """Return a function that reads a new image file in the same way as the images of ``site``.
+    """Return a function that reads a new image file exactly as the images of ``site`` are read.
 
-    The function takes a path and returns an array (channels, height, width), as in
-    ``Split.inputs``. If ``site`` is '', changes that are special to one site, such as a rotation,
-    are left out.
+    The function takes a path, and returns an array (channels, height, width) like an image in
+    ``Split.inputs``. If ``site`` is '', a change that only one site's images get, such as a
+    rotation, is left out.
 
     Raises:
         DataError: the data set is a table, or its files cannot be read.
@@ -383,13 +395,13 @@ def overview(data_dir: str) -> list[dict[str, str]]:
         data_dir: the directory to search for files. '' means $FEDSILO_DATA.
 
     Returns:
-        For each data set, a dictionary of strings, which are '' if unknown or not applicable. Its
+        One dictionary of strings per data set. A string is '' if unknown or not applicable. The
         keys are:
 
         - ``name``, ``licence``, ``source``, ``size`` and ``terms``.
-        - ``kind``: public, own or made-up.
-        - ``tasks``: the names of the tasks that it has labels for, with commas between.
-        - ``here``: the files that were found.
+        - ``kind``: 'public', 'own' (the user's files) or 'made-up'.
+        - ``tasks``: the names of the tasks that the data set has labels for, joined by ', '.
+        - ``here``: a few words on the files that were found, such as 'K of N files in FOLDER'.
     """
     places = find_places(data_dir, "")
     rows = []

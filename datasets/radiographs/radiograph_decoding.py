@@ -38,8 +38,8 @@ def read_grey(path: Path, bits: int) -> Grey:
         bits: the declared bits per pixel, 8 to 16.
 
     Raises:
-        BrokenImageError: the file is missing, damaged or not grey, or has several pages or another
-            depth.
+        BrokenImageError: the file is missing or damaged, has several pages, is not grey, or does
+            not fit ``bits``.
     """
     with opened_image(path, _FORMATS) as image:
         values, depth = _grey_values(image)
@@ -55,10 +55,12 @@ def read_grey(path: Path, bits: int) -> Grey:
 
 
 def _grey_values(image: Image) -> tuple[npt.NDArray[Any], int]:
-    """Return an opened image's pixels, (height, width), and the stored bits per pixel, 8 or 16.
+    """Return a grey image's pixels, (height, width), and the stored bits per pixel, 8 or 16.
+
+    The pixels keep the file's type, and are not inverted.
 
     Raises:
-        BrokenImageError: the image has several pages, is not grey, or has values outside 16 bits.
+        BrokenImageError: the image has several pages, is not grey, or has a value outside 0..65535.
     """
     pages = getattr(image, "n_frames", 1)
     fault = ""
@@ -78,14 +80,16 @@ def _grey_values(image: Image) -> tuple[npt.NDArray[Any], int]:
 def check_depth(depth: int, largest: int, bits: int) -> int:
     """Check that a file has the declared depth, and return the largest allowed value, 2^bits - 1.
 
+    A file stores 8 bits per pixel if 8 are declared, and 16 if 9 to 16 are declared.
+
     Args:
-        depth: the stored bits per pixel. They must be 8 if 8 bits are declared, and 16 if more are
-            declared.
+        depth: the bits per pixel that the file stores.
         largest: the largest value in the file.
         bits: the declared bits per pixel, 8 to 16.
 
     Raises:
-        BrokenImageError: the depth differs, or ``largest`` needs more bits than declared.
+        BrokenImageError: the file stores another number of bits, or ``largest`` is above 2^bits -
+            1.
     """
     top: int = 2**bits - 1
     stored = 8 if bits <= 8 else 16  # files hold whole bytes
@@ -102,13 +106,12 @@ def check_depth(depth: int, largest: int, bits: int) -> int:
 def fit_square(picture: Grey, size: int) -> Grey:
     """Crop empty edges from ``picture`` (height, width), and fit the rest into (size, size).
 
-    A row or column is empty if no pixel in it exceeds the darkest pixel by more than 1/256 of the
-    span from darkest to brightest. The rest is resized (bilinear, antialiased) so that its longer
-    side is ``size``, and put at the top left. The remaining area gets the value of the darkest
-    pixel.
+    A row or column at an edge is empty if all its pixels exceed the darkest pixel by at most 1/256
+    of the span from darkest to brightest. The rest is resized bilinearly so that its longer side is
+    ``size``, and put at the top left. The remaining area gets the value of the darkest pixel.
 
     Raises:
-        BrokenImageError: all pixels are equal, before or after resizing.
+        BrokenImageError: all pixels of ``picture`` or of the result are equal.
     """
     darkest, brightest = picture.min(), picture.max()
     # The threshold is relative, because air is not equally dark on all machines
@@ -130,7 +133,7 @@ def fit_square(picture: Grey, size: int) -> Grey:
 
 
 def resize(picture: Grey, height: int, width: int) -> Grey:
-    """Resize ``picture`` to (height, width), float32: bilinear, antialiased.
+    """Resize ``picture`` bilinearly, with antialiasing, to (height, width), float32.
 
     The proportions may change.
     """
@@ -143,15 +146,16 @@ def resize(picture: Grey, height: int, width: int) -> Grey:
 
 
 def as_rendered(picture: Grey, profile: Profile | None, *key: str | int) -> npt.NDArray[np.int16]:
-    """Render a picture as a vendor's machine would, and convert it to int16 (1, height, width).
+    """Convert a picture to int16 (1, height, width), as one vendor's X-ray machine would render it.
 
-    Brightness 0..1 becomes -32768..32767.
+    Brightness 0..1 becomes -32768..32767, rounded to whole numbers.
 
     Args:
         picture: brightness from 0 to 1, (height, width).
-        profile: the vendor's blur, noise and tone curve. None converts the picture without
-            rendering.
-        key: names and numbers that seed the noise, so that the noise is the same in every run.
+        profile: the blur, noise and tone curve of the vendor's machines. None leaves the picture as
+            it is.
+        key: what identifies the image, such as its file name. It seeds the noise, so the same image
+            always gets the same noise.
     """
     if profile:
         rng = np.random.default_rng(derive_seed(0, "vendor-noise", *key))

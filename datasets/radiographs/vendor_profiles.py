@@ -34,12 +34,12 @@ class Profile:
         """Render a picture as the vendor's machine would, with its blur, noise and tone curve.
 
         The picture is blurred along both axes. Then Gaussian noise is added, whose standard
-        deviation is ``noise`` times the square root of the blurred brightness. The values are
-        clipped to 0..1 before and after the curve is applied.
+        deviation is ``noise`` times the square root of the blurred brightness. The result is
+        clipped to 0..1, mapped by the tone curve ``curve``, and clipped again.
 
         Args:
             picture: brightness from 0 to 1, (height, width).
-            rng: draws the noise, even if ``noise`` is 0.
+            rng: draws the noise.
 
         Returns:
             The rendered picture, of the same shape, 0..1.
@@ -52,10 +52,10 @@ class Profile:
 
 
 def _blur(picture: Grey, share: float) -> Grey:
-    """Blur a picture along the first axis, because a pixel gives light to its two neighbours.
+    """Blur a picture along the first axis, by mixing each row with its two neighbours.
 
-    Each row gives ``share`` of its light to each of the two neighbouring rows. At an edge, the row
-    itself takes the place of the missing neighbour.
+    A row keeps 1 - 2 * ``share`` of its values, and gets ``share`` of the values of each neighbour.
+    At an edge, the row itself takes the place of the missing neighbour.
     """
     above, below = np.roll(picture, 1, axis=0), np.roll(picture, -1, axis=0)
     above[0], below[-1] = picture[0], picture[-1]
@@ -70,9 +70,9 @@ def shoulder(light: Grey) -> Grey:
 
 
 def sigmoid(light: Grey) -> Grey:
-    """Apply a tone curve that is steep in the middle and flat at both ends.
+    """Apply an S-shaped tone curve, a logistic function: steep at 0.5, and flat at 0 and 1.
 
-    It maps 0 to 0, 0.5 to 0.5 and 1 to 1. Values outside 0..1 are not clipped.
+    The curve maps 0 to 0, 0.5 to 0.5 and 1 to 1. Values outside 0..1 stay slightly outside.
     """
     low = 1 / (1 + np.exp(3.5))  # the curve at 0
     high = 1 / (1 + np.exp(-3.5))  # and at 1, so that it reaches both ends

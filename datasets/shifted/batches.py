@@ -52,9 +52,10 @@ CIFAR100 = Layout("cifar100", ("train",), "test", 2, "fine_labels", 100)
 
 
 def list_batches(layout: Layout, folder: Path) -> Facts:
-    """List the batch files of a CIFAR set in ``folder``, which are binary files or Python pickles.
+    """List the batch files of a CIFAR set in ``folder``, either all binary or all Python pickles.
 
-    If there is a binary training batch, only binary files are listed, and otherwise only pickles.
+    If there is a binary training batch, binary files are listed, and otherwise pickles. ``layout``
+    has the file names of the data set's batches.
 
     Returns:
         [name, size in bytes, modification time in ns] of each training batch, and then of the test
@@ -69,14 +70,17 @@ def list_batches(layout: Layout, folder: Path) -> Facts:
 
 
 def decode_batches(layout: Layout, folder: Path) -> Pool:
-    """Decode the training batches that are in ``folder``, and the test batch, into a pool.
+    """Decode the CIFAR batches in ``folder`` into a ``Pool`` of training and test images.
 
-    The training batches are joined in their numerical order, and missing ones are skipped. The pool
-    has no validation part.
+    Training batches are joined in the order of their numbers, and missing ones are skipped.
 
     Raises:
-        DataError: the test batch or every training batch is missing, or a label is out of range. Or
-            a file is truncated, has another record size or is not the published pickle.
+        DataError: in one of these cases:
+
+            - The test batch or every training batch is missing.
+            - A binary file does not consist of complete records.
+            - A pickle's MD5 is not the one that the authors of CIFAR published.
+            - A label is out of range.
     """
     names = [fact[0] for fact in list_batches(layout, folder)]
     is_binary = bool(names) and names[0].endswith(".bin")
@@ -109,7 +113,8 @@ def _read_batch(layout: Layout, path: Path, is_binary: bool) -> tuple[Images, La
     ``is_binary`` is False for a Python pickle.
 
     Raises:
-        DataError: the file cannot be read, has the wrong size or MD5, or has a label out of range.
+        DataError: the file cannot be read, a label is out of range, a binary file has the wrong
+            size, or a pickle has the wrong MD5.
     """
     if is_binary:
         pixels, labels = _read_binary(layout, path)
@@ -121,10 +126,10 @@ def _read_batch(layout: Layout, path: Path, is_binary: bool) -> tuple[Images, La
 
 
 def _read_binary(layout: Layout, path: Path) -> tuple[Images, Labels]:
-    """Read a binary batch: pixels (n, 3072) uint8, plane by plane, and labels (n,) int64.
+    """Read a binary batch: pixels (n, 3072) uint8, and labels (n,) int64.
 
-    The pixels of an image are its red, green and blue plane. If a record has several label bytes,
-    the last one is the label. The range of labels is not checked here.
+    Each image is stored as three planes of 1024 pixels: red, green and blue. If a record has
+    several label bytes, the last one is the label. The range of labels is not checked here.
 
     Raises:
         DataError: the file cannot be read, is empty, or does not consist of complete records.
@@ -142,12 +147,13 @@ def _read_binary(layout: Layout, path: Path) -> tuple[Images, Labels]:
 
 
 def _read_python(layout: Layout, path: Path) -> tuple[Images, Labels]:
-    """Read a published pickled batch: pixels (n, 3072) uint8, and labels (n,) int64.
+    """Read a pickled batch of CIFAR: pixels (n, 3072) uint8, and labels (n,) int64.
 
-    The MD5 is checked before the file is unpickled, because a pickle can run code.
+    The MD5 is checked before the file is unpickled, because a pickle can run code. The range of
+    labels is not checked here.
 
     Raises:
-        DataError: the file cannot be read, or its MD5 is not the published one.
+        DataError: the file cannot be read, or its MD5 is not the one that the authors published.
     """
     content = _read_file(path)
     # These bytes are checked and then opened: a pickle of other bytes could run any code
@@ -163,10 +169,10 @@ def _read_python(layout: Layout, path: Path) -> tuple[Images, Labels]:
 
 
 def _read_file(path: Path) -> bytes:
-    """Return a file's bytes, all at once.
+    """Return a file's bytes.
 
     Raises:
-        DataError: the file cannot be read. The error gives the system's reason.
+        DataError: the file cannot be read. The error gives the operating system's reason.
     """
     try:
         return path.read_bytes()

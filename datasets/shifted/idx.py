@@ -24,9 +24,12 @@ def read_idx(path: Path) -> Bytes:
     """Read a gzipped IDX file of unsigned bytes as an array with the shape in its header.
 
     Raises:
-        DataError: the file is missing, not gzip, truncated or not an IDX file of unsigned bytes. Or
-            it is longer than its header states, or larger than allowed when unpacked (by default 1
-            GiB).
+        DataError: in one of these cases:
+
+            - The file is missing or not gzip.
+            - It is not an IDX file of unsigned bytes.
+            - Its content is shorter or longer than the header states.
+            - Its array is larger than fedsilo's limit for unpacked files, by default 1 GiB.
     """
     try:
         with gzip.open(path) as file:
@@ -60,8 +63,8 @@ def _read_shape(file: gzip.GzipFile, path: Path) -> tuple[int, ...]:
     """Read the header of an open IDX file, and return the shape of its array (1 to 4 dimensions).
 
     Raises:
-        DataError: the header is cut short, does not declare unsigned bytes, or declares a larger
-            array than allowed (by default 1 GiB).
+        DataError: the header is cut short, does not declare unsigned bytes, or declares an array
+            above fedsilo's limit for unpacked files, by default 1 GiB.
     """
     start = file.read(4)
     # The first 4 bytes: two zeros, the type of the numbers, and the number of dimensions. Then each

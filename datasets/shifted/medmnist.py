@@ -61,7 +61,7 @@ _COLOUR = ("pathmnist", "dermamnist", "retinamnist", "bloodmnist")  # the others
 def read_parts(
     path: Path, classes: int, colour: bool = False, most: int = _MOST_BYTES
 ) -> dict[str, Labelled]:
-    """Read the images and labels of all three parts from a MedMNIST ``.npz`` file.
+    """Read the images and labels of the parts train, val and test from a MedMNIST ``.npz`` file.
 
     Args:
         path: the file.
@@ -74,8 +74,8 @@ def read_parts(
         int64.
 
     Raises:
-        DataError: the file is damaged, or an array is missing, has another type or shape, has more
-            than ``most`` bytes, or has a label out of range.
+        DataError: the file is damaged, or an array is missing, has more than ``most`` bytes, is not
+            of the described type and shape, or has a label out of range.
     """
     arrays = read_arrays(path, [f"{part}_images" for part in SPLITS], most)
     arrays |= read_arrays(path, [f"{part}_labels" for part in SPLITS], min(most, _MOST_LABELS))
@@ -102,7 +102,8 @@ def _check_part(
         Images (n, ``*shape``) uint8 and labels (n,) int64.
 
     Raises:
-        DataError: a shape or type differs, or a label is not in 0..``classes`` - 1.
+        DataError: images are not uint8 of this shape, labels are not one whole number per image, or
+            a label is not in 0..``classes`` - 1.
     """
     images = arrays[f"{part}_images"]
     labels = arrays[f"{part}_labels"]
@@ -125,10 +126,10 @@ def _check_part(
 
 
 def _decode(name: str, classes: int, colour: bool, folder: Path) -> Pool:
-    """Read a data set's ``.npz`` file as a pool, with each part shuffled in a fixed way.
+    """Read a MedMNIST file into a ``Pool``, from which silos are cut, with each part shuffled.
 
-    The order depends only on the data set's name, the part and its number of images. ``colour``
-    tells whether images have three channels.
+    The order of a part depends only on ``name``, the name of the part and the number of its images.
+    ``colour`` tells whether images have three channels.
 
     Raises:
         DataError: the file is missing or unusable. The error tells how to download it.
@@ -147,12 +148,11 @@ def _decode(name: str, classes: int, colour: bool, folder: Path) -> Pool:
 
 
 def _source(name: str) -> Source:
-    """Describe a MedMNIST data set as a ``Source``: its classes, decoder and pixel scale.
+    """Return the ``Source`` of a MedMNIST data set: its classes, its decoder and its pixel scale.
 
-    A ``Source`` decodes the files of a public data set into a pool of images, from which silos are
-    cut. Nothing is read here. Pixels of each channel (one or three) are standardised with mean 0.5
-    and deviation 0.5. Silos of distribution D3 are rotated, but get no noise. ``name`` is a key of
-    ``_CLASSES``.
+    A ``Source`` tells how the files of a public data set become a pool of images. Nothing is read
+    here. Each channel has mean 0.5 and standard deviation 0.5. No silo of a MedMNIST set gets
+    noise. ``name`` is one of the keys of ``_CLASSES``, such as 'pathmnist'.
     """
     classes = _CLASSES[name]
     colour = name in _COLOUR

@@ -76,7 +76,7 @@ class Source:
 
 
 def facts_of(folder: Path, names: Iterable[str]) -> Facts:
-    """Return the facts by which a changed file is noticed, for each named file in ``folder``.
+    """Return name, size and time of each named file in ``folder``, to notice later if it changes.
 
     Returns:
         [name, size in bytes, modification time in ns] of each file, in the order of ``names``.
@@ -94,11 +94,12 @@ def facts_of(folder: Path, names: Iterable[str]) -> Facts:
 def locate(source: Source, places: Places) -> tuple[Path, Facts]:
     """Find the folder that contains a public data set's files, and list these files.
 
-    - If ``source.listed`` is None, all files are needed, and they must be in the data set's folder.
-      A data set without files gives ``Path()`` and an empty list.
-    - Otherwise ``source.listed`` lists the files in a folder, and some files are enough. It
-      searches the data set's folder and the folders ``source.forms``, which may have the same
-      images in another form. The folder with the most files is chosen, and on a tie the first.
+    If ``source.listed`` is None, all files must be in the data set's folder. A data set without
+    files gives ``Path()`` and an empty list.
+
+    Otherwise some of the files are enough. The function ``source.listed`` lists those in the data
+    set's folder and in each folder of ``source.forms``. The folder with the most files is chosen,
+    and on a tie the first.
 
     Returns:
         The folder, and [name, size in bytes, modification time in ns] of each file.
@@ -134,13 +135,13 @@ def source_key(source: Source, folder: Path, facts: Sequence[Any]) -> str:
 
 
 def open_pool(source: Source, places: Places) -> tuple[Pool, str]:
-    """Open the decoded images of a public data set in the cache, or decode them into it first.
+    """Open a public data set's decoded images from the cache, and decode them into it if missing.
 
     The arrays are memory-mapped read-only.
 
     Returns:
-        The pool of images, and its key: a digest that changes if the source or its files change
-        (``source_key``).
+        The pool of images, and its key of 16 digits. The key changes if a file's name, size, time
+        or folder changes.
 
     Raises:
         DataError: files are missing or unusable.
@@ -169,10 +170,9 @@ def open_pool(source: Source, places: Places) -> tuple[Pool, str]:
 def cut_by_track(tracks: npt.NDArray[Any], validation: int, where: str) -> tuple[Rows, Rows]:
     """Choose whole tracks for validation, so that no track is in both training and validation.
 
-    The frames of a track show one object within a second, so a model that trained on one frame
-    knows the other frames. The tracks are visited in the order of their last images, from the last
-    to the first. A track is taken if it still fits into ``validation`` images. If no track fits,
-    only the smallest track is taken.
+    A track is a series of frames of one object. The tracks are visited in the order of their last
+    images, from the end. A track is taken if all taken images then number at most ``validation``.
+    If no track fits, only the smallest track is taken.
 
     Args:
         tracks: track number of each image, (n,).
@@ -180,7 +180,7 @@ def cut_by_track(tracks: npt.NDArray[Any], validation: int, where: str) -> tuple
         where: the silo's name for errors.
 
     Returns:
-        Training rows and validation rows, both ascending.
+        Indices of the training images and of the validation images, both ascending.
 
     Raises:
         DataError: all images belong to one track.
@@ -210,14 +210,14 @@ def hold_out_tracks(tracks: npt.NDArray[Any], labels: npt.NDArray[Any]) -> tuple
     """Hold out the last tenth of each label's tracks (series of frames) for validation.
 
     The tracks of a label are in the order of their first images. The tenth is rounded down, but is
-    at least one track. If a label has only one track, it stays in training.
+    at least one track. If a label has only one track, this track stays in training.
 
     Args:
-        tracks: track number of each image, (n,).
+        tracks: track number of each image, (n,). All images of a track have the same label.
         labels: label of each image, (n,).
 
     Returns:
-        Training rows and validation rows, both ascending.
+        Indices of the training images and of the validation images, both ascending.
     """
     chosen: list[int] = []
     for label in np.unique(labels):

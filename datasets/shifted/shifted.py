@@ -41,11 +41,14 @@ _MAKER = 3  # raise it when the same settings make other arrays, so that no old 
 
 
 def distributions(silos: int) -> list[str]:
-    """Return the distribution of each silo: "D1" (unchanged), "D2" or "D3" (both rotated).
+    """Return the distribution of each silo, which decides how its images are shifted.
 
-    The UEFL paper decides the order for two numbers of silos. Nine silos have three times D1, three
-    times D2 and three times D3. Five silos have three times D1, then D2 and D3. Any other number of
-    silos takes D1, D2, D3 in turn.
+    "D1" leaves images unchanged. "D2" and "D3" rotate them by different angles. The order is that
+    of the UEFL paper for five and nine silos:
+
+    - Nine silos: D1, D1, D1, D2, D2, D2, D3, D3, D3.
+    - Five silos: D1, D1, D1, D2, D3.
+    - Any other number: D1, D2, D3, D1, D2, D3 and so on.
     """
     if silos == 9:
         return ["D1"] * 3 + ["D2"] * 3 + ["D3"] * 3
@@ -55,9 +58,10 @@ def distributions(silos: int) -> list[str]:
 
 
 def silo_names(silos: int) -> list[str]:
-    """Return the silos' names as in the UEFL paper: s1a, s1b, ... for D1, s2a, ... for D2.
+    """Return the silos' names as in the UEFL paper, such as 's1a' and 's1b' for two silos of D1.
 
-    The names are in the order of ``distributions``. 0 silos give [].
+    The digit is that of the silo's distribution D1, D2 or D3. The order is that of
+    ``distributions``.
     """
     seen: dict[str, int] = {}
     names = []
@@ -79,8 +83,8 @@ def _letters(index: int) -> str:
 def silo_sizes(source: Source, pool: Pool, settings: CommonSettings) -> tuple[int, int]:
     """Compute how many training images and how many test images each silo gets.
 
-    The settings decide each size. If a setting is 0, the source decides. If the source states 0
-    too, each silo gets an equal share of the pool, rounded down.
+    Each size is the setting's, or ``source``'s if the setting is 0. If both are 0, the images of
+    that part of the pool are divided equally and rounded down.
 
     Returns:
         The number of training images per silo, from which validation images may be held out, and
@@ -113,10 +117,10 @@ def silo_sizes(source: Source, pool: Pool, settings: CommonSettings) -> tuple[in
 
 
 def _too_few(name: str, silos: int, need: Mapping[str, int], have: Mapping[str, int]) -> str:
-    """Build the error text for a pool with too few images, with settings that would fit instead.
+    """Build the error text for a pool that has too few images for the wanted silos.
 
-    The text says what the silos need and what the pool has. If neither smaller sizes nor fewer
-    silos would fit, the advice is general.
+    The text says how many images the silos need and how many the pool has. It then names settings
+    that fit: smaller silos, or fewer silos. If neither fits, it advises fewer silos or more data.
 
     Args:
         name: the data set's name.
@@ -149,11 +153,11 @@ def _too_few(name: str, silos: int, need: Mapping[str, int], have: Mapping[str, 
 
 
 def shift(images: npt.NDArray[Any], distribution: str, noise: bool, key: str) -> Tensor:
-    """Apply the shift of a UEFL distribution to images: a rotation and, for D3, noise.
+    """Shift images by a distribution of the UEFL paper: rotate them and, for D3, add noise.
 
     D1 leaves the images as they are, D2 rotates them by 50 degrees clockwise, and D3 by 120 degrees
-    counter-clockwise. The noise is Gaussian with standard deviation 10, independent for each pixel
-    and channel.
+    counter-clockwise. The noise is Gaussian with standard deviation 10 on the 0..255 scale,
+    independent for each pixel and channel.
 
     Args:
         images: (n, height, width) or (n, height, width, 3), 0..255.
@@ -183,9 +187,9 @@ def shift(images: npt.NDArray[Any], distribution: str, noise: bool, key: str) ->
 def _rotate(images: Tensor, angle: float) -> Tensor:
     """Rotate float32 images (n, channels, height, width) counter-clockwise by ``angle`` degrees.
 
-    The images are rotated around their centres. Pixels are interpolated bilinearly, and the corners
-    become black. The result equals that of torchvision's ``rotate`` bit for bit, but torchvision
-    takes seconds to import.
+    The images are rotated around their centres, with bilinear interpolation. Corners without a
+    source pixel become 0. The result equals that of torchvision's ``rotate`` bit for bit.
+    torchvision is not used, because its import takes seconds.
     """
     import torch
 
@@ -203,10 +207,10 @@ def _rotate(images: Tensor, angle: float) -> Tensor:
 
 
 def scale_pixels(pixels: Tensor, source: Source, settings: CommonSettings) -> Tensor:
-    """Scale pixels (n, channels, height, width) from 0..255 as setting 'data.pixel-scale' demands.
+    """Scale pixels (n, channels, height, width) from 0..255 according to 'data.pixel-scale'.
 
-    For 'raw' the pixels are returned unchanged. For any other value they are divided by 255, and
-    each channel is standardised with the source's published mean and standard deviation.
+    With the value 'raw', the pixels are returned unchanged. With any other value, they are divided
+    by 255, and each channel is standardised with ``source.mean`` and ``source.std``.
     """
     if settings.pixel_scale == "raw":
         return pixels
@@ -217,8 +221,8 @@ def scale_pixels(pixels: Tensor, source: Source, settings: CommonSettings) -> Te
 def unscale_pixels(pixels: Tensor, source: Source, settings: CommonSettings) -> Tensor:
     """Undo ``scale_pixels``: map scaled pixels to float64 brightness from 0 to 1.
 
-    With 'data.pixel-scale' 'raw', pixels are only divided by 255. Noise may lead to values outside
-    0..1, which are not clipped.
+    If 'data.pixel-scale' is 'raw', the pixels are only divided by 255. Pixels of images with added
+    noise may lie outside 0..1, and are not clipped.
     """
     if settings.pixel_scale == "raw":
         return pixels.double() / 255
@@ -227,7 +231,7 @@ def unscale_pixels(pixels: Tensor, source: Source, settings: CommonSettings) -> 
 
 
 def _mean_and_std(source: Source) -> tuple[Tensor, Tensor]:
-    """Return the source's published pixel mean and standard deviation, (channels, 1, 1) each."""
+    """Return the source's mean and standard deviation of pixels in 0..1, (channels, 1, 1) each."""
     import torch
 
     mean = torch.tensor(source.mean).reshape(-1, 1, 1)
@@ -255,9 +259,9 @@ class ShiftedImages(DataSet):
         Returns:
             One of these texts:
 
-            - 'comes with scikit-learn' for the digits, which need no files.
-            - 'N files in FOLDER' for a data set that can be read from some of its files (CIFAR,
-              GTSRB). If it has two folders, FOLDER is the one with more files.
+            - 'comes with scikit-learn' for the data set 'digits', which needs no files.
+            - 'N files in FOLDER' for CIFAR and GTSRB, which can be read from some of their files.
+              FOLDER is the folder with the most files.
             - 'K of N files in FOLDER' for any other data set.
             - '' if there are no files or no data directory.
         """
@@ -282,16 +286,15 @@ class ShiftedImages(DataSet):
         return silo_names(settings.silos)
 
     def image_reader(self, site: str, settings: CommonSettings, places: Places) -> ImageReader:
-        """Return a function that reads a new file like an image of ``site``, for predictions.
+        """Return a function that reads a new file for a prediction, like an image of ``site``.
 
-        The function takes a path, and resizes the image to the pool's size. It rotates the image
-        and adds noise as for the site's images, and scales the pixels. It returns (channels,
-        height, width), and raises ``BrokenImageError`` for an unusable file. If ``site`` is not one
-        of ``silo_names`` (for example '', or a silo of partition 'unseen'), the image is not
-        rotated and gets no noise.
+        The function takes a path, and returns an array (channels, height, width). The image gets
+        the size of the data set's images, the rotation and noise of ``site``, and scaled pixels. If
+        ``site`` is not one of ``silo_names``, the image is neither rotated nor made noisy. The
+        function raises ``BrokenImageError`` for an unusable file.
 
         Raises:
-            DataError: the public files are missing or unusable.
+            DataError: the data set's files are missing or unusable.
         """
         distribution = "D1"
         names = silo_names(settings.silos)
@@ -322,10 +325,12 @@ class ShiftedImages(DataSet):
         )
 
     def _load(self, name: str, settings: CommonSettings, places: Places) -> Silo:
-        """Open a silo in the cache, or cut it from the pool, shift it and scale its pixels first.
+        """Open a silo from the cache, and create it there if it is missing.
 
-        The silo at index k has the k-th block of training images and of test images. If the pool
-        has a validation part, it is divided equally, and the silo has the k-th block of it.
+        The silo at index k gets the k-th block of the pool's training images and of its test images
+        (``silo_sizes``). If the pool has validation images, each silo gets an equal block of them.
+        The images are rotated or made noisy according to the silo's distribution (``shift``), and
+        their pixels are scaled.
 
         Raises:
             DataError: the pool has too few images, all training images of the silo belong to one
@@ -369,12 +374,15 @@ class ShiftedImages(DataSet):
 def _training_rows(
     pool: Pool, first: int, size: int, where: str
 ) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
-    """Divide the training rows of one silo into rows to train on and rows to validate on.
+    """Divide one silo's share of the pool's training images into training and validation rows.
 
-    The silo has the ``size`` rows of the pool's training part from row ``first`` on. Its last
-    tenth, rounded down, is for validation. If the images have tracks (series of frames), whole
-    tracks are chosen instead (``cut_by_track``). If the pool has a validation part, all rows are
-    for training, and the images must not have tracks.
+    The silo has ``size`` rows, from row ``first`` on. If the pool has validation images, all rows
+    are for training, and the images must not have tracks (series of frames). Otherwise the last
+    tenth of the rows, rounded down, is for validation. If there are tracks, whole tracks with about
+    a tenth of the images are chosen instead.
+
+    Returns:
+        Training rows and validation rows, as indices into the pool's training part.
 
     Raises:
         DataError: all rows belong to one track. ``where`` names the silo in the error.
@@ -391,7 +399,9 @@ def _training_rows(
 
 
 def _read_pixels(path: Path, shape: tuple[int, ...]) -> npt.NDArray[Any]:
-    """Read an 8-bit image file and resize it (bilinear) to the pool's ``shape``.
+    """Read an 8-bit image file and resize it bilinearly to ``shape``.
+
+    The image is converted to RGB if ``shape`` has three dimensions, and otherwise to grey.
 
     Returns:
         Grey (height, width) or RGB (height, width, 3), as in ``shape``, 0..255.

@@ -45,11 +45,12 @@ class _Sign:
 
 
 def list_signs(folder: Path) -> Facts:
-    """List the CSV files and image folders of the traffic signs, so that changes are noticed.
+    """List the CSV files and image folders of the traffic signs, to notice later if they change.
 
-    Each training class has a CSV file and an image folder. The test images have a folder and a CSV
-    file, which may be in either of two places. Missing ones are left out. A folder's modification
-    time changes if images are added or removed, but not if an image is overwritten.
+    Each training class has a CSV file and an image folder. The test images have a folder, and a CSV
+    file in one of the two places of ``_TEST_CSVS``. Missing files and folders are left out. A
+    folder's modification time changes if images are added or removed, but not if an image is
+    overwritten.
 
     Returns:
         First the CSV files and then the folders, each as [path within ``folder``, size in bytes (0
@@ -69,13 +70,14 @@ def list_signs(folder: Path) -> Facts:
 
 
 def decode_signs(folder: Path) -> Pool:
-    """Decode all images of traffic signs into a pool, each part in a fixed random order.
+    """Decode all images of traffic signs into a ``Pool`` with training and test images.
 
-    The order depends only on the number of images. The pool has the track (series of frames of one
-    sign) of each training image. Classes whose folder is missing are skipped.
+    The images of each part are in a random order, which depends only on their number. The pool also
+    has the track of each training image, a series of frames of one sign. A class without a training
+    folder is skipped.
 
     Raises:
-        DataError: a CSV or an image is missing or unusable, or a class is out of range.
+        DataError: a CSV file or an image is missing or unusable, or a class is out of range.
     """
     train: list[_Sign] = []
     for name in _CLASSES:
@@ -98,12 +100,12 @@ def _csv_of(folder: Path) -> Path:
 def _training_signs(folder: Path) -> list[_Sign]:
     """Read the list of images in the training folder of one class.
 
-    The list is the CSV file in the folder, and is empty if the folder does not exist. The folder's
-    name is the number of its class.
+    The list is the CSV file in the folder. The result is empty if the folder does not exist. The
+    name of the folder is the class's number, such as '00012'.
 
     Raises:
-        DataError: the folder has no CSV file, its CSV file is unusable, or a ClassId in the file
-            differs from the folder's class.
+        DataError: the folder has no CSV file, the CSV file is unusable, or a ClassId in it differs
+            from the folder's name.
     """
     if not folder.is_dir():
         return []
@@ -123,12 +125,12 @@ def _training_signs(folder: Path) -> list[_Sign]:
 
 
 def _test_signs(folder: Path) -> list[_Sign]:
-    """Read the signs in the test images' CSV, which may be in either of two folders.
+    """Read the list of test images from GT-final_test.csv, which names the class of each image.
 
-    If both have it, the first of ``_TEST_CSVS`` is used.
+    The CSV file is searched in Final_Test, and then in Final_Test/Images.
 
     Raises:
-        DataError: neither folder has the CSV, or a line is invalid.
+        DataError: neither folder has the CSV file, or a line is invalid.
     """
     paths = [folder / name for name in _TEST_CSVS if (folder / name).is_file()]
     if not paths:
@@ -140,14 +142,17 @@ def _test_signs(folder: Path) -> list[_Sign]:
 
 
 def _read_signs(path: Path, folder: Path) -> list[_Sign]:
-    """Read a CSV file in which each line names an image of a sign in ``folder``, and its class.
+    """Read a CSV file whose lines name images in ``folder`` and their classes.
 
-    The track of a sign (a series of frames) is the name of ``folder`` and the part of the image's
-    name before '_'.
+    The track of an image is 'FOLDER/PREFIX'. FOLDER is the name of ``folder``, and PREFIX is the
+    part of the image's name before the first '_'.
 
     Raises:
-        DataError: the CSV file has no line, lacks a column or cannot be read, an image is missing
-            or listed twice, or a ClassId is out of range.
+        DataError: in one of these cases:
+
+            - The CSV file cannot be read, lacks a column or has no lines.
+            - An image is missing or is listed twice.
+            - A ClassId is out of range.
     """
     present: set[str] = set()
     if folder.is_dir():
@@ -173,7 +178,7 @@ def _read_signs(path: Path, folder: Path) -> list[_Sign]:
 
 
 def _read_label(text: str, where: str) -> int:
-    """Convert the text of a ClassId to its number, 0..42, and allow leading zeros.
+    """Convert the text of a ClassId, which may have leading zeros, to its number 0..42.
 
     Raises:
         DataError: the text is not a number in this range. The error begins with ``where``.
@@ -199,7 +204,7 @@ def _decode_all(signs: Sequence[_Sign]) -> tuple[npt.NDArray[Any], npt.NDArray[A
     """Decode signs in order: images (n, 32, 32, 3) uint8, and labels (n,) int64.
 
     Raises:
-        DataError: an image is missing, damaged, or not in 8-bit colour.
+        DataError: an image is missing, damaged, or not RGB with 8 bits per channel.
     """
     images = np.empty((len(signs), _SIDE, _SIDE, 3), np.uint8)
     for place, sign in enumerate(signs):
@@ -208,10 +213,11 @@ def _decode_all(signs: Sequence[_Sign]) -> tuple[npt.NDArray[Any], npt.NDArray[A
 
 
 def _decode(sign: _Sign) -> npt.NDArray[Any]:
-    """Decode one sign, an image of any size, to (32, 32, 3) uint8.
+    """Decode one sign of any size, and resize it bilinearly to (32, 32, 3) uint8.
 
     Raises:
-        DataError: the image is missing or damaged, is not a PPM, or is not 8-bit colour.
+        DataError: the image is missing or damaged, is not a PPM, or is not RGB with 8 bits per
+            channel.
     """
     from PIL.Image import Resampling
 

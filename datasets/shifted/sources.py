@@ -19,13 +19,13 @@ from fedsilo.datasets.shifted.signs import SIGNS, decode_signs, list_signs
 
 
 def _decode_digits(_: Path) -> Pool:
-    """Load scikit-learn's 8x8 digits, enlarged to 16x16.
+    """Load scikit-learn's 8x8 digits, enlarged to 16x16 for networks with three 2x2 poolings.
 
-    They are enlarged so that three 2x2 poolings of a network leave a 2x2 map. The folder is not
-    used.
+    The folder is not used.
 
     Returns:
-        A pool with pixels from 0 to 255, whose last fifth in file order is the test part.
+        A pool with pixels from 0 to 255. The last fifth of the images, in file order, is the test
+        part.
     """
     import torch
 
@@ -44,9 +44,9 @@ def _decode_digits(_: Path) -> Pool:
 
 
 def _decode_idx(folder: Path) -> Pool:
-    """Read MNIST's four IDX files in ``folder`` as a pool, in the files' order.
+    """Read MNIST's four IDX files in ``folder`` into a ``Pool`` of training and test images.
 
-    The pool has no validation part.
+    The images keep the order of the files.
 
     Raises:
         DataError: a file is unusable, or training and test images differ in size.
@@ -65,7 +65,8 @@ def _read_idx_pair(folder: Path, part: str) -> tuple[Bytes, Bytes]:
     """Read images (n, height, width) and labels (n,) of MNIST's part 'train' or 't10k'.
 
     Raises:
-        DataError: a file is missing or unusable, or the files do not match.
+        DataError: a file is missing or unusable, the numbers of images and labels differ, or a
+            label is above 9.
     """
     images = folder / f"{part}-images-idx3-ubyte.gz"
     labels = folder / f"{part}-labels-idx1-ubyte.gz"

@@ -24,8 +24,8 @@ def read_declared(path: Path, model: type[M]) -> M:
     """Read a YAML file that describes the user's data, and validate it as ``model`` (pydantic).
 
     Raises:
-        DataError: the file is missing or not valid YAML, a key is unknown or missing, or a value is
-            invalid. The error starts with the path.
+        DataError: the file is missing or not valid YAML, a key is unknown, a required key is
+            missing, or a value is invalid. The error starts with the path.
     """
     try:
         content = parse_yaml(read_text(path), str(path))
@@ -60,7 +60,9 @@ def _of_distinct_names(content: dict[Any, Any], key: str) -> dict[Any, Any]:
 
 
 def _one_class_each(classes: dict[str, list[str]]) -> dict[str, list[str]]:
-    """Normalise the label values of each class, so that '1.0' and '1' become equal.
+    """Normalise the label values in a declaration of classes, and check that each appears once.
+
+    ``same_text`` normalises the values, so that '1.0' and '1' become equal.
 
     Args:
         classes: class name -> label values.
@@ -69,8 +71,7 @@ def _one_class_each(classes: dict[str, list[str]]) -> dict[str, list[str]]:
         The same class names -> normalised label values.
 
     Raises:
-        ValueError: a value appears twice after normalisation, in one class or in two, or a class
-            has no values.
+        ValueError: two normalised values are equal, or a class has no values.
     """
     forms = {name: list(map(same_text, values)) for name, values in classes.items()}
     every = list(chain(*forms.values()))

@@ -50,13 +50,15 @@ class Measure:
         return bool(self.levels or self.edges)
 
     def counts(self, split: str) -> list[int]:
-        """Count the samples of a split that fall into each bin of the feature's histogram.
+        """Count the samples of a split in each bin of the feature's histogram.
+
+        If the feature is categorical, each of its levels is a bin. Otherwise ``edges`` separate the
+        bins: the first bin is for values below the first edge, and the last for values from the
+        last edge on.
 
         Returns:
-            For a categorical feature, one count per level. For numbers, ``len(edges) + 1`` counts.
-            The first is for values below the first edge, and the last for values from the last edge
-            on. If ``may_lack`` is true, one more count at the end is for missing values. Otherwise
-            missing values are not counted.
+            One count per bin. If ``may_lack`` is true, the count of missing values follows.
+            Otherwise missing values are not counted.
         """
         values = self.values[split]
         known = values[~np.isnan(values)]
@@ -110,12 +112,14 @@ def picture_measures(
     Colour images also get the means of their red, green and blue channels.
 
     Args:
-        pictures: split -> images (n, channels, height, width). It must have 'train'.
+        pictures: split -> images (n, channels, height, width). The split 'train' is required,
+            because it tells whether the images have colours.
         to_unit: converts a batch of stored pixels to numbers from 0 (black) to 1 (white).
 
     Returns:
         One ``Measure`` per statistic: the values of each split, and bin edges for a histogram. The
-        edges are 0.1, 0.2, ... 0.9, and for contrast 0.05, 0.1, ... 0.4.
+        edges of contrast are 0.05, 0.1, ... 0.4. The edges of other statistics are 0.1, 0.2, ...
+        0.9.
     """
     statistics = {}
     for split, inputs in pictures.items():
@@ -131,10 +135,11 @@ def picture_measures(
 
 
 def unit_pixels(batch: Tensor) -> Tensor:
-    """Convert stored pixels of any shape to float64 in 0..1, according to their type.
+    """Convert stored pixels of any shape to float64, with black as 0 and white as 1.
 
-    uint8 is converted from 0..255, and int16 (16-bit radiographs minus 32768) from -32768..32767.
-    Other types are converted to float64 without scaling.
+    - uint8 is converted from 0..255.
+    - int16 is converted from -32768..32767.
+    - Other types must already be in 0..1, and are not scaled.
     """
     import torch
 
@@ -146,14 +151,14 @@ def unit_pixels(batch: Tensor) -> Tensor:
 
 
 def _pixel_statistics(inputs: Tensor, to_unit: Callable[[Tensor], Tensor]) -> npt.NDArray[Any]:
-    """Compute five numbers per image: mean, standard deviation, and the means of up to 3 channels.
+    """Compute five statistics of each image: mean, standard deviation and three channel means.
 
-    The mean and the deviation cover all channels. The mean of a channel that the images do not have
-    is 0. Large images are computed in strips, which limits the memory. ``to_unit`` converts stored
-    pixels to 0..1.
+    Mean and standard deviation cover all channels. The mean of a channel that the images do not
+    have is 0. Large images are converted in strips, which limits the memory. ``to_unit`` converts
+    stored pixels to 0..1.
 
     Returns:
-        An array (n, 5), in this order.
+        An array (n, 5): mean, standard deviation, and the means of channels 1 to 3.
     """
     import torch
 

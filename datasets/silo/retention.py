@@ -25,14 +25,14 @@ _ABANDONED = 24 * 3600.0  # seconds; an older folder is no longer being made or 
 def prune_cache(folder: Path, keep_bytes: int) -> list[Path]:
     """Remove the least recently opened folders of a cache until the rest fits into ``keep_bytes``.
 
-    Only complete folders of silos or decoded images count. Before that, incomplete folders older
-    than a day are removed. Other processes may use the cache at the same time. A folder is renamed
-    before its files are deleted, so nobody opens an incomplete folder, and open files stay
+    Incomplete folders older than a day are removed first. Then the sizes of complete folders are
+    added up, which hold silos or decoded images. Other processes may use the cache at the same
+    time. They cannot open a folder that is being deleted, and files that they have open stay
     readable.
 
     Returns:
         The removed complete folders, the least recently opened first. A folder that cannot be
-        renamed stays.
+        renamed for its deletion stays.
     """
     for path in _list_entries(folder):
         # A process that was killed leaves a half-made folder behind. The newest entry in it tells
@@ -59,7 +59,8 @@ def prune_cache(folder: Path, keep_bytes: int) -> list[Path]:
 def _list_entries(folder: Path) -> Iterator[Path]:
     """Yield the files and folders in the cache at depth 1, and then those at depth 2.
 
-    If an entry vanishes while a depth is searched, that whole depth may be left out.
+    If another process removes an entry during the search, all entries of this depth may be left
+    out.
     """
     for depth in _DEPTHS:
         with suppress(FileNotFoundError):
@@ -96,10 +97,11 @@ def _below(path: Path) -> list[Path]:
 
 
 def _remove(path: Path) -> bool:
-    """Remove a folder that other processes may be using, and tell whether it is gone.
+    """Remove a folder that other processes may be using, and return whether it is gone.
 
-    The folder is first renamed to a hidden random name. The result is True even if another process
-    removed the folder, and False only if renaming failed.
+    The folder is first renamed to a hidden random name, so that no process can open it. The result
+    is False only if renaming failed. It is True if another process removed the folder, or if hidden
+    files remain.
     """
     # Renaming is atomic: from then on no process can open the folder, but open files stay readable
     aside = path.with_name(f".{path.name}.{secrets.token_hex(4)}")

@@ -42,12 +42,10 @@ class RowSplit:
 def check_folds(settings: CommonSettings) -> None:
     """Check that the chosen test fold and validation fold exist.
 
-    A fold is named by its number, from 0. Fold 0 always passes, because it is also the default with
-    0 folds.
+    Folds are numbered from 0. With 0 folds, which is the default, only fold 0 may be chosen.
 
     Raises:
-        SettingError: a number of folds is 1, or a chosen fold above 0 is not below its number of
-            folds.
+        SettingError: a number of folds is 1, or the chosen fold does not exist.
     """
     for kind in ("test", "val"):
         folds = getattr(settings, f"{kind}_folds")
@@ -71,10 +69,10 @@ def split_rows(
 ) -> RowSplit:
     """Split row indices into training, validation and test rows according to ``settings``.
 
-    With 'split.test-folds' above 0, the test rows are fold 'split.test-fold'. With 0 they are a
-    random ``share`` of the rows. Then fold 'split.val-fold' of the remaining rows becomes the
-    validation rows. With 0 'split.val-folds' there are none. If 'split.use-test' is false, the test
-    rows are in none of the parts.
+    If 'split.test-folds' is above 0, the test rows are fold 'split.test-fold'. Otherwise they are a
+    random ``share`` of the rows. If 'split.val-folds' is above 0, the validation rows are fold
+    'split.val-fold' of the remaining rows. Otherwise there are none. If 'split.use-test' is false,
+    the test rows are dropped from the result.
 
     Args:
         labels: class of each row, (n,).
@@ -111,14 +109,13 @@ def cut_fold(
     where: str,
     groups: Sequence[str] | None,
 ) -> tuple[Indices, Indices]:
-    """Cut one stratified fold out of some rows, by 'split.test-folds' or 'split.val-folds'.
+    """Cut one stratified fold out of some rows, as the test part or the validation part.
 
-    scikit-learn shuffles and cuts the folds: ``StratifiedKFold`` or, with groups,
-    ``StratifiedGroupKFold``. Test and validation folds have different seeds, which follow from the
-    fold seed.
+    scikit-learn shuffles and cuts the folds, with ``StratifiedKFold`` or, for groups,
+    ``StratifiedGroupKFold``. The fold seed and ``kind`` decide the shuffling.
 
     Args:
-        kind: 'test' or 'val', the settings to read.
+        kind: 'test' or 'val', which selects the settings of the folds.
         rows: the row indices to divide, (k,).
         labels: class of every row of the table, (n,).
         settings: number of folds, index of the fold to cut out, and fold seed.
@@ -127,11 +124,11 @@ def cut_fold(
             a group by itself.
 
     Returns:
-        The remaining rows and the fold's rows, both ascending. With 0 folds the second is empty.
+        The remaining rows and the fold's rows, both ascending. With 0 folds the fold is empty.
 
     Raises:
-        DataError: there are fewer rows or groups than folds, or every class has fewer rows than
-            folds.
+        DataError: there are fewer rows or groups than folds, or no class has as many rows as there
+            are folds.
     """
     folds = getattr(settings, f"{kind}_folds")
     fold = getattr(settings, f"{kind}_fold")
@@ -162,7 +159,7 @@ def cut_fold(
 def _check_enough(labels: Indices, groups: Indices | None, folds: int, where: str) -> None:
     """Check that there are enough rows and groups for ``folds`` stratified folds.
 
-    A class with fewer rows than folds is allowed if another class has enough.
+    A class with fewer rows than folds is allowed without a warning if another class has enough.
 
     Args:
         labels: class of each row, (n,).
@@ -171,8 +168,8 @@ def _check_enough(labels: Indices, groups: Indices | None, folds: int, where: st
         where: the site's name for errors.
 
     Raises:
-        DataError: there are fewer rows or groups than folds, or every class has fewer rows than
-            folds.
+        DataError: there are fewer rows or groups than folds, or no class has as many rows as there
+            are folds.
     """
     if len(labels) < folds:
         cause = f"{len(labels)} rows cannot be cut into {folds} folds"
@@ -192,9 +189,10 @@ def _number_groups(groups: Sequence[str]) -> Indices:
 
 
 def draw_test_rows(labels: Indices, share: float, seed: int, where: str) -> tuple[Indices, Indices]:
-    """Draw a random share of rows as test rows, by the same rule as FLamby (a benchmark).
+    """Draw a random share of a site's rows as test rows.
 
-    The draw is stratified by class if there are several classes, each with more than 2 rows.
+    The draw is stratified by class if there are several classes and each has at least 3 rows.
+    Otherwise it ignores the classes. The benchmark FLamby follows the same rule.
 
     Args:
         labels: class of each row, (n,).
@@ -207,8 +205,8 @@ def draw_test_rows(labels: Indices, share: float, seed: int, where: str) -> tupl
         test rows.
 
     Raises:
-        DataError: ``share`` is above 0, and there are fewer than 3 rows or scikit-learn cannot
-            split them. One reason is a part with fewer rows than there are classes.
+        DataError: ``share`` is above 0 and there are fewer than 3 rows, or scikit-learn cannot
+            split them. For example, the test part would have fewer rows than there are classes.
     """
     rows = np.arange(len(labels))
     if share == 0:
@@ -241,11 +239,10 @@ def draw_test_groups(
 ) -> tuple[Indices, Indices]:
     """Choose whole groups as test data, so that about ``share`` of each class's rows are test rows.
 
-    Groups are visited in random order. The target of a class is ``share`` of its rows. A group
-    becomes test data if this brings the test rows nearer to the targets (chi-square distance over
-    all classes). The target of a rare class may be less than one row. So in a second pass over the
-    remaining groups, the distance also counts all test rows together. If no group is chosen, the
-    smallest becomes test data. At least one group stays training data.
+    Groups are visited in random order. A group becomes test data if this brings the classes' test
+    rows nearer to ``share`` (chi-square distance). A second pass over the remaining groups
+    considers the number of all test rows too. If no group is chosen, the smallest becomes test
+    data. At least one group stays training data.
 
     Args:
         labels: class of each row, (n,).
@@ -292,10 +289,11 @@ def draw_test_groups(
 
 
 def _group_counts(labels: Indices, groups: Indices) -> Indices:
-    """Count how many rows of each class a group has, for all groups: (groups, classes + 1).
+    """Count the rows of each class in each group.
 
-    The columns are the classes with rows, in ascending order. The last column has all rows of the
-    group.
+    Returns:
+        An array (groups, classes + 1). The classes that occur are in ascending order. The last
+        column is the group's number of rows.
     """
     classes, column = np.unique(labels, return_inverse=True)
     counts = np.zeros((len(np.unique(groups)), len(classes) + 1))

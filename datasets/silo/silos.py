@@ -127,12 +127,13 @@ class Silo:
         return numeric_columns(self.task, self.features, self.class_names())
 
     def column_values(self) -> Tensor:
-        """Return the training samples' values of ``columns`` (the numbers to standardise).
+        """Return the training samples' values of all columns that are standardised.
 
-        There must be at least one column. NaN marks a missing value.
+        These are all features of a table, and the outcome if it is a number. There must be at least
+        one such column. NaN marks a missing value.
 
         Returns:
-            (n, columns) float32: the features of a table, then a numeric outcome.
+            (n, columns) float32, with the outcome last.
         """
         import torch
 
@@ -152,7 +153,9 @@ class Silo:
         return self.classes or tuple(map(str, range(self.shape.outputs)))
 
     def label_counts(self) -> dict[str, list[int]]:
-        """Count the samples of each split by stratum (a class or another group that the task has).
+        """Count the samples of each split by stratum.
+
+        A stratum is a group of samples that the task counts separately, such as a class.
 
         Returns:
             Split -> one count per stratum. An empty split has zeros.
@@ -212,8 +215,8 @@ class DataSet(ABC):
 
             - 'made when first used' for a made-up data set, which needs no data directory.
             - 'K of N files in FOLDER' for a public data set that fedsilo can download.
-            - The names of the silos, with commas between, for any other data set, such as the
-              user's own.
+            - The names of the silos, joined by ', ', for any other data set, such as the user's
+              own.
             - '' if there is no data directory, no file is present, or the files are unusable.
         """
         if self.origin == "made-up":
@@ -241,14 +244,14 @@ class DataSet(ABC):
         """
 
     def load(self, name: str, settings: CommonSettings, places: Places) -> Silo:
-        """Load the silo ``name`` from the cache, or create it there first if it is missing.
+        """Load the silo ``name`` from the cache, and create it there if it is missing.
 
         A silo is the training, validation and test data of one site.
 
         Raises:
             DataError: no silo has this name, a file is missing or unusable, or there are too few
-                samples. The error is a ``FileNamesError`` if it lists names of files, which may
-                identify patients.
+                samples. The error is a ``FileNamesError`` if its text lists names of files, which
+                may identify patients.
         """
         names = self.silo_names(settings, places)
         if name not in names:
@@ -264,14 +267,13 @@ class DataSet(ABC):
         """Load a silo whose name ``load`` has checked."""
 
     def image_reader(self, site: str, settings: CommonSettings, places: Places) -> ImageReader:
-        """Return a function that reads a new image file in the same way as the images of ``site``.
+        """Return a function that reads a new image file exactly as the images of ``site`` are read.
 
-        The function takes a path, returns an array (channels, height, width) as in
-        ``Split.inputs``, and raises ``BrokenImageError`` for a file that cannot be read. If the
-        site's images are rotated or have their own tone curve, new images are changed in the same
-        way. If ``site`` is '', new images are not changed.
+        The function takes a path, and returns an array (channels, height, width) like an image in
+        ``Split.inputs``. It raises ``BrokenImageError`` for a file that cannot be read. If ``site``
+        is '', a change that only one site's images get, such as a rotation, is left out.
 
-        This base class always raises ``DataError``. Data sets with images override the method.
+        This base class always raises ``DataError``.
 
         Raises:
             DataError: the data set has no images, or its files cannot be read.
@@ -279,11 +281,11 @@ class DataSet(ABC):
         raise DataError(f"data set '{self.name}' is a table: give rows of it by --table")
 
     def pixel_standardisation(self, settings: CommonSettings) -> tuple[Tensor, Tensor] | None:
-        """Return mean and standard deviation for standardising images with pixels in 0..1.
+        """Return mean and standard deviation that standardise the silos' pixels, or None.
 
         Returns:
-            Mean and standard deviation, (channels, 1, 1) each. None, as in this base class, if the
-            pixels of the silos are not scaled yet, because networks then scale them.
+            Mean and standard deviation of pixels in 0..1, (channels, 1, 1) each. None if the silos'
+            pixels are not standardised, as in this base class. The network then scales them.
         """
         return None
 
@@ -323,13 +325,13 @@ class DataSet(ABC):
 
 
 def strata_of(labels: npt.NDArray[Any], task: str) -> npt.NDArray[np.int64]:
-    """Assign each label the index of its stratum, (n,).
+    """Return the index of each label's stratum, (n,), to give splits equal shares of all strata.
 
-    A stratum is a group of samples that the task counts separately, such as a class
-    (``Task.strata``). With these indices, each split can get the same share of every stratum.
+    The task decides the strata. For a classification they are the classes, and for survival the
+    patients with and without an event.
 
     Args:
-        labels: labels (n, ...) in the form of the task.
+        labels: labels (n, ...) in the form that the task uses.
         task: the task's name.
     """
     import torch
@@ -341,8 +343,8 @@ def strata_of(labels: npt.NDArray[Any], task: str) -> npt.NDArray[np.int64]:
 def fingerprint(split: Split) -> str:
     """Compute the SHA-256, in hexadecimal, of the inputs and labels of a split.
 
-    Only the bytes of the values count, in the order of the samples. The shapes and types of the
-    arrays do not.
+    The digest covers the bytes of all values, in the order of the samples. It does not cover the
+    shapes and types of the arrays.
     """
     # Only the bytes count: shape and type are not in the digest
     digest = hashlib.sha256()
@@ -372,10 +374,11 @@ def save_silo(
     Args:
         folder: the folder. Its mode becomes 700.
         splits: split -> samples.
-        facts: the values that ``open_silo`` needs besides the arrays, such as name, distribution
-            and classes. They must be JSON values. The splits' fingerprints are added.
+        facts: JSON values by key, such as 'name', 'distribution', 'classes' and 'task', from which
+            ``open_silo`` builds the silo. The key 'fingerprints' is added.
         notes: sentences about the data, such as the number of imputed values, which ``open_silo``
-            logs. A sentence is added for each split whose numeric outcomes are all equal.
+            logs. A sentence is added for each split whose numeric outcomes are all equal, because
+            R² is then undefined.
 
     Raises:
         OSError: a file cannot be written.
@@ -395,11 +398,11 @@ def save_silo(
 
 
 def _constant_outcomes(facts: Mapping[str, Any], splits: Mapping[str, Split]) -> list[str]:
-    """Return a sentence for each split whose numeric outcomes are all equal, because it has no R².
+    """Return a sentence for each split whose numeric outcomes are all equal.
 
-    R² measures a regression. If the task has no numeric outcome, the result is []. An empty split
-    gets no sentence. ``facts`` has the silo's 'name' and 'task'. Without 'task', the task is
-    classification.
+    Such a split has no R², the measure of a regression's quality. An empty split gets no sentence.
+    If the task has no numeric outcome, the result is []. ``facts`` has the silo's 'name' and
+    'task'. Without 'task', the task is classification.
     """
     sentences = []
     if TASKS[facts.get("task", CLASSIFICATION)].numeric:
@@ -415,10 +418,11 @@ def _constant_outcomes(facts: Mapping[str, Any], splits: Mapping[str, Split]) ->
 def cached_silo(
     folder: Path, name: str, facts: Sequence[Any], classes: int, fill: Callable[[Path], None]
 ) -> Silo:
-    """Open a silo in the cache, or create it first if it is missing or its files were altered.
+    """Open a silo from the cache, and create it there if it is missing or was altered.
 
-    The silo's folder is ``<folder>/<folder_name>-<key>``. The key is a digest of ``facts``, so a
-    silo with other facts has another folder.
+    A file with checksums shows whether the silo's files were altered. The silo's folder is in
+    ``folder``. Its name has the silo's name and a digest of ``facts``, so a silo with other facts
+    has another folder.
 
     Args:
         folder: the cache's folder for this data set's silos.
@@ -428,7 +432,7 @@ def cached_silo(
         fill: function that writes the silo into a new folder with ``save_silo``.
 
     Raises:
-        DataError: the cached files were altered and cannot be created again.
+        DataError: the silo's folder cannot be created or read.
         Exception: any error that ``fill`` raises.
     """
     # Any other fact gives another folder, so an outdated silo is never opened by mistake
@@ -439,9 +443,9 @@ def cached_silo(
 def open_silo(folder: Path, classes: int) -> Silo:
     """Open a silo that ``save_silo`` wrote: its arrays, and the facts in ``silo.json``.
 
-    The notes on the silo's data are logged, each only once per process. Array files of at most 64
-    KiB are read. Larger ones are memory-mapped copy-on-write, so changes in memory do not change
-    the files. Whether the arrays still have their fingerprints is not checked here.
+    The notes on the silo's data are logged, each only once per process. Array files above 64 KiB
+    are memory-mapped, but changes to the arrays never reach the files. The caller must check that
+    the files were not altered.
 
     Args:
         folder: the silo's folder.
@@ -481,9 +485,9 @@ def log_once(note: str) -> None:
 
 
 def _open_split(folder: Path, name: str) -> Split:
-    """Open the arrays of split ``name`` in a silo's folder, and memory-map the larger files.
+    """Open the arrays of split ``name`` in a silo's folder.
 
-    Files of at most 64 KiB, and files that cannot be mapped (such as empty arrays), are read.
+    Files above 64 KiB are memory-mapped. Smaller files, and files that cannot be mapped, are read.
     """
     import torch
 

@@ -59,10 +59,11 @@ class DrawnImages(DataSet):
         return lambda path: read_square(path, 8, SIZE)[None]
 
     def _load(self, name: str, settings: CommonSettings, places: Places) -> Silo:
-        """Open a site's silo in the cache, or draw and split its images there first.
+        """Open a site's silo from the cache, and draw its images there if it is missing.
 
-        If the settings have no test folds, a quarter of the images are test images. Each part has
-        about the same shares of the task's strata, such as patients with an event.
+        If the settings have no test folds, a quarter of the images are test images. Validation
+        images come from the settings' validation folds. All splits have about the same shares of
+        the task's strata, such as patients with and without an event.
 
         Raises:
             DataError: there are too few images for the folds.

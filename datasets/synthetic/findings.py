@@ -44,14 +44,14 @@ class ChestPhantom(DrawnImages):
     sites, names = tuple(_CLINICS), FINDINGS
 
     def draw(self, site: str) -> Drawn:
-        """Draw a site's chest images, the same in every run, and the findings in each image.
+        """Draw a site's chest images and their findings, which are the same in every run.
 
-        Each finding is drawn independently with the site's own frequency. The image is multiplied
-        by the site's brightness, and noise is added.
+        Each finding is present independently, with the site's frequency. The image is multiplied by
+        the site's brightness. Then the site's noise is added, and the sum is clipped.
 
         Returns:
-            Images (n, 1, 32, 32) uint8, and labels (n, 3) float32: 1 if the image has the finding,
-            otherwise 0, in the order of ``FINDINGS``.
+            Images (n, 1, 32, 32) uint8, and labels (n, 3) float32. A label is 1 if the image has
+            the finding and otherwise 0, in the order of ``FINDINGS``.
         """
         clinic = _CLINICS[site]
         images, labels = [], []
@@ -68,10 +68,11 @@ class ChestPhantom(DrawnImages):
 def _draw_chest(
     rng: np.random.Generator, large_heart: bool, effusion: bool, nodule: bool
 ) -> npt.NDArray[np.float32]:
-    """Draw a chest, (32, 32), brightness about 0..1: a bright heart between two dark lungs.
+    """Draw a chest, (32, 32), with a bright heart between two dark lungs.
 
-    A large heart is wider. An effusion brightens the bottom of the lung on the left of the image,
-    and a nodule is a bright spot in the other lung. ``rng`` draws places, sizes and brightness.
+    The brightness is about 0 to 1, and is not clipped. A large heart is wider. An effusion
+    brightens the bottom of the lung on the left of the image. A nodule is a bright spot in the lung
+    on the right. ``rng`` draws places, sizes and brightness.
     """
     x, y = pictures.grid(SIZE)
     picture = np.full((SIZE, SIZE), 0.6, dtype=np.float32)

@@ -41,8 +41,8 @@ class Blob:
     def soft_mask(self, size: int) -> Field:
         """Draw the blob as a mask (size, size): 1 inside, 0 outside, and a soft edge between.
 
-        The picture's coordinates go from -1 to 1. The outline is a circle if ``lobes`` is 0.
-        Otherwise it has that many bulges.
+        The picture's coordinates go from -1 to 1. If ``lobes`` is 0, the outline is a circle.
+        Otherwise it has ``lobes`` bulges, which change its radius by the share ``depth``.
         """
         x, y = grid(size)
         x, y = x - np.float32(self.x), y - np.float32(self.y)
@@ -72,9 +72,9 @@ class Look:
     def show(self, content: Field, rng: np.random.Generator) -> npt.NDArray[np.uint8]:
         """Render ``content`` (channels, size, size) with this look, as uint8 of the same shape.
 
-        The content is multiplied by the contrast and added to the background. Then noise, which
-        ``rng`` draws, is added. If the look has a field of view, everything outside it becomes
-        black. Brightness from 0 to 1 becomes 0..255, and values outside are clipped.
+        The content is multiplied by the look's contrast and added to its background. Then noise,
+        which ``rng`` draws, is added. If the look has a round field of view, everything outside it
+        becomes black. Brightness from 0 to 1 becomes 0..255, and values outside are clipped.
         """
         picture = np.array(self.ground, np.float32).reshape(-1, 1, 1) + self.contrast * content
         picture = picture + self.grain * rng.standard_normal(picture.shape, dtype=np.float32)
@@ -98,8 +98,8 @@ def texture(rng: np.random.Generator, size: int, waves: float) -> Field:
     Args:
         rng: draws the direction, phase and length of each wave.
         size: pixels per side.
-        waves: mean number of periods of a wave along a side. Each wave has 0.5 to 1.5 times as
-            many.
+        waves: mean number of periods of a wave along a side. The number of a wave is between 0.5
+            and 1.5 times this mean.
     """
     x, y = grid(size)
     turns, phases = rng.uniform(0, 2 * np.pi, (2, _WAVES))
@@ -114,10 +114,10 @@ def texture(rng: np.random.Generator, size: int, waves: float) -> Field:
 
 
 def smooth_line(corners: npt.ArrayLike) -> Points:
-    """Fit a cubic spline through ``corners`` (k, 2), and return 25 points on it, (25, 2).
+    """Fit a smooth curve through the points ``corners`` (k, 2), and return 25 of its points.
 
-    The spline goes through the corners at the parameters 0, 1, 2 and so on. The points are equally
-    spaced in this parameter, from the first corner to the last.
+    The curve is a cubic spline that passes through the corners at parameters 0, 1, ..., k - 1. The
+    25 points, (25, 2), have equally spaced parameters, from the first corner to the last.
     """
     from scipy.interpolate import CubicSpline
 
@@ -127,14 +127,13 @@ def smooth_line(corners: npt.ArrayLike) -> Points:
 
 
 def distance(size: int, line: Points) -> Field:
-    """Compute the distance of each pixel's centre from a line, (size, size), float32.
+    """Compute the distance of each pixel's centre from a polyline, (size, size), float32.
 
-    The line consists of straight segments. Coordinates and distances are in units of half a side:
-    the picture goes from -1 to 1.
+    Coordinates and distances are in units of half a side: the picture goes from -1 to 1.
 
     Args:
         size: pixels per side.
-        line: the ends of the segments as (x, y), (k, 2), at least two.
+        line: the polyline's points (x, y) in order, (k, 2), at least two.
     """
     x, y = grid(size)
     nearest = np.full((size, size), np.inf, dtype=np.float32)
@@ -147,11 +146,11 @@ def distance(size: int, line: Points) -> Field:
 
 
 def stroke(size: int, line: Points, radius: float) -> Field:
-    """Draw a polyline as a mask (size, size): 1 on the line, 0 away from it, soft at the edge.
+    """Draw a polyline as a mask (size, size), 1 on the line and 0 away from it.
 
-    Half of the line's width is ``radius``, in units of half a side. At this distance from the
-    middle the mask is 0.5, and it changes from 1 to 0 over about two pixels. A line thinner than a
-    pixel is drawn one pixel wide, but fainter.
+    ``radius`` is half of the line's width, in units of half a side. At this distance from the
+    middle the mask is 0.5. Its soft edge is two pixels wide. If the line is thinner than a pixel,
+    it is drawn one pixel wide, and its values are lowered in proportion.
     """
     # A pixel is 2 / size wide: a thinner line keeps that width, and is fainter by the same factor
     reach = max(radius, 1 / size)

@@ -25,16 +25,17 @@ from fedsilo.datasets.silo.silos import ImageReader
 def even_sequence(
     counts: Sequence[int], again: float, rng: np.random.Generator
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Order images so that each beginning of the sequence has nearly the same shares of the kinds.
+    """Order images so that any first part of the sequence has nearly the same shares of the kinds.
 
-    A kind is the class of an image, or decides it. Each image is of the kind that is furthest
-    behind its share of the whole, and on a tie of the first such kind. But with probability
-    ``again`` an image repeats the kind and subject (such as a patient) of the image before it.
+    The kind of an image decides its class. Each image gets the kind that is furthest behind its
+    share of all images, and on a tie the first such kind. With probability ``again``, however, an
+    image repeats the kind and the subject of the previous image. A subject is for example a
+    patient.
 
     Args:
         counts: number of images of each kind.
-        again: the probability of such a repetition. An image does not repeat a kind of which all
-            images are already placed.
+        again: the probability of a repetition. It does not happen if all images of the kind are
+            already placed.
         rng: draws which images repeat a subject.
 
     Returns:
@@ -112,11 +113,9 @@ class PhantomDataSet(ImageDataSet):
     ) -> tuple[int, np.random.Generator, np.random.Generator]:
         """Return an image's kind, and two random generators to draw the image with.
 
-        The first generator is that of the image's subject, such as a patient, and the second that
-        of the image. The kind and the subject come from the site's ``sequence``. The seeds depend
-        on the data set's key, the site, and the number of the subject or of the image, but not on
-        the run's seed. Both generators start anew at each call, so all images of one subject get
-        the same numbers from the first generator.
+        The first generator draws the features of the image's subject, such as a patient. The second
+        draws those of the single image. Both are new at each call, so images of one subject get
+        equal numbers from the first generator. The seeds do not depend on the run's seed.
 
         Args:
             site: the site's name.
@@ -132,10 +131,10 @@ class PhantomDataSet(ImageDataSet):
         return list(self.counts)
 
     def index(self, site: str, settings: CommonSettings, places: Places) -> ImageIndex:
-        """List the first images of a site: the share 'split.sample-share', but at least ``fewest``.
+        """List the first images of a site, as many as 'split.sample-share' of all its images.
 
-        If the site has fewer than ``fewest`` images, all are listed. Images of one subject, such as
-        a patient, are a group.
+        At least ``self.fewest`` images are listed, or all if the site has fewer. Images of one
+        subject, such as a patient, are a group.
         """
         count = max(self.fewest, round(sum(self.counts[site]) * settings.sample_share))
         kinds, subjects = self.sequence(site)
@@ -148,10 +147,10 @@ class PhantomDataSet(ImageDataSet):
         return index_images(f"{self.key}, {site}", Path(), images)
 
     def reader(self, index: ImageIndex, size: int, settings: CommonSettings) -> Reader:
-        """Return a function that draws an image by its name, which is ``site/number``.
+        """Return a function that draws the image with a given name, such as 'city/12'.
 
-        The function returns (channels, size, size). The same name, ``size`` and settings always
-        give the same image. ``index`` is not used.
+        The name has the site and the image's number. The function returns (channels, size, size).
+        The same name, ``size`` and settings always give the same image. ``index`` is not used.
         """
 
         def make(name: str) -> npt.NDArray[Any]:
@@ -161,10 +160,10 @@ class PhantomDataSet(ImageDataSet):
         return make
 
     def image_reader(self, site: str, settings: CommonSettings, places: Places) -> ImageReader:
-        """Return a function that decodes a real image to (channels, size, size), for predictions.
+        """Return a function that decodes the file of a real, not drawn, image for a prediction.
 
-        The function takes a path, and raises ``BrokenImageError`` for a file that cannot be read.
-        It is the same for every ``site``.
+        The function takes a path, and returns (channels, size, size). It raises
+        ``BrokenImageError`` for a file that cannot be read. ``site`` is not used.
         """
         size = settings.image_size or self.own_size(places)
         return lambda path: self.read_file(path, size, settings)

@@ -74,12 +74,12 @@ class DermoscopyPhantom(PhantomDataSet):
         return class_of(kind, settings.target)
 
     def image(self, site: str, number: int, size: int, settings: CommonSettings) -> Pixels:
-        """Draw a lesion on skin, uint8 (3, size, size), with the look of the site's camera.
+        """Draw a skin lesion, uint8 (3, size, size), with the look of the site's camera.
 
-        ``number`` is the image's index at the site, from 0. The site's fixed ``sequence`` says
-        which lesion it shows. Images of one lesion have the same colour and texture, but differ in
-        the place and size of the lesion and in their noise. If 'data.colour-constancy' is set, the
-        colour of the light is removed.
+        ``number`` is the image's index at the site, from 0. It decides which lesion is shown, and
+        its diagnosis. Images of one lesion have the same colour and texture, but differ in noise
+        and in the lesion's place and size. If 'data.colour-constancy' is set, ``shades_of_grey``
+        removes the colour of the light.
         """
         kind, lesion, view = self.generators(site, number)
         colour, lobes, mottled = _LESIONS[DIAGNOSES[kind]]
@@ -94,12 +94,12 @@ class DermoscopyPhantom(PhantomDataSet):
         return image
 
     def read_file(self, path: Path, size: int, settings: CommonSettings) -> Pixels:
-        """Decode a photograph to uint8 (3, size, size).
+        """Decode a photograph to uint8 (3, size, size), cropped to its central square.
 
         If 'data.colour-constancy' is set, the colour of the light is removed.
 
         Raises:
-            BrokenImageError: the file is missing or damaged, or cannot be used.
+            BrokenImageError: the file is missing or damaged, or has too many bits or pixels.
         """
         return decode_image(path, size, settings.colour_constancy)
 
@@ -133,8 +133,9 @@ class MammographyPhantom(PhantomDataSet):
     ) -> npt.NDArray[np.int16]:
         """Draw a mammogram, int16 (1, size, size), which is the same for the same arguments.
 
-        If 'data.intensity-profiles' is set, the mammogram looks as if the machine of the site's
-        vendor had rendered it, with blur, noise and tone curve.
+        Brightness 0..1 becomes -32768..32767. ``number`` is the image's index at the site, from 0.
+        If 'data.intensity-profiles' is set, blur, noise and a tone curve imitate the machine of the
+        site's vendor.
         """
         malignant, patient, view = self.generators(site, number)
         picture = _draw_breast(patient, view, size, bool(malignant))
@@ -148,7 +149,8 @@ class MammographyPhantom(PhantomDataSet):
         Empty edges are cropped, and the rest is fitted into the square (``fit_square``).
 
         Raises:
-            BrokenImageError: the file is missing, damaged or empty, or has another depth.
+            BrokenImageError: the file is missing or damaged, is not of 16 bits per pixel, or has
+                only equal pixels.
         """
         return as_int16(fit_square(read_radiograph(path, 16), size))[None]
 
@@ -162,7 +164,8 @@ def _draw_breast(
         patient: draws the shape, the tissue and the lesion.
         view: draws the exposure and the side.
         size: the number of pixels per side.
-        malignant: whether the lesion is a bright star. If False, it is a faint soft spot.
+        malignant: whether the lesion is malignant. A malignant lesion is a bright star, and a
+            benign one a faint soft spot.
     """
     x, y = pictures.grid(size)
     depth, height = patient.uniform(0.9, 1.4), patient.uniform(0.75, 0.95)
@@ -235,10 +238,10 @@ class AngiogramPhantom(PhantomDataSet, MaskedDataSet):
     settings = _OF_GREY
 
     def classes(self, settings: CommonSettings, places: Places) -> Classes:
-        """Return the twelve classes, one for each pair of a source and an anatomy.
+        """Return the twelve classes: each of four sources combined with each of three anatomies.
 
-        A class is named 'source-anatomy', such as 'human-arch', and this name is its only label.
-        Both arguments are ignored.
+        Each name is 'source-anatomy', such as 'human-arch'. It is mapped to the one label of the
+        class, which is the same text. Both arguments are ignored.
         """
         classes = {}
         for source, anatomy in product(FRAME_COUNTS, ANATOMIES):
@@ -271,12 +274,13 @@ class _WithMasks(AngiogramPhantom):
 def phantom_frame(site: str, number: int, size: int) -> tuple[Pixels, Pixels]:
     """Draw a frame of an angiogram and its mask, which marks the catheter.
 
-    Frames of one sequence show the same vessels. A catheter is drawn with probability 0.88, in the
-    anatomy's first vessel. Without a catheter the mask is empty. If the source has a round field of
-    view, the frame is black outside the field, and the mask is 0 there.
+    The site's sequence gives the frame's anatomy, and decides which frames show the same vessels.
+    With probability 0.88 a catheter is drawn in the anatomy's first vessel. Otherwise the mask is
+    0. If the site has a round field of view, the frame is black outside the field, and the mask is
+    0 there.
 
     Args:
-        site: the source of the angiogram.
+        site: the name of the angiogram's source, such as 'human'.
         number: the number of the frame.
         size: pixels per side.
 
@@ -302,9 +306,9 @@ def phantom_frame(site: str, number: int, size: int) -> tuple[Pixels, Pixels]:
 def _draw_vessels(rng: np.random.Generator, anatomy: str) -> list[tuple[Points, float]]:
     """Draw the vessels of an anatomy at a random position: a smooth line and a radius for each.
 
-    Each vessel has fixed corners and a fixed radius (``_VESSELS``). All vessels are rotated, scaled
-    and shifted alike, by random amounts. Then every corner of a vessel except its first is moved a
-    little, independently of the others. A cubic spline through the corners gives the line.
+    ``_VESSELS`` gives a radius and corner points for each vessel. All vessels together are rotated,
+    scaled and shifted by random amounts. Then every corner point except a vessel's first is moved a
+    little. A cubic spline through the corner points gives the line.
 
     Args:
         rng: draws all random amounts.
@@ -328,12 +332,12 @@ def _draw_vessels(rng: np.random.Generator, anatomy: str) -> list[tuple[Points, 
 def _draw_catheter(rng: np.random.Generator, line: Points, radius: float) -> Points:
     """Draw a catheter in a vessel, from the vessel's start to a random point in its second half.
 
-    The catheter has the first points of ``line``, but each is shifted by the same distance in x and
-    y. This distance is 0 at both ends of the catheter. It is largest halfway, where it is at most
-    half the vessel's ``radius``, to either side, at random.
+    The catheter follows the first points of ``line``, but bends away from them. The offset of a
+    point is equal in x and y. It is 0 at both ends, and largest halfway: there it is a random
+    number between -0.5 and 0.5 times ``radius``.
 
     Args:
-        rng: draws the end and the shift.
+        rng: draws the end and the offset.
         line: points along the middle of the vessel, (k, 2).
         radius: the vessel's radius.
 

@@ -56,14 +56,12 @@ class _Patients:
 
 
 def _draw_patients(site: str) -> _Patients:
-    """Draw a site's patients, each with an image of a tumour and a time, the same in every run.
+    """Draw a site's patients, the same in every run, each with a tumour image and a follow-up time.
 
     A tumour has a random diameter of 15 to 50 mm, and a round or lobed outline. The time to
-    regrowth is exponential, and its hazard is higher for large and for lobed tumours. Follow-up
-    ends at a uniform time between 6 months and the site's longest follow-up.
-
-    A patient's time is the time to regrowth or to the end of follow-up, whichever is earlier,
-    rounded up to whole months. The event is true if regrowth comes first.
+    regrowth is exponential, and shorter on average for large and for lobed tumours. Follow-up ends
+    at a random time of at least 6 months. A patient's time is the earlier of these two, rounded up
+    to whole months. The event is True if regrowth comes first.
     """
     clinic, patients = _CLINICS[site], _Patients([], [], [], [])
     for number in range(clinic.images):

@@ -65,12 +65,12 @@ class VesselsSynthetic(PhantomDataSet, MaskedDataSet):
         return 0
 
     def image(self, site: str, number: int, size: int, settings: CommonSettings) -> Pixels:
-        """Draw an image of two to four vessels, stacked with its mask to uint8 (2, size, size).
+        """Draw an image of two to four vessels and the mask of the vessels, uint8 (2, size, size).
 
-        The mask is 1 in a vessel and 0 elsewhere. Images of the same patient show the same vessels,
-        but differ in their noise. The site decides the background, contrast, noise and mean
-        thickness of the vessels. The same site, number and size always give the same image.
-        ``settings`` is ignored.
+        Channel 0 is the image. Channel 1 is the mask, 1 in a vessel and 0 elsewhere. Images of one
+        patient show the same vessels with different noise. The site decides background, contrast,
+        noise and mean thickness of the vessels. The same site, number and size always give the same
+        image. ``settings`` is ignored.
         """
         _, patient, view = self.generators(site, number)
         machine = _MACHINES[site]
@@ -99,9 +99,12 @@ class VesselsSynthetic(PhantomDataSet, MaskedDataSet):
 
 
 def _draw_line(rng: np.random.Generator) -> pictures.Points:
-    """Draw a curved line from one edge of the image to the opposite edge, (25, 2).
+    """Draw a curved line from one edge of the image to the opposite edge.
 
-    ``rng`` draws the corners, and whether the line runs from left to right or from top to bottom.
+    ``rng`` draws the line's course, and whether it runs horizontally or vertically.
+
+    Returns:
+        25 points (x, y) on the line, (25, 2). The image goes from -1 to 1.
     """
     along = np.linspace(-1.1, 1.1, _CORNERS)
     across = rng.uniform(-0.6, 0.6) + rng.normal(0, 0.2, _CORNERS)

@@ -72,16 +72,17 @@ class Column(FileModel):
         return self
 
     def _find_fault(self) -> str:
-        """Describe how the column's keys contradict each other and what to do, or return ''.
+        """Describe how the column's keys contradict each other and how to correct them.
 
-        Only the first contradiction is described. These rules are checked in order:
+        Only the first contradiction is described. Without one, the result is ''. The rules are, in
+        this order:
 
-        - Only a categorical column has levels, and it must have some, which differ from each other.
-        - The name of a column that is used has no '='.
+        - A categorical column has 'levels', all different. No other column has them.
+        - The name of a used column has no '='.
         - A categorical column has at least two levels.
         - 'mean' and 'std' are both given or both missing.
-        - Only a numeric column has 'edges', which are at most 64 rising numbers.
-        - Only a numeric column has a 'range', which is two rising numbers.
+        - Only a numeric column has 'edges', which are at most 64 ascending numbers.
+        - Only a numeric column has a 'range', which is two ascending numbers.
         - Only a numeric column has 'unmeasured', 'indicator' or 'unit'.
         - 'level-names' names only declared levels.
         """
@@ -128,7 +129,8 @@ class Column(FileModel):
         """Return the column's title and level names as they are shown to people.
 
         Brackets after the title contain the column's name, if it differs from the title, and the
-        unit: 'Age (age, years)'. A level reads 'name (level)'. Levels without a name are left out.
+        unit: 'Age (age, years)'. The title of a column without one is its name. A level reads 'name
+        (level)'. A level without a name is not in the result.
         """
         title = self.title or self.name
         within = []
@@ -151,11 +153,11 @@ class Column(FileModel):
         return f"{low:g} to {high:g} {self.unit}".rstrip()
 
     def survey_edges(self) -> tuple[float, ...]:
-        """Return the bin edges of the column's histogram in a survey (a report on the sites' data).
+        """Return the bin edges of a column's histogram in a survey, a report on the sites' data.
 
-        These are the declared edges. Without them, there are seven edges in ascending order: the
-        mean, and the mean plus and minus 1, 2 and 3 standard deviations. Without a declared mean
-        and deviation, the result is ().
+        The result is the declared edges. Without them, it is seven ascending edges: the mean, and
+        the mean plus and minus 1, 2 and 3 standard deviations. Without a declared mean and
+        deviation, as in a categorical column, it is ().
         """
         if self.edges or self.mean is None or self.std is None:
             return tuple(self.edges)

@@ -35,22 +35,26 @@ def write_frames(
 ) -> None:
     """Infer one schema from the sites' tables, and write it and a CSV file per site.
 
-    The schema, a file ``schema.yaml``, describes the columns for the data set 'table'. A column of
-    numbers or booleans becomes numeric. A column of strings becomes categorical, with the strings
-    of all sites as its levels. It becomes an ignored column if all sites together have only one
-    string. Each value in column ``label`` becomes a class. Nothing is written if a table does not
-    fit the schema.
+    The file ``schema.yaml`` describes the tables for the data set 'table'. Columns of numbers or
+    booleans become numeric. Columns of strings become categorical, with the strings of all sites as
+    levels. A column with one string at all sites together is ignored. Each value in column
+    ``label`` becomes a class. Nothing is written after a ``DataError``.
 
     Args:
         folder: an existing folder.
         frames: site -> its table.
         label: the name of the label's column.
-        policy: what to do with a row that lacks a value: 'drop' it or 'impute' the value.
+        policy: the schema's rule for rows that lack a value: 'drop' the row or 'impute' the value.
 
     Raises:
-        DataError: columns differ between sites, the label's column is missing, there are not 2 to
-            1000 classes, or a table does not fit the schema. Or a column has a date type, has
-            numbers at one site and strings at another, or has more than 64 distinct strings.
+        DataError: in one of these cases:
+
+            - Columns differ between sites, or the label's column is missing.
+            - A column has numbers at one site and strings at another, or has another type, such as
+              dates.
+            - A column has more than 64 distinct strings.
+            - There are not 2 to 1000 classes.
+            - A table does not fit the schema.
         OSError: a file cannot be written.
     """
     import pandas as pd
@@ -83,8 +87,9 @@ def write_frames(
 def _plain(frame: DataFrame) -> DataFrame:
     """Return a copy of a table with simpler column types, and with its column names as strings.
 
-    Spaces at both ends of the names are removed. Booleans become 0 and 1, and a column of Python
-    objects that are all numbers becomes numeric. Missing values stay missing.
+    Spaces at both ends of the names are removed. Booleans become 0 and 1. A column of Python
+    objects becomes numeric if all its values are numbers. All other columns keep their types, and
+    missing values stay missing.
     """
     import pandas as pd
 
@@ -100,15 +105,18 @@ def _plain(frame: DataFrame) -> DataFrame:
 
 
 def _common_columns(columns: Mapping[str, list[str]], label: str) -> list[str]:
-    """Check that all sites have the same columns, in any order, and return the first site's.
+    """Check that all sites have the same columns, in any order, and return their names.
 
     Args:
         columns: site -> names of its columns.
         label: the label's column, which each site must have.
 
+    Returns:
+        The names in the first site's order.
+
     Raises:
-        DataError: a site has a name twice, lacks the label, or has other columns than the first
-            site.
+        DataError: a site has two columns of the same name, lacks the label, or has another set of
+            columns than the first site.
     """
     first = next(iter(columns))
     for site, names in columns.items():
@@ -132,22 +140,22 @@ def _common_columns(columns: Mapping[str, list[str]], label: str) -> list[str]:
 def _column(name: str, sites: Mapping[str, Series[Any]]) -> dict[str, Any]:
     """Infer the schema's description of one column from the column's values at all sites.
 
-    A site where all values of the column are missing is skipped.
-
     Returns:
         The keys and values of a ``Column``:
 
-        - For numbers, or a column without values, only 'name'. The kind is then numeric, the
-          default.
-        - For at least two distinct strings, 'name', the 'kind' 'categorical', and as 'levels' the
-          strings as ``_texts`` sorts them.
-        - For a single string at all sites, or only marks of a missing value, 'name' and the 'kind'
-          'ignored'.
+        - Only 'name', which makes the column numeric, if it has numbers or no values.
+        - 'name', 'kind' ('categorical') and 'levels' if it has at least two distinct strings.
+          Levels are sorted by value if all are numbers, and otherwise alphabetically.
+        - 'name' and 'kind' ('ignored') if it has fewer distinct strings. '' and '?' mark missing
+          values, and do not count.
 
     Raises:
-        DataError: one site has numbers and another has strings, or the type is neither (such as
-            dates). Or a string cannot be printed on one line, or there are more than 64 distinct
-            strings.
+        DataError: in one of these cases:
+
+            - One site has numbers and another has strings.
+            - The column has another type, such as dates.
+            - There are more than 64 distinct strings.
+            - A string cannot be printed on one line.
     """
     import pandas as pd
 
@@ -176,12 +184,13 @@ def _column(name: str, sites: Mapping[str, Series[Any]]) -> dict[str, Any]:
 
 
 def _kind(name: str, values: Series[Any]) -> str:
-    """Return 'numbers' or 'texts' (strings or categories), by the type of a column at one site.
+    """Return 'numbers' or 'texts' for a column at one site, according to the column's type.
 
-    ``values`` is the column, and ``name`` its name, for the error.
+    Booleans are numbers. Strings, categories and Python objects are texts. ``values`` is the
+    column, and ``name`` its name, for the error.
 
     Raises:
-        DataError: the type is neither, such as dates or complex numbers.
+        DataError: the column has any other type, such as dates or complex numbers.
     """
     from pandas.api import types
 
@@ -198,9 +207,9 @@ def _kind(name: str, values: Series[Any]) -> str:
 def _texts(name: str, values: Series[Any]) -> list[str]:
     """Return a column's distinct values as normalised strings, without missing values.
 
-    In the normalised form, 1.0 and 1 are the same string '1'. '' and '?' count as missing. If all
-    strings are numbers, they are sorted by value, otherwise alphabetically. A warning is logged for
-    strings that are probably not levels of their own (``_mention_odd_texts``).
+    ``same_text`` normalises the strings, so that 1.0 and 1 both become '1'. '' and '?' count as
+    missing. If all strings are numbers, they are sorted by value, otherwise alphabetically. A
+    warning is logged for strings that may be mistakes, such as 'Yes' beside 'yes'.
 
     Raises:
         DataError: a string has a line break or an unprintable character.
@@ -229,11 +238,11 @@ def _are_numbers(texts: Iterable[str]) -> bool:
 def _mention_odd_texts(name: str, texts: Collection[str]) -> None:
     """Log a warning if some strings of a column are probably not meant as separate levels.
 
-    A level is a value of a categorical column. The warning has a remark for each of these findings:
+    The warning has a remark for each of these findings:
 
-    - Two strings differ only by case.
-    - A string is a word for a missing value, such as 'nan' or 'n/a', in any case.
-    - There are more than 10 strings, and all are numbers.
+    - Two strings differ only by upper and lower case.
+    - A string is a word for a missing value, such as 'nan' or 'N/A'.
+    - There are more than 10 strings and all are numbers, so the column is probably numeric.
 
     The remarks together are cut to 300 characters. Without a finding nothing is logged.
 
@@ -262,12 +271,12 @@ def _mention_odd_texts(name: str, texts: Collection[str]) -> None:
 def _classes(label: str, values: Series[Any]) -> list[str]:
     """Return the distinct values in the label's column, which become the names of the classes.
 
-    If all names are numbers, they are sorted by value, otherwise alphabetically. Rows without a
-    label are ignored.
+    If all names are numbers, they are sorted by value, otherwise alphabetically. Rows whose label
+    is missing, '' or '?' are ignored.
 
     Raises:
-        DataError: a value is a word for a missing value (such as 'nan') or is not one printable
-            line, or there are not 2 to 1000 classes.
+        DataError: a value is a word for a missing value, such as 'nan', or cannot be printed on one
+            line. The error also occurs unless there are 2 to 1000 classes.
     """
     classes = _texts(label, values)
     odd = _WORDS_FOR_MISSING.intersection(map(str.casefold, classes))

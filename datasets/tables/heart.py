@@ -56,9 +56,10 @@ class Heart(TableDataSet):
         return public_data()["heart"]
 
     def schema(self, places: Places) -> TableSchema:
-        """Return the schema of the UCI files, whatever ``places`` is.
+        """Return the schema of the UCI files, changed for this data set's treatment of cholesterol.
 
-        In the column 'chol', the keys in ``self.cholesterol`` replace those of the schema.
+        In the column 'chol', ``self.cholesterol`` sets keys such as 'unmeasured'. ``places`` is not
+        used.
         """
         columns = []
         for column in _schema().columns:
@@ -68,9 +69,12 @@ class Heart(TableDataSet):
         return _schema().model_copy(update={"columns": columns})
 
     def lines_of(self, site: str, schema: TableSchema, places: Places) -> tuple[Lines, str]:
-        """Read the UCI file of a site, and return its lines of cells and its path as text.
+        """Read the UCI file of a site, and check its MD5.
 
-        The schema names the file. Its MD5 is checked before it is parsed.
+        ``schema.sites`` has the file's name.
+
+        Returns:
+            The file's lines, as (line number, cells), and its path as text, for errors.
 
         Raises:
             DataError: the file is missing, or its MD5 is not the published one.
@@ -135,13 +139,12 @@ class SyntheticHeart(TableDataSet):
 
 @cache
 def synthetic_text(site: str) -> str:
-    """Draw the patients of a synthetic hospital, and return them as the CSV text of a UCI file.
+    """Draw the patients of a synthetic hospital, and return them as CSV text without a header.
 
-    The text has a line per patient and no header. It is the same in every run, and is cached in
-    this process. ``_POPULATIONS`` gives the hospital's number of patients, share of the disease,
-    and mean values. Patients with the disease differ from the others in most features by about as
-    much as in the real data. The largest differences are in age, pulse, ST depression, angina and
-    type of chest pain. ``site`` is a key of ``_POPULATIONS``.
+    Each patient is a line in the format of UCI's real heart data. The text is the same in every
+    run. ``_POPULATIONS`` gives the hospital's number of patients, share of the disease, and mean
+    values. Patients with the disease differ most in age, pulse, ST depression, angina and type of
+    chest pain. ``site`` is a key of ``_POPULATIONS``.
     """
     population = _POPULATIONS[site]
     rng = np.random.default_rng(derive_seed(0, "heart-synthetic", site))
@@ -151,16 +154,16 @@ def synthetic_text(site: str) -> str:
 
 
 def _patient(rng: np.random.Generator, population: _Population, ill: bool) -> str:
-    """Draw a patient as one CSV line of a UCI file: 13 features and the label.
+    """Draw a patient as one CSV line in the format of UCI's heart data: 13 features and the label.
 
     Slope, vessels and thallium are missing ('?'). The cholesterol is 0 if the hospital does not
-    measure it.
+    measure it. The label is the stage of the disease: random from 1 to 4 if the patient is ill, and
+    0 if not.
 
     Args:
         rng: draws the values.
-        population: the hospital, with the means of its values.
-        ill: whether the patient has the disease. The label is then a random stage from 1 to 4,
-            otherwise 0.
+        population: the hospital's mean values.
+        ill: whether the patient has the disease.
     """
     shift = 1 if ill else -1
     pains = (0.05, 0.1, 0.15, 0.7) if ill else (0.1, 0.35, 0.35, 0.2)
@@ -193,9 +196,9 @@ class PulseOfSyntheticHeart(SyntheticHeart):
         return _pulse_schema()
 
     def lines_of(self, site: str, schema: TableSchema, places: Places) -> tuple[Lines, str]:
-        """Return the lines of ``heart-synthetic``, with the pulse moved to the end as the label.
+        """Return the lines of data set 'heart-synthetic', with the pulse moved to the end as label.
 
-        The second value is a name of the table, for errors.
+        The second value is the name of the table, for errors.
         """
         lines, where = super().lines_of(site, schema, places)
         place = [column.name for column in _schema().columns].index(_PULSE)
@@ -207,9 +210,10 @@ class PulseOfSyntheticHeart(SyntheticHeart):
 
 @cache
 def _pulse_schema() -> TableSchema:
-    """Build the table schema for predicting the largest pulse (thalach) by regression.
+    """Build the schema for predicting a patient's largest pulse in an exercise test by regression.
 
-    The pulse is no longer an input, and the usual label, heart disease, becomes an ignored column.
+    In the heart data's schema, the pulse moves from the features to the label. The usual label,
+    heart disease, becomes an ignored column.
     """
     disease = Column(name=_schema().label.column, kind="ignored")
     columns = [column for column in _schema().columns if column.name != _PULSE]

@@ -44,15 +44,16 @@ class Label(FileModel):
         return self
 
     def _find_fault(self) -> str:
-        """Describe how the label's keys contradict each other and what to do, or return ''.
+        """Describe how the label's keys contradict each other and how to correct them.
 
-        Only the first contradiction is described. These rules are checked in order:
+        Only the first contradiction is described. Without one, the result is ''. The rules are, in
+        this order:
 
-        - The label of a regression has no 'classes'. Any other label must have them.
+        - The label of a regression has no 'classes'. All other labels have them.
         - Only the label of a regression has 'unit', 'mean' or 'std'.
         - 'mean' and 'std' are both given or both missing.
-        - The label of a survival task must have a 'time'. No other label has one.
-        - Survival has two classes.
+        - The label of survival has a 'time'. No other label has one.
+        - The label of survival has two classes.
         """
         is_number = TASKS[self.task].numeric
         if is_number and self.classes:
@@ -85,8 +86,9 @@ class Label(FileModel):
     def names(self) -> tuple[str, ...]:
         """Return the names of the network's outputs.
 
-        A classification has the names of its classes. A regression has one name: the label's
-        column, with the unit in brackets if there is one. Survival has the name of the event.
+        For a classification they are the names of its classes. For a regression the only name is
+        the label's column, with the unit in brackets if there is one. For survival it is the second
+        class, the event.
         """
         if self.time:
             return tuple(self.classes)[1:]

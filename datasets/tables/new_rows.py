@@ -48,13 +48,10 @@ def parse_new_rows(
 ) -> NewRows:
     """Read a table of new patients by the schema of the training data, for predictions.
 
-    The label's column may be missing. The first line is a header in three cases: the schema has
-    one, ids are read, or the line names a column that becomes a feature. With a header, columns may
-    be in any order and case, and unknown columns are counted and skipped. Without a header, columns
-    must be in the schema's order.
-
-    An empty cell is a missing value, whether or not the schema says so. A row that cannot be read
-    is left out, and ``faults`` of the result has the reason under its line.
+    The label's column may be missing. The first line is a header if the schema has one, if
+    ``id_column`` is given, or if a cell names a column of the features. With a header, columns may
+    be in any order, and unknown ones are skipped. Without one, they must be in the schema's order.
+    An empty cell is always a missing value.
 
     Args:
         lines: the table's lines.
@@ -62,8 +59,12 @@ def parse_new_rows(
         where: the table's name for errors.
         id_column: the column of patients' ids, which needs a header. None for no ids.
 
+    Returns:
+        The readable rows, and in ``faults`` the reason for each row that cannot be read, by line
+        number.
+
     Raises:
-        DataError: a column is missing or named twice, or the table has no rows.
+        DataError: a needed column is missing or named twice, or the table has no rows.
     """
     if "" not in schema.missing:
         schema = schema.model_copy(update={"missing": [*schema.missing, ""]})
@@ -98,9 +99,11 @@ def _read_row(schema: TableSchema, reader: RowReader, number: int, line: list[st
         line: the row's cells.
 
     Raises:
-        DataError: the row has another number of cells than the table has columns, or a value cannot
-            be read or is outside its range. Or a value is missing and the schema's policy is
-            'drop'.
+        DataError: in one of these cases:
+
+            - The row has more or fewer cells than the table has columns.
+            - A value cannot be read, or is outside its column's range.
+            - A value is missing, and the schema's policy is 'drop'.
     """
     tokens = reader.tokens(number, line)
     lacking = reader.lacking(tokens, schema.used_columns())
@@ -125,12 +128,10 @@ def _columns(
 ) -> tuple[list[str], Lines]:
     """Find the names of the columns in a table of new patients, and the lines of its rows.
 
-    The first line is a header if the schema has one, if ``id_column`` is given, or if the line
-    names a column that becomes a feature. Upper and lower case, and extra spaces, do not matter.
-
-    Without a header the names are the schema's, in its order. If the first line is too short by
-    exactly the label's columns, the table is taken to have no label. Most labels have one column,
-    but a time to an event has two.
+    The first line is a header if the schema has one, if ``id_column`` is given, or if a cell names
+    a column of the features. Case and extra spaces do not matter. Without a header the names are
+    the schema's, in its order. If the first line is shorter than the schema by exactly the label's
+    columns, these are left out.
 
     Args:
         lines: the table's lines, as (line number, cells).
@@ -143,7 +144,8 @@ def _columns(
         rows.
 
     Raises:
-        DataError: the header lacks a column of a feature or of the ids, or names it twice.
+        DataError: the header lacks or repeats the name of the id column or of a column of the
+            features.
     """
     declared = schema.column_names()
     folded = {name.casefold(): name for name in declared}
@@ -179,7 +181,7 @@ def _columns(
 
 
 def _id(line: Sequence[str], place: int) -> str:
-    """Return a patient's id as one printable line of at most 60 characters.
+    """Return a patient's id as one printable line, cut to 60 characters.
 
     ``place`` is the index of the cell with the id. If the row is too short to have this cell, the
     id is ''.

@@ -52,13 +52,13 @@ class ParsedTable:
 def parse_table(lines: Lines, schema: TableSchema, where: str) -> ParsedTable:
     """Parse the lines of a site's table into features and labels.
 
-    A row is left out in three cases:
+    A row is left out in these cases:
 
-    - Its label (for survival, the time or the event) is missing. Its other cells are not checked.
-    - Another value is missing, and the schema's 'policy' is 'drop'.
+    - Its label is missing. For survival, the label is the time and the event.
+    - A value of a feature's column is missing, and the schema's 'policy' is 'drop'.
     - A value is out of range, and the schema's 'out-of-range' is 'drop'.
 
-    The cells of any row with a label are checked, even if the row is left out.
+    An invalid cell is an error in any row with a label, even if the row is left out.
 
     Args:
         lines: the table's lines.
@@ -66,8 +66,8 @@ def parse_table(lines: Lines, schema: TableSchema, where: str) -> ParsedTable:
         where: the table's name for errors.
 
     Raises:
-        DataError: the columns differ from the schema's, a cell of a numeric column is not a number,
-            or the schema does not declare a level or label. The error names line and column.
+        DataError: the columns differ from the schema's, a numeric cell is not a number, or a cell
+            has a level or label that the schema does not declare. The error names line and column.
     """
     names, rows = _split_header(lines, schema, where)
     reader = RowReader(schema, names, where)
@@ -114,7 +114,8 @@ def _split_header(
     """Separate the header of a table from its rows, and return the columns' names and the rows.
 
     A Parquet file always has a header. For other files the schema declares whether the first line
-    is one. Without a header, the names are the schema's. ``where`` is the table's name, for errors.
+    is a header. Without a header, the names are the schema's. ``where`` is the table's name, for
+    errors.
 
     Raises:
         DataError: the names in the header are not those of the schema. Their order may differ.
@@ -132,10 +133,10 @@ def _split_header(
 def _number_contents(
     rows: npt.NDArray[np.float32], labels: npt.NDArray[Any], ignored: list[tuple[str, ...]]
 ) -> npt.NDArray[np.int64]:
-    """Number the distinct rows of a table from 0, so that equal rows get equal numbers.
+    """Number the distinct rows of a table from 0, so that copies of a row get equal numbers.
 
-    Copies of a row can thus be kept in one part of a split. The numbers follow the order of first
-    appearance.
+    Rows are equal if their features, labels and ignored cells are all equal. Missing values equal
+    each other. The numbers follow the order of first appearance.
 
     Args:
         rows: features, (n, features).
@@ -162,8 +163,8 @@ def _check_header(names: list[str], wanted: list[str], where: str) -> None:
     """Check that a header has exactly the ``wanted`` names, in any order.
 
     Raises:
-        DataError: a name is missing, unknown or repeated. The error lists missing names, but only
-            counts unknown names.
+        DataError: a name is missing, unknown or repeated. The error lists missing names and counts
+            unknown ones, which could be a patient's values.
     """
     if sorted(names) == sorted(wanted):
         return
@@ -212,10 +213,10 @@ class RowReader:
         object.__setattr__(self, "unmeasured", marks)
 
     def tokens(self, number: int, line: list[str]) -> dict[str, str]:
-        """Return a line's cells by column, without spaces at their ends.
+        """Return a line's cells by column, without spaces at both ends of a cell.
 
         Raises:
-            DataError: the number of cells differs from the number of columns.
+            DataError: line ``number`` has more or fewer cells than there are columns.
         """
         if len(line) != len(self.names):
             raise DataError(
@@ -230,10 +231,10 @@ class RowReader:
         return [name for name in columns if tokens[name] in self.missing]
 
     def out_of_range(self, features: Sequence[float]) -> list[Column]:
-        """Return the columns whose value in a row is out of range.
+        """Return the columns whose value in a row is outside the column's declared range.
 
         ``features`` are all features of the row. A value at an end of the range is in range, and
-        NaN is never out of range. Columns without a range are skipped.
+        NaN always is. Columns without a range are skipped.
         """
         outside = []
         for place, column in self.ranged.items():
@@ -247,11 +248,12 @@ class RowReader:
     ) -> list[float]:
         """Parse a line to its features: first numbers, then one-hot levels, then indicators.
 
-        - A numeric column gives its number, or NaN if the value is missing or marked as unmeasured.
-        - A categorical column gives 0 or 1 for each level except the first, or NaN for all of them
-          if the value is missing.
-        - A column with an indicator also gives 1 if its value is missing or unmeasured, otherwise
-          0.
+        Each of these groups is in the schema's order:
+
+        - A numeric column has one number, or NaN if the value is missing or marked as unmeasured.
+        - A categorical column has 0 or 1 for each level except the first. All are NaN for a missing
+          value.
+        - An indicator is 1 if its column's value is missing or unmeasured, and otherwise 0.
 
         Args:
             number: the line's number, for errors.
@@ -298,8 +300,8 @@ class RowReader:
     def _one_hot(self, number: int, token: str, column: Column, is_missing: bool) -> list[float]:
         """Convert a categorical cell to features, 0 or 1 for each level except the column's first.
 
-        All are 0 for the first level, and NaN for a missing value. ``token`` is the cell's text and
-        ``number`` the line, for the error.
+        The features of the first level are all 0. Those of a missing value (``is_missing``) are all
+        NaN. ``token`` is the cell's text and ``number`` the line, for the error.
 
         Raises:
             DataError: the level is not declared.
@@ -320,17 +322,18 @@ class RowReader:
     def label(self, number: int, tokens: Mapping[str, str]) -> float | tuple[float, float]:
         """Return the label of a line in the form of the schema's task.
 
-        - For a classification it is the index of the class in the schema. Labels are compared after
-          normalisation, so '1.0' equals '1'.
-        - For a regression it is a number.
-        - For survival it is a pair: the time, and 1 for an event or 0 for a censored patient.
+        - The label of a classification is the index of the class in the schema. Texts are
+          normalised first, so '1.0' equals '1'.
+        - The label of a regression is a number.
+        - The label of survival is a pair: the time, and 1 for an event or 0 for a censored patient.
 
         Args:
             number: the line's number, for errors.
             tokens: the line's cells, by column.
 
         Raises:
-            DataError: the label is not declared, or a number or a time cannot be used.
+            DataError: the class is not declared, the outcome is not a finite number, or the time is
+                not a finite number of at least 0.
         """
         if TASKS[self.schema.label.task].numeric:
             return self._outcome(number, tokens[self.schema.label.column])
@@ -346,7 +349,7 @@ class RowReader:
             tokens: the line's cells, by column.
 
         Raises:
-            DataError: the cell is negative, or is not a finite number.
+            DataError: the time is negative, or is not a finite number.
         """
         column = self.schema.label.time
         value = _as_number(tokens[column])
@@ -363,8 +366,10 @@ class RowReader:
     def _class_number(self, number: int, tokens: Mapping[str, str]) -> int:
         """Return the index of a line's label among the schema's classes.
 
+        ``same_text`` normalises the label before the comparison.
+
         Raises:
-            DataError: the label is not declared. The message names the line and the column.
+            DataError: the label is not declared. The error names the line and the column.
         """
         classes = list(self.schema.classes.values())
         column = self.schema.label.column
@@ -383,10 +388,10 @@ class RowReader:
     def _outcome(self, number: int, token: str) -> float:
         """Parse the numeric outcome in line ``number``, whose cell has the text ``token``.
 
-        'true' counts as 1 and 'false' as 0, in any case.
+        'true' counts as 1 and 'false' as 0, in upper or lower case.
 
         Raises:
-            DataError: the text is anything else but a finite number within the range of float32.
+            DataError: the text is not a finite number in the range of float32.
         """
         value = _as_number(token)
         if value is None:
@@ -401,10 +406,10 @@ class RowReader:
 
 
 def _as_number(token: str) -> float | None:
-    """Parse a cell's text as a finite float32 number, or return None if it is not one.
+    """Parse a cell's text as a finite number in the range of float32, or return None.
 
-    'true' and 'false' count as 1 and 0, in any case. A number with '_' between its digits does not
-    count as a number.
+    'true' and 'false' count as 1 and 0, in upper or lower case. A text with '_' between digits is
+    not a number.
     """
     try:
         value = float(token)

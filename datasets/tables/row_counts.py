@@ -26,12 +26,11 @@ class RowCounts:
     def is_kept(self, lacking: Sequence[str], outside: Sequence[str]) -> bool:
         """Decide by the schema whether a row of the table is kept, and update the counters.
 
-        A row that lacks a value is left out if the schema's 'policy' is 'drop'. A row with a value
-        out of range is left out if 'out-of-range' is 'drop'.
+        A row that lacks a value is left out if the schema's 'policy' is 'drop'. Any other row with
+        a value out of range is left out if 'out-of-range' is 'drop'.
 
-        Values out of range are counted for each column, whether or not the row is kept. A row that
-        is left out is counted. If this is for a missing value, each of its columns without a value
-        is counted too.
+        Rows that are left out are counted. If the policy is 'drop', missing values are counted by
+        column. Values out of range are always counted by column.
 
         Args:
             lacking: the row's columns without a value.
@@ -62,10 +61,9 @@ class RowCounts:
     def left_out(self) -> LeftOutRows:
         """Return the number of rows that were left out, in total and by column.
 
-        A column counts the rows that were left out for missing values and lack a value in this
-        column. If the schema drops rows with a value out of range, it also counts its values out of
-        range. A row may count for several columns, so the numbers may add up to more than the
-        total.
+        A row left out for missing values counts in each column where it lacks a value. If
+        'out-of-range' is 'drop', a row also counts in each column where its value is out of range.
+        A row may count in several columns, so their sum may exceed the total.
         """
         without = Counter(self.missing)
         if self._schema.out_of_range == "drop":
@@ -76,8 +74,8 @@ class RowCounts:
         """Describe the values that are out of range or will be imputed, for the site's own log.
 
         Returns:
-            One sentence on values out of range, if there are any, and then one on missing values,
-            if there are any.
+            One sentence on values out of range, if there are any, and then one on missing values in
+            the kept rows, if there are any.
         """
         notes = []
         if self.outside:

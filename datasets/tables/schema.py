@@ -90,11 +90,11 @@ class TableSchema(FileModel):
         return [*names, *self.label.columns()]
 
     def features(self) -> tuple[str, ...]:
-        """Return the names of all features, in the order of ``RowReader.features``.
+        """Return the names of all features, in the order of the columns of the feature matrix.
 
         First come the names of the numeric columns. Then comes ``column=level`` for each level of a
         categorical column except its first, and then ``column=unmeasured`` for each column with an
-        indicator. Ignored columns have no feature.
+        indicator.
         """
         names = [column.name for column in self.numeric_columns()]
         for column in self.columns:
@@ -117,7 +117,7 @@ class TableSchema(FileModel):
     def count_missing(self, rows: npt.NDArray[np.float32]) -> dict[str, int]:
         """Count the missing values (NaN) of each column in ``rows``, (n, features).
 
-        A missing value of a categorical column is NaN in all its features, but counts once.
+        A missing value of a categorical column is NaN in several features, but counts once.
 
         Returns:
             Column -> count. Columns without missing values, and ignored columns, are left out.
@@ -139,8 +139,9 @@ class TableSchema(FileModel):
         """Find the values in ``rows``, (n, features), that are outside their column's range.
 
         Returns:
-            Column -> (n,) bool, True where the row's value is outside. Only columns with a range
-            are included. Missing values (NaN) and values at an end of the range are in range.
+            Column -> (n,) bool, True where the row's value is outside the range. Only columns with
+            a range are included. Missing values (NaN) and values at an end of the range are in
+            range.
         """
         features = self.features()
         outside = {}
@@ -155,14 +156,17 @@ class TableSchema(FileModel):
     def digest(self, with_units: bool = False) -> str:
         """Compute a SHA-256 of all parts of the schema that sites must share to train one model.
 
-        These are the columns (name, kind, levels, mean, std, unmeasured, indicator), the missing
-        marks and the policy. The label counts with its classes or with its unit, mean and std.
-        Ranges, titles, histogram edges and sites do not count.
+        These parts are:
+
+        - For each column its name, kind, levels, mean, std, unmeasured marks and indicator.
+        - The label's column and classes, or for a regression its column, unit, mean and std.
+        - The marks of missing values and the policy.
+
+        Ranges, titles, histogram edges and sites are not included.
 
         Args:
             with_units: whether to add the units of the columns, which may differ between hospitals'
-                own tables. Published tables leave them out, so that their runs keep the digest of
-                earlier versions.
+                own tables.
         """
         columns: list[Any] = []
         marked: list[Any] = []
@@ -191,15 +195,15 @@ class TableSchema(FileModel):
         return Marks(self.missing)
 
     def declared_statistics(self) -> FeatureStatistics | None:
-        """Return mean and standard deviation of every feature, (features,) each, from the schema.
+        """Return mean and standard deviation of every feature, to standardise the features.
 
-        They are used to standardise the features. A numeric column has its declared values. A
-        one-hot feature has mean 1 / levels, which also replaces a missing value, and standard
-        deviation 1. An indicator has 0.5 and 0.5, which turns 0 and 1 into -1 and 1.
+        - A numeric column has its declared values.
+        - A one-hot feature of a column with L levels has mean 1 / L and standard deviation 1.
+        - An indicator has mean 0.5 and standard deviation 0.5.
 
         Returns:
-            The statistics in the order of ``features``, then those of a numeric label. None if a
-            numeric column or a numeric label declares no mean and std.
+            The statistics, (features,) each, in the order of ``features``, then those of a numeric
+            label. None if a numeric column or label has no declared mean and std.
         """
         means: list[float] = []
         stds: list[float] = []
@@ -227,9 +231,9 @@ class TableSchema(FileModel):
     def key(self) -> dict[str, Any]:
         """Return the parts of the schema that decide a silo's content, for a key of the cache.
 
-        The result has JSON values. Titles and names of levels are left out. So are keys that newer
-        versions added ('unmeasured', 'indicator', 'unit', and 'out_of_range' without any range), if
-        they are not used. Old silos thereby keep their keys.
+        The result has JSON values. Titles and names of levels are left out, because they change no
+        value. A column's 'unmeasured', 'indicator' and 'unit' are left out if they are empty.
+        'out_of_range' is left out if no column has a range.
         """
         content = self.model_dump()
         columns = content.pop("columns")
@@ -254,10 +258,10 @@ class TableSchema(FileModel):
 def read_schema(path: Path) -> TableSchema:
     """Read a table's schema from a YAML file and validate it.
 
-    docs/tables.md shows an example.
+    docs/tables.md shows an example of a schema.
 
     Raises:
         DataError: the file is missing or is not valid YAML, a key is unknown or missing, or a value
-            has a wrong type or contradicts another key.
+            has a wrong type or contradicts the value of another key.
     """
     return read_declared(path, TableSchema)

@@ -71,11 +71,12 @@ class SyntheticSurvival(TableDataSet):
 
 @cache
 def made_up_text(site: str) -> str:
-    """Draw the patients of a made-up hospital, and return them as the CSV text of its table.
+    """Draw the patients of a made-up hospital, and return their table as CSV text.
 
-    The header is age, stage, nodes, treated, months, died. A patient's time is the time to death
-    or, if that is earlier, the end of follow-up, rounded up to whole months. The text is the same
-    in every run, and is cached in this process. ``site`` is a key of ``_POPULATIONS``.
+    The header is age, stage, nodes, treated, months, died. 'months' is the time to death or to the
+    end of follow-up, whichever is earlier, rounded up to whole months. 'died' is 1 if death is
+    earlier, and otherwise 0. The text is the same in every run, and is cached in this process.
+    ``site`` is a key of ``_POPULATIONS``.
     """
     population = _POPULATIONS[site]
     rng = np.random.default_rng(derive_seed(0, "survival-synthetic", site))

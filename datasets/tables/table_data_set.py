@@ -58,9 +58,10 @@ class TableDataSet(DataSet):
         return list(self.schema(places).sites)
 
     def column_words(self, settings: CommonSettings) -> Mapping[str, ColumnWords]:
-        """Return the titles, units and level names that people see: column -> words.
+        """Return the titles and level names that people see, by column.
 
-        The mapping is empty if the schema is not on this machine or cannot be read.
+        The title of a column includes its unit. The mapping is empty if the schema is not on this
+        machine or cannot be read.
         """
         try:
             schema = self.schema(find_places(settings.data_dir, settings.cache_dir))
@@ -69,12 +70,14 @@ class TableDataSet(DataSet):
         return {column.name: column.words() for column in schema.columns}
 
     def notices(self, settings: CommonSettings) -> list[str]:
-        """Describe in one sentence how many rows are kept although a value is out of range.
+        """Describe how many rows are kept although a value is out of range.
 
         Returns:
-            A list with this sentence. The list is empty if there are no such rows, the schema drops
-            them, or the data cannot be loaded. It is also empty for a user's own tables, because
-            each site logs this when it opens its table.
+            A list with one sentence, or an empty list in these cases:
+
+            - There are no such rows, or the schema drops them.
+            - The data cannot be loaded on this machine.
+            - The tables are a user's own. Each site then logs such rows when it opens its table.
         """
         places = find_places(settings.data_dir, settings.cache_dir)
         rows = 0
@@ -108,10 +111,11 @@ class TableDataSet(DataSet):
         return column_measures(self.schema(places), silo)
 
     def left_out(self, silo: Silo, settings: CommonSettings, places: Places) -> LeftOutRows:
-        """Read the site's table again, and count the rows that its silo does not contain.
+        """Read the site's table again, and count the rows that are left out for their values.
 
-        The result has the number of all these rows. For each column, it also has the number of rows
-        that were left out because a value is missing or, with 'out-of-range: drop', out of range.
+        The result has the total number of these rows. A column's number counts the rows left out
+        because their value in this column is missing. If the schema's 'out-of-range' is 'drop',
+        rows whose value is out of range count too.
 
         Raises:
             DataError: the table is missing or invalid.
@@ -121,12 +125,13 @@ class TableDataSet(DataSet):
         return parse_table(lines, schema, where).left_out
 
     def _load(self, name: str, settings: CommonSettings, places: Places) -> Silo:
-        """Open a site's silo in the cache, or create it there from the site's table.
+        """Open a site's silo from the cache, and create it there if it is missing.
 
-        The table is read in both cases, because its lines are part of the cache's key.
+        The site's table is read in both cases, because the cache finds the silo by the table's
+        lines.
 
         Raises:
-            DataError: the table is missing, invalid or too small.
+            DataError: the table is missing or invalid, or has too few rows to be split.
         """
         schema = self.schema(places)
         lines, where = self.lines_of(name, schema, places)
@@ -152,12 +157,10 @@ class TableDataSet(DataSet):
     ) -> RowSplit:
         """Split the rows of a table into training, validation and test rows.
 
-        With test folds in the settings, the chosen fold is the test part. Otherwise the schema
-        states the share of test rows and the seed.
-
-        In a user's own table, copies of a row stay in one part, because otherwise a copy of a
-        training row could be a test row. Public tables are not searched for copies, so that their
-        published split stays the same.
+        If 'split.test-folds' is above 0, the chosen fold is the test part. Otherwise the test part
+        is a random share, and the schema has the share and the seed. Validation rows come from
+        'split.val-folds'. All copies of a row stay in one part of a user's own table, so that no
+        test row is a copy of a training row. Other tables keep their published split.
 
         Raises:
             DataError: there are too few rows or groups of copies to split, or fewer than 2 training
@@ -187,10 +190,10 @@ class TableDataSet(DataSet):
         return len(table.contents) - len(set(table.contents.tolist()))
 
     def _notes_of(self, table: ParsedTable, where: str) -> list[str]:
-        """Build the notes on a user's own table for the site's log, or [] for a public table.
+        """Build the notes on a user's own table for the site's log, or [] for any other table.
 
-        The result has the table's own notes and, if rows have copies, a sentence with the number of
-        copies.
+        The result has ``table.notes`` and, if some rows repeat an earlier row, a sentence with
+        their number.
         """
         if self.origin != "own":
             return []
@@ -206,12 +209,12 @@ class TableDataSet(DataSet):
     def _facts(self, name: str, schema: TableSchema, dropped: int) -> dict[str, Any]:
         """Return the facts about a table that are written into the silo's file, by key.
 
-        - 'name' and 'distribution' are both ``name``, and 'dropped' is the number of rows left out.
-        - 'features', 'classes' and 'task' come from the schema.
-        - 'schema' is the schema's digest, which covers the units only if the table is the site's
-          own.
+        - 'name' and 'distribution' are both the silo's ``name``. 'dropped' is the number of rows
+          left out.
+        - 'features', 'classes' and 'task' are the schema's features, outputs and task.
+        - 'schema' is the schema's digest. It covers units only in a user's own table.
         - 'declared' has the lists 'mean' and 'std' of all features and of a numeric label. It is
-          None unless the schema declares both for each numeric column and for a numeric label.
+          None if the schema lacks one of these numbers.
         """
         statistics = schema.declared_statistics()
         declared = None
@@ -230,11 +233,11 @@ class TableDataSet(DataSet):
 
 
 def column_measures(schema: TableSchema, silo: Silo) -> list[Measure]:
-    """Collect each column's values at a silo, in the schema's order, for histograms.
+    """Collect each column's values in all splits of a silo, in the schema's order, for histograms.
 
-    A numeric column has its values. A categorical column has the index of each sample's level,
-    computed from the one-hot features. The first level, which has no feature, has index 0. Missing
-    values are NaN. Ignored columns are left out.
+    The values of a numeric column are its numbers. Those of a categorical column are the indices of
+    the samples' levels, from 0 in the schema's order. Missing values are NaN. Ignored columns are
+    left out.
     """
     inputs = {part: values.double().numpy() for part, values in silo.inputs().items()}
     features = schema.features()
@@ -264,7 +267,7 @@ class OwnTables(TableDataSet):
     origin = "own"
 
     def schema(self, places: Places) -> TableSchema:
-        """Read ``schema.yaml`` in the data directory.
+        """Read the file ``schema.yaml`` in the data directory.
 
         Raises:
             DataError: no data directory is named, or the schema is missing or invalid.
@@ -273,6 +276,8 @@ class OwnTables(TableDataSet):
 
     def lines_of(self, site: str, schema: TableSchema, places: Places) -> tuple[Lines, str]:
         """Read the site's CSV, Excel or Parquet file, and return its lines with its path.
+
+        ``schema`` has the file's name and a CSV file's delimiter.
 
         Raises:
             DataError: the file is missing, damaged, or larger than allowed when unpacked.

@@ -67,23 +67,25 @@ def read_table(path: Path, delimiter: str = ",", guess_delimiter: bool = False) 
     file's first bytes decide, and unknown bytes mean CSV.
 
     In Excel and Parquet, spaces at both ends of a cell are removed, and a missing value becomes ''.
-    In Excel, a formula without a stored value becomes ``OPEN_FORMULA``. The cells of a CSV file
-    stay as they are. Empty lines are left out, except in Parquet.
+    In Excel, a formula without a stored value becomes ``OPEN_FORMULA``. Empty lines are left out,
+    except in Parquet.
 
     Args:
         path: the file.
         delimiter: the character between the values of a CSV file.
-        guess_delimiter: whether to use, of ``delimiter``, ',', ';' and tab, the character that is
-            most frequent in the first line of a CSV file. On a tie the first of these is used.
+        guess_delimiter: whether the first line of a CSV file decides the delimiter. It is the most
+            frequent of ``delimiter``, ',', ';' and tab, and on a tie the first of these.
 
     Returns:
         (line number, cells) for each line. In Parquet, the column names come first, with the number
         ``NAMES_LINE``.
 
     Raises:
-        DataError: the file is missing, damaged or in none of these formats, or is larger than 1 GiB
-            or than allowed when unpacked (by default 1 GiB). Or it is an Excel workbook from before
-            2007 or with a password.
+        DataError: in one of these cases:
+
+            - The file is missing, damaged or in none of these formats.
+            - It is larger than 1 GiB, or than fedsilo's limit when unpacked, by default 1 GiB.
+            - It is an Excel workbook from before 2007 (.xls) or with a password.
         SettingError: the package that reads this format is not installed.
     """
     kind = _kind_of(path)
@@ -107,15 +109,15 @@ def read_table(path: Path, delimiter: str = ",", guess_delimiter: bool = False) 
 
 
 def _kind_of(path: Path) -> str:
-    """Return the ending that decides how to read a file, such as '.xlsx', or '' for text.
+    """Return the format of a table file as an ending, such as '.xlsx' or '.gz', or '' for text.
 
-    If the path ends in .xlsx, .xlsm, .xls, .parquet or .pq, in any case, this ending is returned in
-    lower case. For any other path the first four bytes of the file decide. If they match no known
-    format, or cannot be read, the result is ''.
+    The path's ending decides if it is .xlsx, .xlsm, .xls, .parquet or .pq, in upper or lower case.
+    Otherwise the first four bytes of the file decide. If they match no known format, or cannot be
+    read, the result is ''.
 
     Raises:
-        DataError: the path is a pipe or device, or the file is too large. Or the path has one of
-            the endings above, and there is no such file.
+        DataError: the path is a pipe or device, the file is too large, or a file with one of these
+            endings does not exist.
     """
     ending = path.suffix.lower()
     is_packed = ending in (*_EXCEL, *_PARQUET, _OLD_EXCEL)
@@ -138,7 +140,9 @@ def _kind_of(path: Path) -> str:
 
 
 def _read_packed(path: Path, kind: str, read: Callable[[Path], _Read]) -> _Read:
-    """Read an Excel or Parquet file with ``read``, and turn unexpected errors into one-line errors.
+    """Read an Excel or Parquet file with ``read``, and raise a ``DataError`` if it is damaged.
+
+    Any exception of ``read`` that is not fedsilo's counts as damage, except a failed import.
 
     Args:
         path: the file.
@@ -146,7 +150,7 @@ def _read_packed(path: Path, kind: str, read: Callable[[Path], _Read]) -> _Read:
         read: the function that reads the file. Its result is returned.
 
     Raises:
-        DataError: the file is damaged, or ``read`` raises this error.
+        DataError: the file is damaged, or ``read`` raises a ``DataError``.
         SettingError: the package that reads this format is not installed.
     """
     try:
@@ -168,8 +172,8 @@ def _as_lines(path: Path, rows: Iterable[Sequence[Any]]) -> list[tuple[int, list
     A missing value becomes ''. Empty rows are kept, so that the line numbers match the file.
 
     Raises:
-        DataError: all cells together have more characters than ``most_unpacked`` allows (by default
-            2^30).
+        DataError: all cells together have more characters than fedsilo's limit for unpacked files,
+            by default 2^30.
     """
     # Read once: ``check_unpacked`` would ask the file system for each row
     most = most_unpacked(path)
@@ -185,9 +189,10 @@ def _as_lines(path: Path, rows: Iterable[Sequence[Any]]) -> list[tuple[int, list
 
 
 def _cell(value: Any) -> str:
-    """Convert a cell to the string that a CSV file would have, which is '' for a missing value.
+    """Convert a cell to a string without spaces at its ends, as in a CSV file.
 
-    Missing values are None, NaN, NaT and pandas's NA. Spaces at the ends are removed.
+    Missing values, which are None, NaN, NaT and pandas's NA, become ''. ``str`` converts all other
+    values.
     """
     if isinstance(value, str):
         return value.strip()
@@ -201,11 +206,13 @@ def _cell(value: Any) -> str:
 
 
 def _unpack_text(path: Path) -> str:
-    """Inflate and decode the text in a gzip file, checking its size while it is inflated.
+    """Inflate and decode the text in a gzip file.
+
+    The size is checked step by step, because a small file may inflate to any size.
 
     Raises:
-        DataError: the file is missing, damaged, not text, or larger than allowed when unpacked (by
-            default 1 GiB).
+        DataError: the file is missing, damaged, not text, or larger than fedsilo's limit for
+            unpacked files, by default 1 GiB.
     """
     content = bytearray()
     try:
@@ -224,12 +231,13 @@ def _unpack_text(path: Path) -> str:
 
 
 def _read_parquet(path: Path) -> DataFrame:
-    """Read a Parquet file as a data frame, and turn a named index into columns again.
+    """Read a Parquet file as a data frame, with any named index as ordinary columns.
 
-    pandas stores such an index in the file. An unnamed index stays, and the caller ignores it.
+    An unnamed index, such as row numbers, stays the index.
 
     Raises:
-        DataError: the file needs more memory than allowed (by default 1 GiB).
+        DataError: the file needs more memory than fedsilo's limit for unpacked files, by default 1
+            GiB.
     """
     import pandas as pd
 
@@ -247,9 +255,10 @@ def _rows_of(frame: DataFrame) -> Iterator[Sequence[Any]]:
 
 
 def _objects(column: Series) -> npt.NDArray[Any]:
-    """Convert a column to an array of objects, without making a new string for each row.
+    """Convert a column to an array of objects, with few new strings.
 
-    All rows of a category share one string. A missing value of a categorical column becomes None.
+    In a categorical column, all rows of a category share one string, and a missing value becomes
+    None. Any other column is converted by pandas.
     """
     import pandas as pd
 
@@ -266,10 +275,11 @@ def _read_workbook(path: Path) -> list[list[Any]]:
     """Read the rows of a workbook's first sheet, padded with None to the length of the longest row.
 
     Some programs write a formula without its value, which Excel computes when a person opens the
-    file. Such a cell becomes ``OPEN_FORMULA``, so that it does not pass for a missing value.
+    file. Such a cell becomes ``OPEN_FORMULA``, to distinguish it from a missing value.
 
     Raises:
-        DataError: the workbook needs more memory than allowed (by default 1 GiB).
+        DataError: the workbook needs more memory than fedsilo's limit for unpacked files, by
+            default 1 GiB.
     """
     import_module("openpyxl")  # first of all: without it no file is looked at
     open_formulas = check_workbook(path)
@@ -290,8 +300,8 @@ def _sheet_rows(path: Path, stored: bool) -> Iterator[tuple[Any, ...]]:
 
     Args:
         path: the workbook.
-        stored: True yields the stored values of formulas (None if there is no value), False the
-            formulas themselves.
+        stored: whether a cell with a formula yields its stored value, or None without one. If
+            False, the cell yields the formula.
     """
     from openpyxl import load_workbook
 
@@ -311,7 +321,7 @@ def _sheet_rows(path: Path, stored: bool) -> Iterator[tuple[Any, ...]]:
 def _trim(row: Sequence[Any]) -> list[Any]:
     """Remove the empty cells at the end of a row, and convert whole floats such as 50.0 to int.
 
-    Empty cells are None and ''. ``row`` is not changed.
+    A cell is empty if it is None or ''. Other empty cells stay. ``row`` is not changed.
     """
     cells = list(row)
     for place, cell in enumerate(cells):
@@ -325,18 +335,17 @@ def _trim(row: Sequence[Any]) -> list[Any]:
 def check_parquet(path: Path) -> list[str]:
     """Check the memory that a Parquet file needs, and list its columns of strings or bytes.
 
-    The memory is computed from the file's footer, which states the number of cells and the unpacked
-    bytes of each column. A string that is stored once may appear in every row. So the caller should
-    read the listed columns as a dictionary of distinct values and a code for each row.
-
-    Nested columns, such as lists, are not listed, because they cannot be read in this way. Each of
-    their strings is assumed to be as large as all stored strings together.
+    The memory follows from the number of cells and the unpacked bytes of each column. A string that
+    is stored once may appear in every row. The caller should therefore read the listed columns as
+    categories, which hold each distinct value once. Columns within lists cannot be read in this
+    way. They are not listed, and count as if each string were as large as its whole column.
 
     Returns:
         The names of the listed columns, sorted.
 
     Raises:
-        DataError: the file needs more memory than allowed (by default 1 GiB).
+        DataError: the file needs more memory than fedsilo's limit for unpacked files, by default 1
+            GiB.
     """
     from pyarrow.parquet import ParquetFile
 
@@ -367,18 +376,19 @@ def check_parquet(path: Path) -> list[str]:
 
 
 def check_workbook(path: Path) -> set[Place]:
-    """Check how much memory an Excel workbook needs before it is read, and find open formulas.
+    """Check how much memory an Excel workbook needs, and find formulas without a stored value.
 
-    An open formula is one whose value no program has stored. A small workbook may need much memory,
-    because it is a zip archive, and because a reader pads every row to the widest. So each file in
-    the archive is inflated step by step, and its bytes and cells are counted. Empty cells count
-    too: the number of cells is the largest row number times the largest column number so far.
+    A workbook is a zip archive, so a small one may need much memory. Each file in it is inflated
+    step by step, to count its bytes and cells. The number of cells is the largest row number times
+    the largest column number, because a reader pads every row to the widest.
 
     Returns:
-        (row, column), from 1, of each open formula, with those of all sheets in one set.
+        (row, column), from 1, of each formula without a stored value. The places of all sheets are
+        in one set.
 
     Raises:
-        DataError: the workbook needs more memory than allowed (by default 1 GiB).
+        DataError: the workbook needs more memory than fedsilo's limit for unpacked files, by
+            default 1 GiB.
     """
     open_formulas: set[Place] = set()
     with zipfile.ZipFile(path) as archive:
@@ -414,15 +424,17 @@ class _WorkbookPart:
     def count(self, archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> None:
         """Inflate and parse one file in a workbook as XML, to count cells and find open formulas.
 
-        At the first XML error reading stops without an exception, because the file may be a
-        picture.
+        An open formula has no stored value. The places of open formulas are added to
+        ``open_formulas``. At the first XML error, reading stops without an exception, because a
+        workbook also contains other files, such as pictures.
 
         Args:
             archive: the workbook's zip archive.
             entry: the file within it.
 
         Raises:
-            DataError: the file's bytes or cells need more memory than allowed (by default 1 GiB).
+            DataError: the file's bytes or cells need more memory than fedsilo's limit, by default 1
+                GiB.
         """
         size = 0
         with archive.open(entry) as sheet:
@@ -437,10 +449,10 @@ class _WorkbookPart:
                     return
 
     def _begin(self, name: str, attributes: dict[str, str]) -> None:
-        """Handle the start of an XML element: count a row or a cell, or start watching a formula.
+        """Count a row or a cell, or note that a formula begins, at the start of an XML element.
 
-        The XML parser calls it. ``name`` is the element with its namespace. ``attributes`` has the
-        cell's or row's place ('r') and the cell's type ('t').
+        The XML parser calls this method. Other elements are ignored. ``name`` is 'namespace
+        element'. ``attributes`` has the place of a row or cell ('r') and the type of a cell ('t').
 
         Raises:
             DataError: the cells so far, including empty ones, need too much memory.
@@ -465,12 +477,11 @@ class _WorkbookPart:
             check_unpacked(self.path, CELL_BYTES * cells)
 
     def _begin_formula(self) -> None:
-        """Start watching a cell that has a formula, to find out whether a stored value follows.
+        """Prepare to find out whether the cell whose formula begins here has a stored value.
 
-        From now on the parser calls ``_end`` at each end tag. It reports no text for now, so the
-        text of the formula is skipped. Text after the formula counts as a value (``_take_text``).
-        Cells without a formula are not watched, because handling every end tag and text would
-        double the time.
+        The parser will call ``_end`` at each end tag until the cell ends. Text is skipped until the
+        formula ends, because it is the formula. Cells without a formula are not examined in this
+        way, because handling every end tag and text would double the time.
         """
         self.has_value = False
         self.parser.EndElementHandler = self._end
@@ -479,8 +490,10 @@ class _WorkbookPart:
     def _end(self, name: str) -> None:
         """Handle the end of an XML element within a cell that has a formula.
 
-        The XML parser calls it. After the end of the formula, text counts as its value. If the cell
-        ends without a value, its place is added to ``open_formulas``. The watch ends with the cell.
+        The XML parser calls this method. After the formula, ``_take_text`` takes all text as its
+        value. A value of type text may be empty. If the cell ends without a value, its place is
+        added to ``open_formulas``. At the cell's end, this method and ``_take_text`` are
+        unregistered.
         """
         element = name.rpartition(" ")[2]
         if element == "f":
@@ -500,8 +513,8 @@ class _WorkbookPart:
 def _row_number(text: str, usual: int) -> int:
     """Parse the number of a row in a workbook in the same way as openpyxl.
 
-    The text may be a float, such as '3e7'. A fraction is cut off. If the text is not a finite
-    number (it may be empty), the result is ``usual``, the previous row's number plus 1.
+    The text may be a float, such as '3e7', whose fraction is cut off. If the text is empty or not a
+    finite number, the result is ``usual``, the previous row's number plus 1.
     """
     try:
         return int(float(text))

@@ -55,14 +55,14 @@ class TcgaBrca(TableDataSet):
         return _schema()
 
     def lines_of(self, site: str, schema: TableSchema, places: Places) -> tuple[Lines, str]:
-        """Select the lines of a region's patients from FLamby's table, by FLamby's list of folds.
+        """Select a region's patients from the table of FLamby, a benchmark for federated learning.
 
-        FLamby is a benchmark that divides the patients into regions, and each region into a
-        training and a test fold. Patients in neither fold of this region are left out.
+        FLamby divides the patients into regions, and each region into a training fold and a test
+        fold. Patients of other regions are left out.
 
         Returns:
             The table's header, the region's training patients, and then its test patients, each in
-            the table's order. The second value is "brca.csv, <site>", the name for errors.
+            the table's order. The second value, 'brca.csv, SITE', is the name for errors.
 
         Raises:
             DataError: a file is missing, or its MD5 is not the published one.
@@ -76,12 +76,10 @@ class TcgaBrca(TableDataSet):
         return chosen, f"{_PATIENTS}, {site}"
 
     def _read(self, name: str, places: Places) -> Lines:
-        """Read one of the data set's two CSV files, and return its lines.
-
-        The MD5 of the file must be the published one.
+        """Read the table of patients or the list of folds, and return its lines.
 
         Args:
-            name: the file's name.
+            name: the file's name, ``_PATIENTS`` or ``_FOLDS``.
             places: names the data directory.
 
         Raises:
@@ -102,12 +100,14 @@ class TcgaBrca(TableDataSet):
     def _split(
         self, table: ParsedTable, schema: TableSchema, settings: CommonSettings, where: str
     ) -> RowSplit:
-        """Split a region's rows into training, validation and test rows, by default as FLamby does.
+        """Split a region's rows into training, validation and test rows.
 
-        In ``table``, the training patients of FLamby (a benchmark) come first, and then its test
-        patients. If 'split.val-folds' is above 0, a validation fold is cut from the training
-        patients. If 'split.test-folds' is above 0, FLamby's split is ignored, and all patients are
-        divided into folds. If 'split.use-test' is false, there are no test rows.
+        - If 'split.test-folds' is 0, the test rows are the test patients of FLamby, a benchmark.
+          They come last in ``table``, after FLamby's training patients. If 'split.val-folds' is
+          above 0, a validation fold is cut from the training patients.
+        - Otherwise all patients are divided into test folds, and FLamby's split is ignored.
+
+        If 'split.use-test' is false, the test rows are dropped.
 
         Raises:
             DataError: there are too few rows for the folds.

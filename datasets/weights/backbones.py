@@ -28,9 +28,10 @@ if TYPE_CHECKING:
 
 
 def weights_file(settings: CommonSettings) -> Path | None:
-    """Find the file that 'vit.backbone-weights' names, with weights for a ViT or a ResNet-22.
+    """Find the file of network weights that 'vit.backbone-weights' names.
 
-    A relative path is looked up in the cache's folder of backbones and then in the data directory.
+    A relative path is looked up in the folder ``backbones`` of the cache and then in the data
+    directory.
 
     Returns:
         The file's path, or None for 'timm' and 'random', which need no file.
@@ -59,14 +60,15 @@ def weights_file(settings: CommonSettings) -> Path | None:
 
 
 def backbone_digest(settings: CommonSettings) -> str:
-    """Return a text that identifies the backbone's weights.
-
-    It must be equal at all sites of a run.
+    """Return a text that identifies the backbone's weights, which all sites of a run must share.
 
     Returns:
-        The SHA-256 of the weights file if there is one. For timm's weights and for random ones, the
-        model's name and the weights' origin, such as 'NAME, random'. '' for networks without a
-        backbone, and for a ResNet-22 without backbone weights.
+        One of these texts:
+
+        - The SHA-256 of the weights file, if there is one.
+        - The model's name and the origin of its weights, such as 'MODEL, random', for weights that
+          are timm's or random.
+        - '' for networks without a backbone, and for a ResNet-22 without backbone weights.
 
     Raises:
         SettingError: the weights file is missing, or 'vit.backbone-weights' is empty for a ViT.
@@ -82,10 +84,10 @@ def backbone_digest(settings: CommonSettings) -> str:
 
 
 def _origin(settings: CommonSettings) -> str:
-    """Describe where a backbone's weights come from if the settings name no file.
+    """Describe the origin of a backbone's weights that are not from a file.
 
-    The text is 'random', or "timm VERSION, REPOSITORY" with the weights' repository on the Hugging
-    Face Hub. The repository is 'unknown' if timm publishes no weights for the backbone.
+    The text is 'random' or 'timm VERSION, REPOSITORY', with a repository on the Hugging Face Hub.
+    The repository is 'unknown' if timm publishes no weights for the backbone.
     """
     if settings.backbone_weights == "random":
         return "random"
@@ -97,17 +99,17 @@ def _origin(settings: CommonSettings) -> str:
 
 
 def load_backbone(network: nn.Module, settings: CommonSettings) -> None:
-    """Load backbone weights into a ViT, or into a ResNet-22 if the settings name weights for it.
+    """Load the weights that 'vit.backbone-weights' names into a ViT or a ResNet-22.
 
-    Other networks, and a ViT with 'random', are not changed. If the setting of the classifier is
-    'published', a ResNet-22 also gets the classifier from the file.
+    Other networks, a ViT with 'random', and a ResNet-22 without named weights are not changed. If
+    ``settings.classifier`` is 'published', a ResNet-22 also gets the classifier from the file.
 
     Raises:
         SettingError: in one of these cases:
 
             - The weights are missing, unreadable, not finite or of another architecture.
             - A ViT's weights were trained on images in this run's silos.
-            - A ResNet-22's weights are 'timm' or 'random' instead of a file.
+            - The weights of a ResNet-22 are set to 'timm' or 'random', which are not files.
     """
     if settings.network == "resnet22" and settings.backbone_weights:
         path = weights_file(settings)
@@ -137,10 +139,12 @@ def load_backbone(network: nn.Module, settings: CommonSettings) -> None:
 def refuse_seen_images(path: Path, settings: CommonSettings) -> None:
     """Check that backbone weights were not pretrained on images in this run's silos.
 
-    ``fedsilo pretrain`` trains on the public images of a data set, which no silo has, and notes
-    their share in the file. A larger share contains all images of a smaller one. So the check
-    passes if the run uses another data set, or if its 'split.public-share' is at least the noted
-    share. A file that ``fedsilo pretrain`` did not write, or that cannot be read, passes.
+    ``fedsilo pretrain`` trains on a public share of a data set's images, and notes the share in its
+    file. No silo gets public images. The check passes in these cases:
+
+    - The run's 'split.public-share' is at least the noted share.
+    - The run uses another data set.
+    - The file cannot be read, or is not from ``fedsilo pretrain``.
 
     Raises:
         SettingError: the run has the same data set but a smaller public share, or a file of
@@ -169,18 +173,18 @@ def refuse_seen_images(path: Path, settings: CommonSettings) -> None:
 
 
 def file_state(path: Path, key: str = "vit.backbone-weights") -> dict[str, Any]:
-    """Read the arrays in a safetensors file or a PyTorch state dict without executing code in it.
+    """Read the tensors in a safetensors file or a PyTorch state dict without executing code in it.
 
     Args:
         path: the file.
         key: the setting that named the file, for errors.
 
     Returns:
-        Array name -> tensor.
+        Name -> tensor.
 
     Raises:
         SettingError: the file is missing, damaged, in neither of the two formats, or larger than
-            allowed when unpacked (by default 1 GiB).
+            fedsilo's limit for unpacked files, by default 1 GiB.
     """
     from timm.models import load_state_dict
 
@@ -206,7 +210,9 @@ def file_state(path: Path, key: str = "vit.backbone-weights") -> dict[str, Any]:
 
 
 def timm_state(name: str, key: str = "vit.backbone-weights") -> dict[str, Tensor]:
-    """Load timm's pretrained weights, with the head, from timm's hub or its local cache.
+    """Load a pretrained model's weights, including its classifier, by its name in timm.
+
+    They are downloaded unless they are in timm's local cache.
 
     Args:
         name: timm's name for the model.
@@ -234,10 +240,10 @@ def timm_state(name: str, key: str = "vit.backbone-weights") -> dict[str, Tensor
 
 
 def _sum_colours(given: dict[str, Any], wanted: dict[str, Any]) -> None:
-    """Sum a patch embedding's three input channels in place if ``wanted`` has one channel.
+    """Sum the colours in a ViT's patch embedding in ``given``, so that it can read grey images.
 
-    Otherwise ``given`` is not changed. With the sum, a grey image gives the same patches as a
-    colour image with three equal channels.
+    If ``wanted`` has one channel there and ``given`` three, the three are replaced by their sum, in
+    place. A grey image then gives the same patches as a colour image with three equal channels.
 
     Args:
         given: array name -> array.
@@ -252,8 +258,8 @@ def _fill(vit: VisionTransformer, state: dict[str, Any], where: str) -> None:
     """Load pretrained weights into a ViT, after checking that they fit.
 
     First timm's ``checkpoint_filter_fn`` converts the names, and resamples the position and patch
-    embeddings to the sizes of ``vit``. The arrays are loaded as float32, either all of them or
-    none.
+    embeddings to the sizes of ``vit``. The arrays are loaded as float32. If an error is raised,
+    ``vit`` is unchanged.
 
     Args:
         vit: the network. Its arrays are replaced, and its parameters stay frozen or trainable.
@@ -262,7 +268,7 @@ def _fill(vit: VisionTransformer, state: dict[str, Any], where: str) -> None:
         where: the origin of the weights for errors.
 
     Raises:
-        SettingError: timm cannot convert the weights. Or an array is missing, surplus, of another
+        SettingError: timm cannot convert the weights, or an array is missing, surplus, of another
             shape or not finite.
     """
     from timm.models.vision_transformer import checkpoint_filter_fn
@@ -285,14 +291,12 @@ def _fill(vit: VisionTransformer, state: dict[str, Any], where: str) -> None:
 
 
 def _architecture_fault(given: dict[str, Any], wanted: dict[str, Any]) -> str:
-    """Explain for an error why weights do not fit the run's ViT, or return '' if they fit.
+    """Describe for an error why weights do not fit the run's ViT, or return '' if they fit.
 
-    If arrays are missing or surplus, the text has their numbers and up to three names of each.
-    Surplus arrays whose names begin with 'head' do not count, because a head belongs to the classes
-    of other data. If the names fit, the text describes the first array with another shape.
-
-    Shapes are compared after ``_sum_colours``, which changes ``given`` in place if the run's images
-    are grey and the weights are for colour images.
+    If arrays are missing or surplus, the text has the number of each and up to three names. Surplus
+    arrays whose names begin with 'head' are allowed. Otherwise the text describes the first array
+    with another shape. If the run's images are grey, the colours in ``given`` are first summed in
+    place.
 
     Args:
         given: array name -> array of the weights.
@@ -315,9 +319,10 @@ def _architecture_fault(given: dict[str, Any], wanted: dict[str, Any]) -> str:
 
 
 def _assign(vit: VisionTransformer, arrays: dict[str, Any], where: str) -> None:
-    """Set the arrays of ``vit`` to ``arrays`` as float32.
+    """Set all arrays of ``vit`` to ``arrays`` as float32, by name.
 
-    The parameters keep ``requires_grad``. ``where`` is the origin of the arrays, for errors.
+    ``arrays`` must have exactly the names of ``vit``. The parameters keep ``requires_grad``.
+    ``where`` is the origin of the arrays, for errors.
 
     Raises:
         SettingError: an array has NaN or infinity.

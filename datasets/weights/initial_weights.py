@@ -37,17 +37,18 @@ _PREFIXES = ("image_encoder.", "visual.", "encoder.vit.", "")
 
 
 def load_initial_weights(network: nn.Module, settings: CommonSettings) -> None:
-    """Load the weights that 'train.initial-weights' names into ``network``, if any.
+    """Load the weights that 'train.initial-weights' names into ``network``.
+
+    If the setting is empty, nothing is loaded. Its other values are:
 
     - 'timm:MODEL' loads timm's published weights.
     - 'encoder:FILE' loads only the encoder from the file of a run's model.
-    - 'FILE' loads a run's whole model if at least one array name is in both the file and the
-      network. Otherwise the file must have published weights of VGG16, a ViT or a plugin's network.
+    - 'FILE' loads a run's whole model if the file and the network share an array name. Otherwise
+      the file must have published weights for VGG16, a ViT or a plugin's network.
 
     Raises:
-        SettingError: the weights do not exist, cannot be read or do not fit the network. Or a run
-            that trained them had another split of this data set, so it may have trained on test
-            images.
+        SettingError: the weights do not exist, cannot be read or do not fit the network, or they
+            may have been trained on images that this run tests.
     """
     named = settings.initial_weights
     if not named:
@@ -69,18 +70,15 @@ def load_initial_weights(network: nn.Module, settings: CommonSettings) -> None:
 def refuse_seen_start(settings: CommonSettings) -> None:
     """Check that this run's initial weights were not trained on the images that this run tests.
 
-    Initial weights may be the result of an earlier run, which may have started from the weights of
-    a still earlier run. Each of these runs must have another data set, or must have chosen its test
-    images by the same settings as this run (``refuse_other_provenance``). The search for earlier
-    runs ends in these cases:
-
-    - A run has no initial weights, or timm's.
-    - An earlier run's file is missing, or was already checked.
-    - There is no run's ``config.toml`` next to a file.
+    Initial weights may come from an earlier run, which may itself have started from a run's
+    weights. Each of these runs must have another data set, or the same settings that decide the
+    test images. The ``config.toml`` next to a file of weights tells its run's settings. The search
+    ends at a run without such a file, with timm's weights, or with a file that is missing or
+    already checked.
 
     Raises:
         SettingError: a setting that decides the test images differs in an earlier run or is
-            invalid, or this run's own file is missing.
+            invalid, or the file of this run's initial weights is missing.
     """
     # Runs may name each other's files in a circle: a file that was seen already ends the search
     seen: set[Path] = set()
@@ -99,9 +97,10 @@ def refuse_seen_start(settings: CommonSettings) -> None:
 
 
 def initial_file(settings: CommonSettings) -> Path:
-    """Find the file that 'train.initial-weights' names, without its prefix 'encoder:'.
+    """Find the file that 'train.initial-weights' names, with or without 'encoder:' before it.
 
-    A relative path is looked up in the cache's folder of backbones and then in the data directory.
+    A relative path is looked up in the folder ``backbones`` of the cache and then in the data
+    directory.
 
     Raises:
         SettingError: no such file exists.
@@ -123,10 +122,11 @@ def _file_named(settings: CommonSettings) -> str:
 
 
 def _only_encoder(network: nn.Module, state: Mapping[str, Any], path: Path) -> dict[str, Any]:
-    """Return the network's exchanged arrays, with those of the encoder taken from ``state``.
+    """Return the arrays that sites exchange, but with the encoder's arrays taken from ``state``.
 
-    Exchanged arrays are those that sites send to the server. Shapes are not checked here, and other
-    arrays of ``state`` are ignored. ``path`` is the file of ``state``, for the error.
+    The encoder's arrays are those whose names begin with 'encoder.'. All other arrays keep the
+    values of ``network``, and other arrays of ``state`` are ignored. Shapes are not checked.
+    ``path`` is the file of ``state``, for the error.
 
     Raises:
         SettingError: ``state`` lacks an array of the encoder, or the network has no encoder.
@@ -150,9 +150,9 @@ def _only_encoder(network: nn.Module, state: Mapping[str, Any], path: Path) -> d
 
 
 def _load(network: nn.Module, state: Mapping[str, Any], path: Path) -> None:
-    """Load the arrays of a run's file into ``network``, whose names and shapes must all match.
+    """Load the arrays of a run's file into ``network``, as float32.
 
-    Values become float32.
+    The file must have exactly the exchanged arrays of ``network``, with the same names and shapes.
 
     Raises:
         SettingError: an array is missing, surplus, of another shape, or not finite.
@@ -169,7 +169,10 @@ def _load(network: nn.Module, state: Mapping[str, Any], path: Path) -> None:
 
 
 def _fill(network: nn.Module, state: Mapping[str, Any], where: str) -> None:
-    """Load published weights into VGG16, a plugin's network (by its own ``fill``) or a ViT.
+    """Load published weights into VGG16, a plugin's network or a ViT.
+
+    VGG16 gets its convolutions. A plugin's network uses its own method ``fill``. Any other network
+    must be a ViT.
 
     Args:
         network: the network, changed in place.
@@ -189,14 +192,14 @@ def _fill(network: nn.Module, state: Mapping[str, Any], where: str) -> None:
 
 
 def _fill_vit(network: nn.Module, state: Mapping[str, Any], where: str) -> None:
-    """Load published weights of a ViT: all arrays of the blocks, and any other array that fits.
+    """Load published weights into a ViT whose backbone is trained.
 
-    Outside the blocks, arrays that are missing or have another shape keep their values. ``where``
-    is the origin of the weights, for errors.
+    All arrays of the blocks must be in ``state``. Any other array is loaded if its name and shape
+    fit, and otherwise keeps its values. ``where`` is the origin of the weights, for errors.
 
     Raises:
-        SettingError: the network is not a trainable ViT, an array of a block is missing or has
-            another shape, or an array is not finite.
+        SettingError: the network is not a ViT with a trained backbone, an array of a block is
+            missing or has another shape, or an array is not finite.
     """
     if not any(name.startswith("encoder.vit.") for name in exchanged_arrays(network)):
         raise SettingError(
@@ -228,9 +231,9 @@ def _fill_vit(network: nn.Module, state: Mapping[str, Any], where: str) -> None:
 
 
 def _resample(state: Mapping[str, Any], vit: VisionTransformer) -> Mapping[str, Any]:
-    """Let timm rename and resize the arrays of ``state`` to fit ``vit``, if it can.
+    """Let timm rename and resize the arrays of ``state``, so that they fit ``vit``.
 
-    If timm raises any error, ``state`` is returned unchanged and nothing is logged.
+    timm knows only some kinds of files. If it raises an error, ``state`` is returned unchanged.
     """
     from timm.models.vision_transformer import checkpoint_filter_fn
 
@@ -244,9 +247,8 @@ def _resample(state: Mapping[str, Any], vit: VisionTransformer) -> Mapping[str, 
 def _rename_arrays(state: Mapping[str, Any]) -> dict[str, Any]:
     """Rename the arrays of published ViTs, such as SAM's or CLIP's, to timm's names.
 
-    - Some files have a prefix before 'blocks.', such as 'image_encoder.'. The first prefix in
-      ``_PREFIXES`` that some name has before 'blocks.' is removed from every name that begins with
-      it.
+    - Some files have a prefix such as 'image_encoder.' before 'blocks.'. It is removed from all
+      names that begin with it. If several prefixes of ``_PREFIXES`` fit, the first is removed.
     - SAM's names for the layers of an MLP become timm's (``_RENAMED``).
 
     Other names do not change.

@@ -27,13 +27,12 @@ PARTITION = frozenset(keys_with(CommonSettings, "partition"))
 
 
 def provenance_of(settings: CommonSettings) -> dict[str, Value]:
-    """Return the settings that decide which images of a data set are test images: key -> value.
+    """Return the settings that decide which images of a data set are test images, by key.
 
-    Two runs with equal values thus have the same test images. The settings are those that the data
-    set reads, without those that change only the pixels, the files or the validation part. Setting
-    'dataset' itself is not included. If the data set reads 'split.silos', the settings of the
-    partition are added. Other data sets keep each image in its part (train, val, test) under every
-    partition, so the partition does not matter.
+    Two runs on one data set with equal values have the same test images. The settings are those
+    that the data set reads, except those that change only the pixels, the files or the validation
+    part. If the data set reads 'split.silos', the settings of the partition are added. In other
+    data sets the partition does not change the test part.
     """
     keys = data_set(settings.dataset).settings - _SAME_TEST
     if "split.silos" in keys:
@@ -43,19 +42,19 @@ def provenance_of(settings: CommonSettings) -> dict[str, Value]:
 
 
 def refuse_other_provenance(here: CommonSettings, there: CommonSettings, what: str) -> None:
-    """Check that the weights of one run were not trained on the test images of another run.
+    """Check that the weights of one run were not trained on test images of this run.
 
     The check passes if the data sets differ. Otherwise all settings of ``provenance_of`` must be
-    equal, because then both runs have the same test images.
+    equal, because both runs then have the same test images.
 
     Args:
-        here: the settings of the run that tests.
+        here: the settings of this run, which tests.
         there: the settings of the run that trained the weights.
         what: a description of the weights, for the error.
 
     Raises:
-        SettingError: one of these settings differs. The error names the first one in alphabetical
-            order.
+        SettingError: a setting of ``provenance_of`` differs. The error names the first one in
+            alphabetical order.
     """
     if here.dataset != there.dataset:
         return
@@ -76,7 +75,7 @@ def run_beside(weights: Path) -> CommonSettings | None:
     Settings that this version does not know are ignored.
 
     Returns:
-        The settings, or None if ``config.toml`` is missing or is not readable TOML.
+        The settings, or None if ``config.toml`` is missing, cannot be read or is not TOML.
 
     Raises:
         SettingError: a setting has an invalid value.
