@@ -298,7 +298,7 @@ def seconds_text(seconds: float) -> str:
     Minutes are shown from 60 seconds, and hours from 60 minutes. With hours, seconds are cut off.
     There are no days, so the hours can exceed 24.
     """
-    if seconds < 60:
+    if round(seconds, 1) < 60:
         return f"{seconds:.1f} s"
     minutes, rest = divmod(round(seconds), 60)
     if minutes < 60:
