@@ -143,8 +143,8 @@ def worker_environments(resources: Mapping[str, Value]) -> list[dict[str, str]]:
       'client-resources-num-cpus' cores, but at least one,
     - the number of sites ('num-supernodes'),
     - one worker per GiB of free memory,
-    - the workers for which there are GPUs. Each GPU serves 1 / 'client-resources-num-gpus' workers,
-      rounded down, but at least one. This limit needs a share above 0 and a GPU.
+    - for each GPU, 1 / 'client-resources-num-gpus' workers, rounded down, but at least one. This
+      limit needs a share above 0 and a GPU.
 
     Args:
         resources: all keys of ``RESOURCES`` with their values. For 'init-args-num-cpus' and

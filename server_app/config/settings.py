@@ -92,11 +92,9 @@ class RunSettings(Mapping[str, Value]):
         """Return the settings as the run config of ``flwr run``, with one nested mapping per group.
 
         The group of a setting is the part of its key before the dot. Settings without a group are
-        at the top level.
-
-        ``flwr run`` accepts only keys that pyproject.toml declares, which may lack settings of a
-        plugin method. Such undeclared settings are joined into one JSON string: full key -> value.
-        This string is under 'plugin-settings' at the top level.
+        at the top level. ``flwr run`` accepts only keys that pyproject.toml declares. A plugin
+        method may have undeclared settings, which are joined into one JSON string: full key ->
+        value. This string is under 'plugin-settings' at the top level.
         """
         values = self.as_mapping()
         foreign, declared = {}, declared_defaults()
@@ -269,12 +267,10 @@ def _build_settings(values: Mapping[str, Value]) -> RunSettings:
 def resolve_recorded(values: Mapping[str, Value]) -> RunSettings:
     """Build and check the settings of a recorded run, whose author need not be trustworthy.
 
-    A plugin in use is executed only if the user trusts it and its SHA-256 is the recorded one. The
+    A plugin in use is executed only if its SHA-256 is the recorded one and the user trusts it. The
     user trusts plugins that --plugin names, that the user has run before, or that an installed
-    package offers to fedsilo. While plugins are loaded, the working folder is not on the import
-    path, because it may be the run directory.
-
-    A key of an earlier version of fedsilo becomes the current key, without a note in the log.
+    package offers to fedsilo. Modules are not imported from the working folder, which may be the
+    run directory. A key of an earlier version of fedsilo becomes the current key.
 
     Raises:
         SettingError: a setting is invalid, settings contradict each other, or a plugin may not be
@@ -359,9 +355,8 @@ def read_toml(path: Path) -> dict[str, Value]:
 
     The entries "format", "launch" and "environment" are not settings, and are left out. Unknown
     keys are kept. A setting that takes YAML text may be a list or a table, which becomes JSON text.
-
     A key of an earlier version of fedsilo becomes the current key. The log will name the earlier
-    key, unless the entry "format" marks the file as a run's record.
+    key, unless "format" marks the file as a run's record.
 
     Raises:
         SettingError: the file is missing, is larger than 1 MiB, or is not valid TOML. The error is

@@ -117,8 +117,8 @@ def approve_plugins(
     trusts plugins that --plugin names, that the user has run before, or that an installed package
     offers. Plugin files are not executed here, but installed modules are imported.
 
-    A file in 'plugin' that no setting uses may be needed by another plugin. It is kept if --plugin
-    names it or if the user has run the same bytes before. Otherwise it is dropped without an error.
+    A file in 'plugin' that no setting uses is kept only if --plugin names it or if the user has run
+    the same bytes before. Another plugin may need it.
 
     Args:
         values: the settings, as a config.toml has them. They are not changed.

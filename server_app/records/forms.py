@@ -153,8 +153,7 @@ def _find_cell_fault(column: str, cell: str) -> str | None:
 def _is_possible(metric: str, value: float) -> bool:
     """Return whether a metric in a file of the run can have this value.
 
-    The limits exclude numbers that pages cannot show. The first rule that fits the metric's name
-    decides:
+    The first rule that fits the metric's name decides:
 
     - A name that begins with ``outcome.`` needs a value from -10^15 to 10^15.
     - Any other name with a dot, such as ``class.0.auc``, needs a value from 0 to 10^15.

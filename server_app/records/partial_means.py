@@ -66,10 +66,9 @@ def over_sites(summaries: Iterable[Summary], metric: str) -> str:
 def describe_partial_means(summaries: Sequence[Summary], metrics: Sequence[str]) -> list[str]:
     """Build a sentence for each group of metrics whose means leave out the same sites.
 
-    An example is "'all' of auc, loss is the mean over 3 of 4 sites, without north". The word 'all'
-    is the name of the row of means in a table of results. Metrics are grouped for each data set
-    separately. Equal sentences are listed only once. The list is empty if no mean leaves out a
-    site.
+    An example is "'all' of auc, loss is the mean over 3 of 4 sites, without north". The name 'all'
+    is that of the row of means in a table. Metrics are grouped for each data set separately, and
+    equal sentences are listed once. The list is empty if no mean leaves out a site.
 
     Args:
         summaries: the summaries of runs, each with ``dataset``, ``lacking`` (metric -> sites

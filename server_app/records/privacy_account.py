@@ -54,11 +54,8 @@ class PrivacyHook(Hook):
 
         - The reply has arrays, but does not state the epsilon that the site has spent. The arrays
           may then have no noise.
-        - The stated epsilon exceeds the run's cap 'privacy.max-epsilon' by more than one millionth
-          of the cap. A cap of 0 means no cap.
-
-        A site with a correct record of spent epsilon never exceeds the cap. So the second case
-        means that the record is wrong.
+        - The stated epsilon exceeds the run's cap 'privacy.max-epsilon' by more than a millionth of
+          the cap. The site's record of spent epsilon is then wrong. A cap of 0 means no cap.
         """
         if reply.arrays and DP_EPSILON not in reply.metrics:
             return _NO_NOISE

@@ -195,8 +195,7 @@ def format_metrics(metrics: Iterable[Metric], common: Mapping[str, str]) -> str:
 
     Each metric has a name, a help text and samples, which are pairs of labels and a value. A
     sample's label replaces a common label of the same name. A metric without samples is left out. A
-    metric whose name ends with "_total" is a counter, and every other metric is a gauge. The text
-    ends with a line feed.
+    metric whose name ends with "_total" is a counter, and every other metric is a gauge.
     """
     lines: list[str] = []
     for name, meaning, samples in metrics:
@@ -226,8 +225,7 @@ def _list_metrics(progress: Progress) -> Iterator[Metric]:
     - the seconds, the peak memory and the epsilon of each site,
     - the server's memory, the seconds left, and the time of writing.
 
-    Without differential privacy there are no samples of epsilon. The seconds left have no sample
-    while they are unknown.
+    An unknown number, such as the epsilon without differential privacy, gives no sample.
     """
     about = {"method": progress.method, "dataset": progress.dataset, "state": progress.state}
     yield "fedsilo_run_info", "What runs, and whether it has ended.", [(about, 1)]

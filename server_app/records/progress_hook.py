@@ -113,15 +113,15 @@ class ProgressHook(Hook):
     def following(self) -> Iterator[None]:
         """Write the progress files while the ``with`` block runs, and record how the block ended.
 
-        A thread writes the files. The recorded state is one of these:
+        A thread writes the files, and gets 5 seconds at the end. The recorded state is one of
+        these:
 
         - "finished": the block raised nothing.
         - "failed": the block raised an Exception, whose text is recorded too.
         - "interrupted": the block raised another BaseException, such as KeyboardInterrupt. Its
-          arguments become the path of the run directory, so that the command can say how to resume.
+          arguments become the path of the run directory, for the advice to resume.
 
-        Every exception is raised again. At the end, the thread gets 5 seconds to write the last
-        state.
+        Every exception is raised again.
         """
         thread = Thread(target=self._write_until_ended, name="progress", daemon=True)
         thread.start()
@@ -203,12 +203,11 @@ class ProgressHook(Hook):
 
         - the mean training loss of this round over the sites that sent it,
         - the mean validation metrics of the model from before this round, because the new model is
-          not measured yet,
+          not measured yet. All sites with validation metrics must have sent the metric,
         - the method's remark about the round, if there is one,
         - the run's time left, estimated from the mean duration of this process's rounds.
 
-        The means are not weighted. A validation metric is left out if a site with other validation
-        metrics lacks it.
+        The means are not weighted.
 
         Args:
             state: the method's state after the round, which also has the round's number.
@@ -252,8 +251,8 @@ class ProgressHook(Hook):
 
         The last write comes after the end of the run. Nothing is written if the run directory has
         been removed. After each write the thread pauses for 1 s or for 400 times the write's CPU
-        time, whichever is longer. Events during a pause lead to a single write. The end of the run
-        cuts the pause short. Errors are passed to ``report``, and are not raised.
+        time, whichever is longer. Several events during a pause lead to one write. Errors are
+        passed to ``report``, and are not raised.
         """
         ended = False
         while not ended:
@@ -273,11 +272,9 @@ class ProgressHook(Hook):
         """Return a copy of the progress with the current times, memory and costs.
 
         The costs of a site are its seconds, bytes, peak memory and epsilon. ``left_out`` is the
-        number of failures recorded so far.
-
-        ``seconds_left`` is set only while the run is running and has finished a round in this
-        process. It is the mean duration of these rounds times the number of unfinished rounds. The
-        time since the current round began is subtracted. The result is never below 0.
+        number of failures recorded so far. ``seconds_left`` is set only while the run is running
+        and has finished a round in this process. It is the mean duration of these rounds times the
+        number of unfinished rounds, minus the time since the current round began. It is at least 0.
         """
         # The copy is made under the lock; the rest takes time, and no event should wait for it
         with self.lock:

@@ -216,11 +216,11 @@ class Recorder(Hook):
         """Record each reply's traffic and costs, and its metrics if the phase trains or evaluates.
 
         Costs are the working time, steps, samples and peak memory. Names of operations that are not
-        deterministic are recorded too. Nothing is written to a file until the round ends.
+        deterministic are recorded too. No file is written until the round ends.
 
         Metrics of the model that a site has trained belong to ``round_``. Metrics of the model that
-        a site received belong to the previous round, because sites measure it before they train. In
-        the final evaluation, the phase 'evaluate', they belong to ``round_``.
+        a site received belong to the previous round. In the final evaluation, the phase 'evaluate',
+        they belong to ``round_``.
         """
         # Sites measured the model of the round before, or in the final evaluation the last model
         described = round_ - 1
@@ -323,7 +323,7 @@ class Recorder(Hook):
         - "metrics" and "traffic": the size in bytes and the CRC-32 of the final rows in that CSV
           file,
         - "open": the rows of metrics.csv whose position may still change,
-        - "last": the rows of metrics.csv for the newest round whose rows are final,
+        - "last": the rows of metrics.csv for the newest final round,
         - "sites": site -> bytes down, bytes up and seconds of work,
         - "peak-memory": site -> bytes,
         - "unrepeatable": the names of operations that are not deterministic,

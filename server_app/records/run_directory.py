@@ -217,11 +217,11 @@ def free_name(settings: RunSettings) -> Iterator[RunSettings]:
     """Yield the settings with a free run name, which is reserved while the ``with`` block runs.
 
     A name is taken if its run directory exists, or if another process is about to use it. The
-    smallest free number from 2 is then appended, such as ``hearts-2``, and a line is printed. A run
-    that died before its start leaves a directory that does not count as taken.
+    smallest free number from 2 is then appended, such as ``hearts-2``, and a line is printed. A
+    directory of a run that died before its start does not count.
 
-    The settings of a resumed run are yielded unchanged. Settings with an invalid or empty name are
-    yielded unchanged too, because the start of the run refuses that name.
+    The settings are yielded unchanged if the run is resumed. The same holds for an empty or invalid
+    name, because the start of the run refuses it.
     """
     common = settings.common
     path = runs_folder(common.out) / common.run_name

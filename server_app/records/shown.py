@@ -158,14 +158,12 @@ class Floors:
     def shown_rows(self, rows: Sequence[Row]) -> list[Row]:
         """Select the rows of metrics.csv that may be shown, in their order.
 
-        A row is left out in these cases:
+        ``shows`` decides. It refuses a row in these cases:
 
         - The row's split has fewer samples than 'privacy.sums-min-count'.
         - The name of the metric is not valid.
         - The run is at 'trust: nobody', and the metric is not among the task's basic metrics.
         - The value would reveal a hidden count of a class, or how single patients were predicted.
-
-        ``shows`` has the exact rules.
 
         Args:
             rows: rows of metrics.csv, each as column -> cell.
@@ -243,8 +241,8 @@ class Floors:
         - A metric of one class is shown if the count of that class is not hidden.
         - An accuracy is hidden if at most one prediction is right, or if at most one is wrong.
         - Balanced accuracy, AUC and average precision are hidden.
-        - A metric of a part of the samples, such as a bin, is shown if the last round's accuracy is
-          known and may be shown. The counts of bins add up to that accuracy.
+        - A metric of a bin, or of another part of the samples, is shown if the last round's
+          accuracy is known and may be shown.
         - Any other metric is shown.
 
         Args:
@@ -287,10 +285,9 @@ class Floors:
         The accuracy times the number of samples is the number of right predictions. The result is
         True if at most one prediction is right, or if at most one is wrong.
 
-        In the last round, the metrics also give the number of right predictions of each class that
-        is not hidden. The difference to the total belongs to the hidden classes, so the same rule
-        is applied to their samples. This is done only for the metric 'accuracy', if at least one
-        class is not hidden and all those numbers are known.
+        The metrics of the last round also give the number of right predictions of each class that
+        is not hidden. If all these numbers are known, the rest belongs to the hidden classes. The
+        same rule is then applied to their samples, for the metric 'accuracy' only.
 
         Args:
             at: the round of the accuracy.

@@ -190,9 +190,9 @@ def result_table(
     """Build the table of test results: a row per site, per distribution and for all sites.
 
     A distribution is a group of sites. A site with the same name as its distribution gets no row,
-    because its values are in the distribution's row. More than 20 sites get no rows, except for the
-    five with the lowest first metric. Rows of quantiles are added then. More than 20 distributions
-    get no rows. The rows of distributions and of all sites are unweighted means.
+    because its values are in the distribution's row. More than 20 sites are replaced by rows of
+    quantiles and the five sites with the lowest first metric. More than 20 distributions get no
+    rows. Rows of distributions and of all sites are unweighted means.
 
     Args:
         values: site -> metric -> value on the test samples.
@@ -271,9 +271,8 @@ def _select_rows(values: Values, metrics: Sequence[str]) -> Values:
     """Select the rows to show: all sites or, if there are many, quantiles and the five worst sites.
 
     More than 20 sites are many. Quantiles of 5, 25, 50, 75 and 95 % are computed for each metric
-    separately. Their rows have names such as "5% of 40 sites below". The worst sites have the
-    lowest values of the first metric, even if low values are good. If ``metrics`` is empty, all
-    sites are returned.
+    separately, in rows such as "5% of 40 sites below". The worst sites have the lowest values of
+    the first metric, even if low is good. If ``metrics`` is empty, all sites are returned.
 
     Args:
         values: site -> metric -> value.

@@ -63,7 +63,7 @@ def _open_tensorboard(run_dir: Path, settings: Settings, resumed: bool) -> Track
     The tracker is a generator. The first call of ``next`` writes the settings, as a Markdown table.
     After that, ``send`` takes a list of (name, round, value), which is written immediately. Closing
     the tracker closes the files. TensorBoard hides older events in the same folder, but their files
-    stay. ``resumed`` is not used, because new and resumed runs are opened alike.
+    stay. ``resumed`` is not used.
     """
     from torch.utils.tensorboard import SummaryWriter
 
@@ -82,10 +82,9 @@ def _open_tensorboard(run_dir: Path, settings: Settings, resumed: bool) -> Track
 def _open_mlflow(run_dir: Path, settings: Settings, resumed: bool) -> Tracker:
     """Open a tracker that writes an MLflow run to the address in $MLFLOW_TRACKING_URI.
 
-    If the variable is empty or not set, the tracker writes to ``mlflow.db`` in the folder that
-    contains the run directory. The tracker is a generator: ``send`` gives it a list of (name,
-    round, value), and closing it ends the MLflow run. Characters that MLflow does not allow in a
-    name become "_".
+    Without an address, the tracker writes to ``mlflow.db`` in the folder that contains the run
+    directory. The tracker is a generator: ``send`` gives it a list of (name, round, value), and
+    closing it ends the MLflow run.
 
     If ``resumed``, the tracker continues the MLflow run of this run directory, and skips values
     that MLflow has already. Otherwise it creates an MLflow run with the settings as parameters. It
@@ -183,9 +182,8 @@ def _open_wandb(run_dir: Path, settings: Settings, resumed: bool) -> Tracker:
 
     The tracker is a generator: ``send`` gives it a list of (name, round, value), and closing it
     ends the run. Without an account on this machine, or with ``WANDB_MODE=offline``, the data stay
-    in ``<run-dir>/wandb``. The command ``wandb sync`` can send them later. No code, git state,
-    console output or machine data is sent. If ``resumed``, the W&B run of this run directory
-    continues.
+    in ``<run-dir>/wandb``. No code, git state, console output or machine data is sent. If
+    ``resumed``, the W&B run of this run directory continues.
     """
     import wandb
 
@@ -327,14 +325,14 @@ class TrackingHook(Hook):
 
 
 def means(metrics: Iterable[Row], traffic: Iterable[Row]) -> list[Scalar]:
-    """Compute each round's numbers for a tracker: means of metrics and sums of traffic, over sites.
+    """Compute each round's means of metrics and sums of traffic over sites, for a tracker.
 
     The name (``tag``) of a mean is ``<split>/<metric>``, and that of a sum ``traffic/<column>``.
     Means are unweighted. These rows are left out:
 
     - metrics of one class or bin,
     - metrics with the prefix ``own-`` or of another site's model,
-    - metrics with the prefix ``trained-`` on splits other than the training split,
+    - metrics with the prefix ``trained-``, except on the training split,
     - traffic of introductions ("hello") and of the final evaluation.
 
     Args:

@@ -173,8 +173,7 @@ def check_first_silo(plan: Plan) -> Problem:
     A silo is the data of one site, and the first one in the data set's list is loaded. Only runs in
     Ray are checked, because errors in Ray come late and are hard to read. Nothing is checked if
     fedsilo generates the data set ("made-up"), or if the silos' names are unknown. Weights are
-    loaded if 'train.initial-weights' is set. For network "resnet22", they are also loaded if
-    'vit.backbone-weights' is set.
+    loaded if 'train.initial-weights' is set, or if network "resnet22" has 'vit.backbone-weights'.
 
     Raises:
         FedsiloError: the data or the weights cannot be loaded.
@@ -272,15 +271,16 @@ def check_same_sites(beginning: Beginning) -> Problem:
     """Return a RunDirectoryError if a resumed run has other sites, data or agreed weights.
 
     The facts that sites state are compared with those in silos.json, which the run wrote when it
-    began. Only the versions of software may differ, because hospitals may update. A missing site is
-    never accepted. A new site is accepted if the method lets sites join late. The result is None if
-    nothing differs, if the run is new, or if there is no silos.json.
+    began. Only the versions of software may differ. A missing site is never accepted. A new site is
+    accepted if the method lets sites join late. The result is None if nothing differs, if the run
+    is new, or if there is no silos.json.
     """
     common, directory = beginning.common, beginning.directory
     if directory is None or not common.resume or not (directory.path / SILOS).is_file():
         return None
     path = directory.path / SILOS
     before, now = directory.read_json(SILOS), silos_document(beginning.participants)
+    # Hospitals may install another release while a run is interrupted
     for facts in (*before.values(), *now.values()):
         facts.pop("software", None)
     if strategy_class(common.method).capabilities.late_join:
@@ -386,8 +386,7 @@ def _known_silos(common: CommonSettings, participants: Participants) -> list[str
 
     A silo is a site's part of the data set, which lists the names of its silos. If only real
     hospitals know how many silos exist, the sorted names in the operator's registry are returned
-    instead. Without a registry, the list is then empty. It is also empty if the list of silos
-    cannot be read.
+    instead. The list is empty if there is no registry then, or if the names cannot be read.
     """
     if silo_count(common) is None and not participants.are_simulated():
         registry = participants.terms.registry

@@ -68,15 +68,15 @@ def write_end(
 
     The files are written in this order:
 
-    - the model. Without a global model, standardisation.json is written instead, but only if the
-      run has statistics that standardise the data,
+    - the model. Without a global model, standardisation.json is written instead, if the run has
+      statistics that standardise the data,
     - privacy.json, the data that left the sites,
     - summary.json, the results and costs,
     - the documents: evidence.json and the method's own files.
 
-    If a document cannot be built or written, ``say`` prints a line, and no error is raised. Any
-    other error is raised. A marker file stays until the documents are written. It shows that a
-    killed run has not ended and can be resumed.
+    If a document cannot be built or written, ``say`` prints a line. Any other error is raised.
+    Until the documents are written, a marker file shows that the run has not ended and can be
+    resumed.
 
     Args:
         directory: the run directory.
@@ -143,10 +143,9 @@ def _write_documents(
     """Write evidence.json and the method's own documents at the end of a run.
 
     evidence.json shows how certain the test predictions of evidential networks are. It is written
-    only if a site has reported such numbers. ``method.documents`` builds all of the method's
-    documents together. If it fails, ``say`` prints a line, and none of them is written. If a single
-    document cannot be written, ``say`` prints a line, and the remaining documents are still
-    written.
+    only if a site has reported such numbers. If one document cannot be written, ``say`` prints a
+    line, and the remaining documents are still written. If ``method.documents`` fails, a line is
+    printed, and none of the method's documents is written.
     """
     state, method = loop.state, loop.method
     test = recorder.values(state.round, "test")
@@ -364,18 +363,17 @@ def without_bins(values: summaries.Values) -> dict[str, dict[str, float]]:
 def evidence_document(values: summaries.Values) -> dict[str, Any]:
     """Build evidence.json, which counts the test predictions of evidential networks in bins.
 
-    A bin has the predictions whose score is in one of ten ranges from 0 to 1. There are two
-    families of bins. The score of "reliability" is the confidence: the largest class probability.
-    The score of "certainty" is the vacuity, which is high if the network has little evidence. A
-    site without bins is left out, and so is a family without sites. The document may therefore be
-    empty.
+    A bin has the predictions whose score is in one of ten ranges from 0 to 1. The family
+    "reliability" has bins of the largest class probability. The family "certainty" has bins of the
+    vacuity, which is high if the network has little evidence. Sites without bins and families
+    without sites are left out, so the document may be empty.
 
     Args:
         values: site -> metric -> value, on the test samples.
 
     Returns:
-        Family -> site -> number of the bin -> "count", "right" and "mean". These are the number of
-        predictions, the number of right ones, and the mean score.
+        Family -> site -> number of the bin -> "count" (predictions), "right" (right ones among
+        them) and "mean" (their mean score).
     """
     document: dict[str, Any] = {}
     for family in (metric_names.RELIABILITY, metric_names.CERTAINTY):

@@ -55,10 +55,9 @@ class Meeting:
 def meet(grid: Grid, settings: RunSettings) -> Meeting:
     """Ask the sites for their facts, and check whether a run with these settings could begin.
 
-    Nothing is trained, and no run directory is made. The checks are those that a run makes once its
-    sites have answered. The method's first state is built too. If any of this fails, the error's
-    text becomes ``fault``. The texts ``leaves`` (the data that leave a site) and ``noise`` are then
-    empty.
+    Nothing is trained, and no run directory is made. The sites are checked as in a run, and the
+    method's first state is built. If this fails, the error's text becomes ``fault``. The texts
+    ``leaves`` (the data that leave a site) and ``noise`` are then empty.
 
     If no site can take part, nothing is checked. ``refused`` has the reasons, and ``sites``,
     ``notices``, ``leaves`` and ``fault`` are empty.

@@ -35,7 +35,7 @@ def find_unlike_columns(participants: Participants, common: CommonSettings) -> l
     reported in these two cases:
 
     - The means differ by a factor of five or more. In addition, they are more than one standard
-      deviation apart, or the standard deviations differ by a factor similar to that of the means.
+      deviation apart, or the standard deviations differ by a similar factor.
     - The means are more than three standard deviations apart, and a known change of unit explains
       this, such as mmol/l to mg/dl.
 
@@ -121,8 +121,8 @@ def equal_samples(participants: Participants, common: CommonSettings) -> Iterato
 
     The line names neither samples nor sites. Sites send one digest for each split, so only splits
     that are equal as a whole are found. For simulated sites with the user's own data, single
-    samples are compared too, and the larger of the two numbers is given. Nothing is yielded unless
-    the level of trust is 'server', because sites send no digests otherwise.
+    samples are compared too, and the larger number is given. Nothing is yielded unless the level of
+    trust is 'server', because sites send no digests otherwise.
     """
     if common.trust != SERVER:
         return

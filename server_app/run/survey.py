@@ -70,8 +70,8 @@ def survey_document(surveyed: Surveyed, common: CommonSettings) -> dict[str, Any
     - "run" and "dataset": the names of the run and of the data set,
     - "asked": the present time in UTC,
     - "sites": site -> its answer,
-    - "columns": column -> its "title" and the words for its "levels" (values of a category). These
-      words come from this machine, because sites do not send them,
+    - "columns": column -> its "title" and the words for its "levels" (values of a category), as
+      this machine's schema has them,
     - "distances": split -> the result of ``distances``,
     - "refused": a line for each refused node.
 
