@@ -25,8 +25,8 @@ class _WithoutTraceback(logging.Filter):
         """Return False to hide a log record, or True to show it.
 
         A record whose exception is a FedsiloError is hidden, because the app logs that error as one
-        line. After the first hidden record, every record whose message starts with "Exit Code" is
-        hidden too. All other records are shown.
+        line. After the first hidden record, Flower's records of the exit are redundant. So records
+        whose message starts with "Exit Code" are hidden from then on. All other records are shown.
         """
         error = None
         if record.exc_info:
@@ -43,18 +43,18 @@ _WITHOUT_TRACEBACK = _WithoutTraceback()
 def main(grid: Grid, context: Context) -> None:
     """Do the work that the setting 'run.purpose' names: a meeting, a survey or a training run.
 
-    A meeting ("meet") asks the sites whether a run could begin. A survey ("survey") asks them to
-    describe their data. Neither trains anything. Flower calls this function when the server's app
-    starts.
+    A meeting ("meet") checks whether training could begin with the connected sites. A survey
+    ("survey") asks the sites to describe their data. Neither trains anything. Flower calls this
+    function when the server's app starts.
 
     Args:
         grid: connects the server with the sites.
         context: Flower's context, which holds the run config.
 
     Raises:
-        FedsiloError: the work failed. The error is logged as one line first. An OSError is logged
-            in the same way, and becomes a RunDirectoryError. Any other exception passes through
-            unlogged.
+        FedsiloError: the work failed. The error is first logged as one line. An OSError is logged
+            in the same way. It is then raised as a RunDirectoryError, which is a FedsiloError, with
+            the OSError as its cause. All other exceptions pass through unlogged.
     """
     warnings.filterwarnings("ignore", "Tip: In future versions of Ray", FutureWarning)
     log = logging.getLogger("flwr")

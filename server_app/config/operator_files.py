@@ -47,14 +47,15 @@ class _Entry(FileModel):
 
 
 def operator_terms(common: CommonSettings) -> Terms:
-    """Read the server operator's two files: the registry of sites, and the agreed weights of sites.
+    """Read the server operator's two files: the registry of sites and the file of sample numbers.
 
-    The variable $FEDSILO_SITE_REGISTRY names the registry, and the setting 'run.site-weights' names
-    the file of weights. A '~' at the start of a path is expanded.
+    The variable $FEDSILO_SITE_REGISTRY names the registry, which has the node id of each site. The
+    setting 'run.site-weights' names the other file, which has the agreed number of training samples
+    of each site. A '~' at the start of a path is expanded.
 
     Returns:
-        The conditions for a site to take part. ``registry`` is None if the variable is empty or not
-        set, and ``weights`` is None if the setting is empty. The other fields have their defaults.
+        The conditions for a site to take part. ``registry`` and ``weights`` have the content of the
+        files. Each is None if its file is not named.
 
     Raises:
         SettingError: a named file cannot be used.
@@ -69,15 +70,16 @@ def operator_terms(common: CommonSettings) -> Terms:
 
 
 def read_registry(path: Path) -> Registry:
-    """Read the registry file, which has the node id and the key of each site.
+    """Read the node id of each site from the registry file.
+
+    The file also has the fingerprint of each site's public key, which is checked but not returned.
 
     Returns:
-        The registry, with the file as ``path`` and site -> node id as ``nodes``. The keys are not
-        part of it.
+        The registry: ``path`` is the path of the file, and ``nodes`` maps site names to node ids.
 
     Raises:
         SettingError: the file cannot be read, has unknown keys or invalid values, or has the same
-            node id or the same key under two site names.
+            node id or the same fingerprint under two site names.
     """
     nodes = {}
     for site, entry in _read_entries(path).items():
@@ -86,21 +88,23 @@ def read_registry(path: Path) -> Registry:
 
 
 def registered_keys(path: Path) -> Mapping[str, str]:
-    """Read the fingerprint of each site's key from the registry file: site -> fingerprint.
+    """Read the fingerprint of each site's public key from the registry: site -> fingerprint.
 
     Raises:
-        SettingError: the registry cannot be used, as for ``read_registry``.
+        SettingError: the registry cannot be read, has invalid content, or names one node or key
+            twice.
     """
     return {site: entry.key for site, entry in _read_entries(path).items()}
 
 
 def read_weights(path: Path) -> AgreedWeights:
-    """Read the file of agreed weights, which has a number of training samples for each site.
+    """Read how many training samples each site may have, as agreed before the run.
 
-    A site must not report more samples than its agreed number. Each number must be from 1 to 10^9.
+    The agreed numbers become the sites' weights. A site must not report more samples than its
+    number. Each number must be from 1 to 10^9.
 
     Returns:
-        The agreement, with the file as ``path`` and site -> number as ``samples``.
+        The agreement: ``path`` is the path of the file, and ``samples`` maps site names to numbers.
 
     Raises:
         SettingError: the file cannot be read, or a site name or a number is invalid.
@@ -109,9 +113,10 @@ def read_weights(path: Path) -> AgreedWeights:
 
 
 def _read_entries(path: Path) -> Mapping[str, _Entry]:
-    """Read the registry: site -> its entry, which has a node id and the fingerprint of a key.
+    """Read the registry file: site -> its entry, which has a node id and a key's fingerprint.
 
-    Two sites with the same node id or key are refused, because one hospital would have two votes.
+    Two sites with the same node id or key are refused. Otherwise one hospital could take part
+    twice.
 
     Raises:
         SettingError: the file cannot be used, or two sites have the same node id or the same key.
@@ -142,7 +147,8 @@ def _read_by_site(path: Path, kind: Any) -> Any:
         Site -> value, in the order of the file.
 
     Raises:
-        SettingError: the file cannot be read, or a name or value is invalid.
+        SettingError: the file cannot be read, a key is not allowed as a site name, or a value is
+            not of type ``kind``.
     """
     content = read_yaml(path, SettingError)
     return check_content(

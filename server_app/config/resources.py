@@ -25,14 +25,14 @@ _CGROUP = Path("/sys/fs/cgroup")
 
 
 def check_resources(resources: Mapping[str, Value]) -> dict[str, Value]:
-    """Check the resources for simulated sites, such as cores, and add defaults for missing keys.
+    """Check the computing resources for simulated sites, and add defaults for missing keys.
 
-    ``RESOURCES`` has the known keys with their defaults. The result is a new mapping, and given
-    values stay as they are.
+    The keys of ``RESOURCES`` are allowed, such as 'init-args-num-cpus'. Its values are the
+    defaults. The result is a new mapping, in which given values are unchanged.
 
     Raises:
-        SettingError: a key is not in ``RESOURCES``, or a value is not a number from 0 to 1,000,000
-            (from 1 for 'num-supernodes', the number of sites). A bool is not a number.
+        SettingError: a key is not in ``RESOURCES``, or a value is not a number from 0 to 1,000,000.
+            The number of sites, 'num-supernodes', must be at least 1. A bool is not a number.
     """
     for key, value in resources.items():
         if key not in RESOURCES:
@@ -53,17 +53,16 @@ def check_resources(resources: Mapping[str, Value]) -> dict[str, Value]:
 def check_device(device: str, share: float) -> None:
     """Check that simulated sites will have the GPU that the setting 'machine.device' names.
 
-    Each simulated site trains in a process that sees at most one GPU, as number 0. If the device is
-    "auto", PyTorch sees a GPU and ``share`` is 0, a warning is printed to stderr, because the sites
-    then train on the CPU.
+    Each simulated site trains in a process that sees at most one GPU, as number 0. With the device
+    "auto" and no share of a GPU, the sites train on the CPU. If PyTorch sees a GPU in that case, a
+    warning is printed to stderr.
 
     Args:
         device: the setting 'machine.device'.
         share: the share of a GPU that each process gets, or 0 for none.
 
     Raises:
-        SettingError: the device is 'cuda:N' with N above 0, or the device is a GPU and ``share`` is
-            0.
+        SettingError: the device is "cuda:N" with N above 0, or a GPU is named but ``share`` is 0.
     """
     hint = (
         "set 'client-resources-num-gpus' in the experiment's 'resources' (0.5 for two clients at "
@@ -97,8 +96,8 @@ def has_gpu() -> bool:
 def cores() -> int:
     """Return the number of CPU cores that this process may use, at least 1.
 
-    The number is limited by CPU affinity (on Linux) and by the container's CPU quota, rounded to a
-    whole number of cores. The run's setting for threads has no effect here.
+    Two limits are respected: the CPU affinity on Linux, and the CPU quota of the container. The
+    quota is rounded to the nearest whole number of cores.
     """
     own = os.cpu_count() or 1
     # taskset and Slurm may leave a process fewer cores on Linux
@@ -120,7 +119,7 @@ def _free_container_memory() -> float:
     """Return the number of bytes of memory that this container may still use.
 
     Inactive page cache counts as free. The result is infinity if there is no limit, or if the limit
-    cannot be read. It may exceed the machine's free memory.
+    cannot be read. The memory of the machine is not considered, and may be smaller.
     """
     try:
         limit = int((_CGROUP / "memory.max").read_text())
@@ -136,25 +135,25 @@ def _free_container_memory() -> float:
 
 
 def worker_environments(resources: Mapping[str, Value]) -> list[dict[str, str]]:
-    """Plan the processes that train simulated sites on this machine, and return their environments.
+    """Plan the worker processes that train simulated sites, and return their environments.
 
-    Such a process is called a worker. It counts as using 'client-resources-num-cpus' cores, but at
-    least one. The number of workers is the smallest of these limits, rounded down, but at least 1:
+    The number of workers is the smallest of these limits, but at least 1:
 
-    - the number of cores ('init-args-num-cpus') divided by the cores of a worker,
+    - the cores ('init-args-num-cpus') divided by the cores of a worker, rounded down. A worker has
+      'client-resources-num-cpus' cores, but at least one,
     - the number of sites ('num-supernodes'),
     - one worker per GiB of free memory,
-    - on each GPU, 1 / 'client-resources-num-gpus' workers, rounded down. A share above 1 counts as
-      1. This limit is used only if the share is above 0 and GPUs exist.
+    - for each GPU, 1 / 'client-resources-num-gpus' workers, rounded down, but at least one. This
+      limit needs a share above 0 and a GPU.
 
     Args:
-        resources: all keys of ``RESOURCES`` with their values, as ``check_resources`` returns them.
-            For 'init-args-num-cpus' and 'init-args-num-gpus', 0 stands for all.
+        resources: all keys of ``RESOURCES`` with their values. For 'init-args-num-cpus' and
+            'init-args-num-gpus', 0 stands for all.
 
     Returns:
-        One mapping per worker, which sets CUDA_VISIBLE_DEVICES. Workers get the GPUs in turn, one
-        GPU each. If sites have no share of a GPU or the machine has no GPU, the value is an empty
-        string, which hides all GPUs.
+        One mapping per worker, which sets only CUDA_VISIBLE_DEVICES. Workers get the GPUs in turn,
+        one GPU each. If sites have no share of a GPU or the machine has no GPU, the value is empty,
+        which hides all GPUs.
     """
     each = max(float(resources["client-resources-num-cpus"]), 1.0)
     # The smallest of four limits counts: cores, sites, memory and, further below, GPUs
@@ -174,9 +173,9 @@ def worker_environments(resources: Mapping[str, Value]) -> list[dict[str, str]]:
 def _list_gpus(most: int) -> list[str]:
     """List the identifiers of the GPUs that this process can see, for CUDA_VISIBLE_DEVICES.
 
-    The identifiers are the entries of this process's own CUDA_VISIBLE_DEVICES. If the variable is
-    empty or not set, they are "0", "1" and so on. The list has at most as many entries as PyTorch
-    sees GPUs, so it is empty without a GPU.
+    If the process has this variable, its entries are the identifiers. If the variable is empty or
+    not set, they are "0", "1" and so on. PyTorch's count of GPUs limits the list. So the list is
+    empty without a GPU.
 
     Args:
         most: the largest length of the list. 0 means no limit.

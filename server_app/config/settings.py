@@ -75,10 +75,10 @@ class RunSettings(Mapping[str, Value]):
     def decisive(self) -> dict[str, Value]:
         """Return the settings that decide a run's result, by key.
 
-        A run can be resumed only with the same decisive settings. Settings that do not change the
-        result, such as the run's name (``CIRCUMSTANCES``), are left out. A setting that is newer
-        than version 0.1 (``ADDED``) is left out if it has its default, because checkpoints of older
-        runs lack it.
+        A run can be resumed only with the same decisive settings. Settings in ``CIRCUMSTANCES`` do
+        not change the result, such as the run's name, and are left out. Settings in ``ADDED`` are
+        newer than fedsilo 0.1. They are left out if they have their defaults, because checkpoints
+        of older runs lack them.
         """
         decisive = self.as_mapping()
         for key in CIRCUMSTANCES:
@@ -92,11 +92,9 @@ class RunSettings(Mapping[str, Value]):
         """Return the settings as the run config of ``flwr run``, with one nested mapping per group.
 
         The group of a setting is the part of its key before the dot. Settings without a group are
-        at the top level.
-
-        ``flwr run`` accepts only keys that pyproject.toml declares. So the settings of a plugin
-        method that are not declared there are joined into one JSON string (full key -> value). This
-        string is under 'plugin-settings' at the top level.
+        at the top level. ``flwr run`` accepts only keys that pyproject.toml declares. A plugin
+        method may have undeclared settings, which are joined into one JSON string: full key ->
+        value. This string is under 'plugin-settings' at the top level.
         """
         values = self.as_mapping()
         foreign, declared = {}, declared_defaults()
@@ -110,14 +108,14 @@ class RunSettings(Mapping[str, Value]):
     def pin_plugins(self) -> "RunSettings":
         """Return the settings with 'plugin-digests' set to the SHA-256 of each plugin in use.
 
-        The plugins are imported for this. Their digests, and those of all files in 'plugin', are
-        added to this user's file of trusted plugins, so that the user can read the run later. If no
-        plugin is in use and 'plugin-digests' is empty, the settings are returned unchanged, and
-        nothing is added.
+        The plugins in use are imported for this. Their digests are added to this user's file of
+        trusted plugins, so that the user can read the run later. All files in 'plugin' are added
+        too, even if no setting uses them. If no plugin is in use and 'plugin-digests' is empty, the
+        settings are returned unchanged.
 
         Raises:
-            SettingError: a plugin cannot be imported, or 'plugin-digests' is already set but does
-                not have the modules and digests of the plugins in use.
+            SettingError: a plugin cannot be imported, or 'plugin-digests' is set but does not match
+                the plugins in use.
         """
         stated = self.common.plugin_digests
         plugs = registry.plugs_of(self.common)
@@ -173,14 +171,14 @@ def declared_defaults() -> Mapping[str, Value]:
 def resolve(values: Mapping[str, Value]) -> RunSettings:
     """Build the settings of a run from keys and values, and check that they fit together.
 
-    A missing key takes its default. A former key (a setting's name in an earlier version) is
-    accepted, with a note in the log. The plugin files that the setting 'plugin' names are executed,
-    because they may define the method.
+    A missing key takes its default. A key that an earlier version of fedsilo used is accepted, with
+    a note in the log. The plugin files that the setting 'plugin' names are executed, because they
+    may define the method.
 
     Raises:
         SettingError: a key is unknown or belongs to another method, a value has the wrong type or
-            range, the method or the data set is unknown, or a plugin cannot be used. The error is
-            also raised if settings contradict each other.
+            range, the method or the data set is unknown, a plugin cannot be used, or settings
+            contradict each other.
     """
     from fedsilo.models.privacy.promises import check_privacy_settings
     from fedsilo.strategies.loop.round_loop import refuse_site_count
@@ -212,10 +210,11 @@ def resolve(values: Mapping[str, Value]) -> RunSettings:
 
 
 def _possible_sites(common: CommonSettings) -> int | None:
-    """Return the largest number of sites that can take part in a run; None if it is unknown.
+    """Return the largest number of sites that can take part in a run, or None if it is unknown.
 
     If 'server.sites' names the sites, the result is the number of names. Otherwise it is the number
-    of silos (the parts of the data set, one for each site), or None if only the hospitals know it.
+    of silos: the parts of the data set, one per site. The number of silos is unknown, for example,
+    if only files at the hospitals define the silos.
 
     Raises:
         SettingError: 'server.sites' is not valid, or names more sites than there are silos.
@@ -235,14 +234,13 @@ def _possible_sites(common: CommonSettings) -> int | None:
 def _build_settings(values: Mapping[str, Value]) -> RunSettings:
     """Build settings with valid keys, types and ranges, without checking that they fit together.
 
-    The plugin files in the setting 'plugin' are executed, because they may define the method. A
-    former key (a setting's name in an earlier version) is accepted, with a note in the log. A
-    setting that no longer exists is dropped if it has its former default.
+    The plugin files in the setting 'plugin' are executed, because they may define the method. A key
+    that an earlier version of fedsilo used is accepted, with a note in the log. Settings of other
+    methods and removed settings are dropped. They must have their default values.
 
     Raises:
         SettingError: a key is unknown, a value has the wrong type or range, the method is unknown,
-            or a plugin file cannot be used. The error is also raised if a setting of another
-            method, or one that no longer exists, does not have its default.
+            a plugin file cannot be used, or a setting to be dropped does not have its default.
     """
     values = current_settings(values)
     tell_renamed()
@@ -267,19 +265,16 @@ def _build_settings(values: Mapping[str, Value]) -> RunSettings:
 
 
 def resolve_recorded(values: Mapping[str, Value]) -> RunSettings:
-    """Build and check the settings in a run directory, which an untrusted person may have written.
+    """Build and check the settings of a recorded run, whose author need not be trustworthy.
 
-    A plugin of the run is executed only if the user trusts it and its SHA-256 is the recorded one.
-    The user trusts plugins that --plugin names, code that the user has run before, and plugins that
-    an installed package offers to fedsilo. While plugins are loaded, the working folder is not on
-    the import path, because it may be the run directory itself.
-
-    A former key (a setting's name in an earlier version) becomes the current key, without a note in
-    the log.
+    A plugin in use is executed only if its SHA-256 is the recorded one and the user trusts it. The
+    user trusts plugins that --plugin names, that the user has run before, or that an installed
+    package offers to fedsilo. Modules are not imported from the working folder, which may be the
+    run directory. A key of an earlier version of fedsilo becomes the current key.
 
     Raises:
-        SettingError: a setting is invalid, settings contradict each other, or a plugin cannot be
-            imported or may not be executed.
+        SettingError: a setting is invalid, settings contradict each other, or a plugin may not be
+            executed or cannot be imported.
     """
     # Keys are renamed first, so that a plugin under a former key is not overlooked
     values = current_settings(values, quietly=True)
@@ -288,15 +283,15 @@ def resolve_recorded(values: Mapping[str, Value]) -> RunSettings:
 
 
 def read_recorded(values: Mapping[str, Value]) -> RunSettings:
-    """Build the settings in a run directory, without checking that they fit together.
+    """Build the settings of a recorded run, without checking that they fit together.
 
-    So a run stays readable even if a newer version of fedsilo refuses its combination of settings.
-    A plugin is executed only if the user trusts it, as in ``resolve_recorded``. Code that
+    Old runs stay readable in this way, even if fedsilo now refuses their combination of settings. A
+    plugin is executed only if the user trusts it and its SHA-256 is the recorded one. Code that
     opens data or networks must call ``resolve_recorded`` instead, which checks everything.
 
     Raises:
-        SettingError: a single setting is not valid, or a plugin cannot be imported or may not be
-            executed.
+        SettingError: a single setting is not valid, or a plugin may not be executed or cannot be
+            imported.
     """
     values = current_settings(values, quietly=True)
     with plugins.without_working_folder():
@@ -304,18 +299,18 @@ def read_recorded(values: Mapping[str, Value]) -> RunSettings:
 
 
 def _plugin_defaults(method: str, known: Mapping[str, Value]) -> dict[str, Value]:
-    """Return key -> default for each setting of a method that is a plugin.
+    """Return key -> default for the settings of a plugin method, and refuse a taken group name.
 
-    The plugin's settings share a group (the part of a key before its dot). The group must not be
-    one that fedsilo already uses, nor the name of a built-in method. A settings class that fedsilo
-    itself defines is exempt from this rule.
+    The group of a setting is the part of its key before the dot. A plugin's group must not be one
+    of fedsilo's groups, nor the name of a built-in method. A plugin that uses a settings class of
+    fedsilo itself may share that class's group.
 
     Args:
-        method: the name of the plugin.
-        known: key -> default for all of fedsilo's own settings, whose groups are in use.
+        method: the name of the plugin method.
+        known: key -> default for all of fedsilo's own settings.
 
     Raises:
-        SettingError: no plugin has that name, or its group is taken.
+        SettingError: no plugin has that name, or its group name is already in use.
     """
     cls = settings_class(method)
     group = str(vars(cls).get("group", ""))
@@ -335,10 +330,10 @@ def _plugin_defaults(method: str, known: Mapping[str, Value]) -> dict[str, Value
 def _refuse_foreign_keys(
     values: Mapping[str, Value], method: str, known: Mapping[str, Value]
 ) -> None:
-    """Check that all settings in ``values`` belong to ``method`` or have their default value.
+    """Check that settings of methods other than ``method`` have their default values.
 
-    A setting of another method is accepted with its default value, because Flower's run config
-    contains the defaults of all methods.
+    Flower's run config contains the defaults of all methods, so such defaults are accepted.
+    Settings of ``method`` and settings common to all methods may have any value.
 
     Args:
         values: settings by key.
@@ -358,16 +353,14 @@ def _refuse_foreign_keys(
 def read_toml(path: Path) -> dict[str, Value]:
     """Read the settings of a TOML file, such as a run directory's config.toml: key -> value.
 
-    The entries "format", "launch" and "environment" are left out, because they are not settings.
-    Unknown keys are kept. If a setting takes a YAML string, a list or table in its place becomes
-    JSON.
-
-    A former key (a setting's name in an earlier version) becomes the current key. Unless the file
-    has the entry "format", as each config.toml does, the next note in the log names the former key.
+    The entries "format", "launch" and "environment" are not settings, and are left out. Unknown
+    keys are kept. A setting that takes YAML text may be a list or a table, which becomes JSON text.
+    A key of an earlier version of fedsilo becomes the current key. The log will name the earlier
+    key, unless "format" marks the file as a run's record.
 
     Raises:
-        SettingError: the file is missing or larger than 1 MiB, is not valid TOML, gives a setting
-            twice, or has a value of another type than a bool, a number or a string.
+        SettingError: the file is missing, is larger than 1 MiB, or is not valid TOML. The error is
+            also raised if a setting is given twice, or is not a bool, a number or a string.
     """
     content = _parse_toml(path)
     # A run's record may have key names of an older version, which the user need not change
@@ -393,18 +386,19 @@ def _parse_toml(path: Path) -> dict[str, Any]:
 def read_run_config(config: Path) -> RunConfig:
     """Read a run directory's config.toml, the record of the run's settings and environment.
 
-    If a setting has been renamed since the file was written, the result has its current key.
+    A setting that has been renamed since the run has its current key in the result.
 
     Returns:
-        The three parts of the file. ``settings`` has a value by key, such as 'train.class-weights',
-        whose range is not checked. ``launch`` has the engine and the resources, and ``environment``
-        the versions of software. If the file lacks one of these two tables, it is empty.
+        The three parts of the file. ``settings`` maps full keys, such as 'train.class-weights', to
+        values. The ranges of the values are not checked. ``launch`` has the engine and the
+        resources. ``environment`` has the versions of software. ``launch`` and ``environment`` are
+        empty if the file lacks them.
 
     Raises:
         RunDirectoryError: another version of fedsilo wrote the file, or one of its tables is
             malformed.
         SettingError: the file cannot be read or is not valid TOML, a setting is not a single value,
-            or the run uses a removed setting.
+            or fedsilo has removed a setting that the run uses.
     """
     content = _parse_toml(config)
     if content.pop("format", None) != RUN_FORMAT:
@@ -421,18 +415,19 @@ def read_run_config(config: Path) -> RunConfig:
 
 
 def _check_table(content: Any, name: str, config: Path) -> dict[str, Any]:
-    """Check that a part of config.toml is a table, and return a shallow copy of it.
+    """Check that an entry of config.toml is a table, and return a shallow copy of the table.
 
-    Each value must be a bool, a number, a string or another table. The values in inner tables are
-    not checked. If several values are wrong, the error names the first one.
+    Each value must be a bool, a number, a string or another table. The content of such inner tables
+    is not checked here.
 
     Args:
-        content: the part, as parsed.
-        name: the name of the part, for errors.
+        content: the entry, as parsed.
+        name: the name of the entry, for errors.
         config: the path of config.toml, for errors.
 
     Raises:
-        RunDirectoryError: the part is not a table, or has a value of another kind, such as a list.
+        RunDirectoryError: the entry is not a table, or a value has another type, such as a list.
+            The first wrong value is named.
     """
     fault = _find_table_fault(content, name)
     if fault:
@@ -441,17 +436,16 @@ def _check_table(content: Any, name: str, config: Path) -> dict[str, Any]:
 
 
 def _find_table_fault(content: Any, name: str) -> str | None:
-    """Describe the first fault of a part of config.toml that should be a table.
+    """Describe the first fault of an entry of config.toml that must be a table.
 
-    The part is faulty if it is not a table. It is also faulty if one of its values is neither a
-    table nor a bool, a number or a string.
+    Each value of the table must be a bool, a number, a string or another table.
 
     Args:
-        content: the part, as parsed.
-        name: the name of the part, for the description.
+        content: the entry, as parsed.
+        name: the name of the entry, for the description.
 
     Returns:
-        The description, or None if the part has no fault.
+        The description, or None if the entry has no fault.
     """
     if not isinstance(content, dict):
         return f"'{name}' must be a table"
@@ -464,13 +458,13 @@ def _find_table_fault(content: Any, name: str) -> str | None:
 def parse_assignment(text: str) -> tuple[str, Value]:
     """Parse ``key=value``, as given to the option ``--set``, into a key and a value.
 
-    The value is read as TOML. If it is not valid TOML, or if it is a date or a time, it is taken as
-    a string. A list or a table becomes JSON if the setting takes a YAML string. A former key (a
-    setting's name in an earlier version) becomes the current key. Unknown keys are accepted.
+    The value is read as TOML. Text that is not valid TOML stays a string, and so does a date or a
+    time. A list or a table becomes JSON text, but only for a setting that takes YAML text. A key of
+    an earlier version of fedsilo becomes the current key. Unknown keys are accepted.
 
     Raises:
-        SettingError: there is no '=', the key is empty, or the value is a list or a table but the
-            setting does not take a YAML string.
+        SettingError: there is no '=', the key is empty, or the value is a list or a table although
+            the setting does not take YAML text.
     """
     name, value = parse_pair(text)
     source = f"--set {one_line(text, 100)}"
@@ -483,12 +477,13 @@ def parse_assignment(text: str) -> tuple[str, Value]:
 def parse_pair(text: str) -> tuple[str, Any]:
     """Parse ``key=value`` into a key and a value. The key is not checked.
 
-    The value is read as TOML. If it is not valid TOML, or if it is a date or a time, it is taken as
-    a string. An empty value is an empty string. Spaces around the key and the value are removed.
+    The value is read as TOML, so it may be a list or a table. Text that is not valid TOML stays a
+    string, and so does a date or a time. An empty value is an empty string. Spaces around the key
+    and the value are removed.
 
     Raises:
-        SettingError: there is no '=', the key is empty, or the text has several lines with a pair
-            each.
+        SettingError: there is no '=', the key is empty, or the text assigns several keys, one per
+            line.
     """
     key, equals, raw = text.partition("=")
     try:

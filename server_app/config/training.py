@@ -41,16 +41,15 @@ _VECTORISED: Mapping[str, tuple[Value, ...]] = {
 
 
 def check_training(common: CommonSettings, is_table: bool) -> None:
-    """Check the settings of optimiser, schedule, class weights, augmentation and early stopping.
+    """Check the settings that control training at a site, and those of early stopping.
 
-    Early stopping is always checked. The other training settings are checked by the sites' own
-    rules, which import PyTorch. This is done only if one of these settings does not have its
-    default. If 'machine.vectorised' is above 1, the function also checks that several sites can be
-    trained as one batch.
+    Early stopping is always checked. The settings of the optimiser, schedule, class weights and
+    augmentation are checked with the functions that sites use. These functions import PyTorch, so
+    they are not called if all those settings have their defaults.
 
     Args:
         common: the run's common settings.
-        is_table: whether the data set is a table and not images.
+        is_table: True if the data set is a table, or False if it has images.
 
     Raises:
         SettingError: in one of these cases:
@@ -58,7 +57,7 @@ def check_training(common: CommonSettings, is_table: bool) -> None:
             - A site would refuse the settings.
             - The settings of early stopping have no effect, or need a metric that has noise or is
               not measured.
-            - The sites cannot be trained as one batch, although 'machine.vectorised' is above 1.
+            - 'machine.vectorised' is above 1, but the sites cannot be trained as one batch.
     """
     _check_early_stopping(common)
     if common.vectorised > 1:
@@ -84,16 +83,16 @@ def check_training(common: CommonSettings, is_table: bool) -> None:
 
 
 def check_task(common: CommonSettings, own: OwnSettings, is_table: bool) -> None:
-    """Check that the method, the data set and other settings can be used for the run's task.
+    """Check that the run's method, data set and settings suit the run's task.
 
     Args:
-        common: the run's common settings. 'task' is among them, for example "classification".
+        common: the run's common settings. ``task`` is among them, for example "classification".
         own: the settings of the run's method.
-        is_table: whether the data set is a table and not images.
+        is_table: True if the data set is a table, or False if it has images.
 
     Raises:
-        SettingError: the method or the data set is for other tasks, or the task's own ``check``
-            refuses a setting, such as the loss of another task.
+        SettingError: the method or the data set is for other tasks, or a setting does not suit the
+            task, such as the loss of another task.
     """
     if own.tasks and common.task not in own.tasks:
         raise SettingError(
@@ -137,13 +136,14 @@ def _check_early_stopping(common: CommonSettings) -> None:
 
 
 def why_not_together(common: CommonSettings) -> str:
-    """Explain why the inline engine cannot train several sites of this run as one batch.
+    """Explain why the engine 'inline' cannot train several sites of this run as one batch.
 
-    The method is checked first, then the task, then the settings. A method or a task may lack
-    support for batched training, and a setting may have a value that batched training cannot use.
+    That engine trains all sites in one process. The method is checked first, then the task, then
+    the settings. A method or a task may lack support for batched training, and a setting may have a
+    value that batched training cannot use.
 
     Returns:
-        The first reason as a clause; empty if the sites can be trained as one batch.
+        The first reason as a clause. It is empty if the sites can be trained as one batch.
     """
     values = as_mapping(common)
     # Not by inheritance, because a method that extends another may do more

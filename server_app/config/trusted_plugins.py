@@ -32,11 +32,11 @@ _run_here: set[tuple[str, str]] = set()  # (module, digest) of each plugin that 
 
 
 def name_plugins(entries: Iterable[object]) -> None:
-    """Trust the plugins that the user names, for the rest of this process.
+    """Trust the plugins that the user names by --plugin, for the rest of this process.
 
-    A plugin recorded in a run is executed only if it is trusted. The named plugins are then used in
-    place of the recorded ones with the same module name. Nothing is executed here, and a module is
-    trusted even if it is not installed.
+    A plugin recorded in a run is executed only if it is trusted. A plugin named here replaces the
+    recorded one with the same module name. Its SHA-256 is compared with the recorded one only
+    later. Nothing is executed, and a module need not be installed.
 
     Args:
         entries: files FILE.py, or modules of installed packages. One entry may list several of
@@ -52,15 +52,15 @@ def name_plugins(entries: Iterable[object]) -> None:
 
 
 def _name_plugin(entry: str) -> None:
-    """Trust a plugin that the user names, until this process ends.
+    """Trust a plugin that the user names by --plugin, until this process ends.
 
-    The named file or module will be used in place of the one that a run has recorded under the same
-    module name. Nothing is executed, and whether a module is installed is not checked. A module is
-    trusted under its top-level name.
+    The plugin will replace the one that a run has recorded under the same module name. Its SHA-256
+    is compared only then. Nothing is executed, and a module need not be installed. A module is
+    trusted as a whole package, so "mine.sub" trusts "mine".
 
     Args:
-        entry: a file, such as "~/mine.py", or the name of an installed module. A name that does not
-            end in ".py" is a module.
+        entry: a file, such as "~/mine.py", or the name of a module. A name that does not end in
+            ".py" is a module.
 
     Raises:
         SettingError: the file is missing, or is not a regular file.
@@ -75,11 +75,11 @@ def _name_plugin(entry: str) -> None:
 
 
 def remember_plugins(digests: Mapping[str, str]) -> None:
-    """Record that the user has run these plugins, so that the user can read their runs later.
+    """Record that the user has run these plugins, so that their runs can be read later.
 
     The plugins are recorded in this process and in the user's file of trusted plugins
-    (``_digests_file``). A plugin that is known with the same SHA-256 is not added again. If the
-    file cannot be read or written, a warning is printed to stderr, and no error is raised.
+    (``_digests_file``). A plugin that is recorded there with the same SHA-256 is not added again.
+    If the file cannot be read or written, a warning is printed to stderr, and no error is raised.
 
     Args:
         digests: module -> SHA-256.
@@ -113,13 +113,12 @@ def approve_plugins(
 ) -> dict[str, Value]:
     """Check that each plugin in use may be executed, and keep only trusted files in 'plugin'.
 
-    A plugin in use must be trusted (see ``_approve``), and its SHA-256 must be the one in
-    'plugin-digests'. A plugin file is kept in 'plugin', and is not executed here. An installed
-    module is not kept, because it is imported here, right after its check.
+    A plugin in use must have the SHA-256 in 'plugin-digests', and the user must trust it. The user
+    trusts plugins that --plugin names, that the user has run before, or that an installed package
+    offers. Plugin files are not executed here, but installed modules are imported.
 
-    A file in 'plugin' that no setting uses may be one that another plugin imports. If the user
-    named it by ``--plugin`` or has run the same bytes before, it is kept, before the plugins in
-    use. Otherwise it is dropped without an error.
+    A file in 'plugin' that no setting uses is kept only if --plugin names it or if the user has run
+    the same bytes before. Another plugin may need it.
 
     Args:
         values: the settings, as a config.toml has them. They are not changed.
@@ -128,13 +127,13 @@ def approve_plugins(
             trusted plugin without a digest is accepted.
 
     Returns:
-        A copy of ``values`` whose 'plugin' has the paths of the kept files, separated by commas. It
-        is an empty string if there are none.
+        A copy of ``values`` in which 'plugin' lists the kept files, separated by commas. Unused
+        files come first. Installed modules are not listed.
 
     Raises:
-        SettingError: a plugin in use is not trusted, cannot be read, does not have the recorded
-            SHA-256, or cannot be imported. Unless the import failed, the message says how the user
-            can trust the plugin.
+        SettingError: a plugin in use is not trusted, cannot be read, has another SHA-256, or cannot
+            be imported. Unless the import failed, the message says how the user can trust the
+            plugin.
     """
     recorded = _group_by_module(str(values.get("plugin", "")))
     pins = plugins.stated_digests(str(values.get(plugins.PINS, "")))
@@ -160,7 +159,7 @@ def remember_files(named: str) -> None:
     """Record that the user has run the plugin files in a value of the setting 'plugin'.
 
     ``remember_plugins`` stores the SHA-256 of each file. Installed modules are skipped. Nothing is
-    executed, and no file is refused.
+    executed. A file that cannot be read causes no error, and does not become trusted.
 
     Args:
         named: the value of the setting: files and modules, separated by commas.
@@ -180,8 +179,8 @@ def _group_by_module(named: str) -> dict[str, str]:
 def refuse_unknown_files(named: str, where: str) -> None:
     """Check that this user has run every plugin file that a settings file names.
 
-    A file is accepted only with the same bytes that the user has run. So a file that has changed or
-    cannot be read is refused. Installed modules are not checked.
+    The file's SHA-256 must be in this user's records (``remember_plugins``). A file that has
+    changed or cannot be read is refused. Installed modules are not checked.
 
     Args:
         named: the value of the setting 'plugin': files and modules, separated by commas.
@@ -202,20 +201,23 @@ def refuse_unknown_files(named: str, where: str) -> None:
 def _approve(module: str, recorded: str, pin: str) -> str:
     """Approve a plugin of a run: return its file, or import it if it is an installed module.
 
-    A plugin may be executed if the user trusts it and its SHA-256 equals the recorded one. Trust is
-    checked first, so that the bytes of other plugins are not even read. The user trusts three kinds
-    of plugins: those named by ``--plugin``, those that the user has run before with the recorded
-    SHA-256, and installed modules that a package offers to fedsilo.
+    A plugin may be executed if the user trusts it and its SHA-256 is the recorded one. Plugins that
+    are not trusted are not even read. The user trusts three kinds of plugins:
+
+    - those that --plugin names,
+    - those that the user has run before with the recorded SHA-256,
+    - installed modules that their package offers to fedsilo by an entry point.
 
     Args:
         module: the name of the plugin's module.
-        recorded: the file or module in the run's setting 'plugin', or empty if the setting does not
-            name the plugin.
-        pin: the SHA-256 that the run has recorded, or empty if it has recorded none.
+        recorded: the file or module in the run's setting 'plugin'. It is empty if the setting does
+            not name the plugin.
+        pin: the SHA-256 that the run has recorded. It is empty if there is none, and every plugin
+            is then refused.
 
     Returns:
-        For a plugin file, its path: the file that ``--plugin`` names or, without one, ``recorded``.
-        For an installed module, an empty string.
+        For a plugin file, its path: the file that --plugin names or, without one, ``recorded``. For
+        an installed module, an empty string.
 
     Raises:
         SettingError: the plugin is not trusted, cannot be read, has another SHA-256, or cannot be
@@ -286,7 +288,7 @@ def _is_remembered(module: str, digest: str) -> bool:
 def _digests_file() -> Path:
     """Return the path of this user's file of trusted plugins, which may be missing.
 
-    $FEDSILO_TRUSTED_PLUGINS has the path. If it is empty or not set, the path is
+    The variable $FEDSILO_TRUSTED_PLUGINS names the file. If it is empty or not set, the path is
     ~/.fedsilo/trusted-plugins.
 
     Raises:
@@ -298,9 +300,9 @@ def _digests_file() -> Path:
 def _read_remembered() -> set[tuple[str, str]]:
     """Read the user's file of trusted plugins as a set of (module, SHA-256) pairs.
 
-    Each line of the file has a digest, two spaces and a module. Lines of another form are ignored,
-    and only the first 10^7 characters are read. The set is empty if there is no file, or if the
-    user's home folder is unknown.
+    Each line of the file has a SHA-256, two spaces and a module. Lines without two spaces are
+    ignored. Only the first 10^7 characters are read, which is enough for 100,000 plugins. The set
+    is empty if there is no file, or if the user's home folder is unknown.
 
     Raises:
         SettingError: the file cannot be read, is a link or not a regular file, belongs to another

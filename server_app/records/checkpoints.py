@@ -49,10 +49,10 @@ class CheckpointHook(Hook):
     def round_ended(self, state: State) -> None:
         """Write this round's checkpoint, then delete all checkpoints except the newest two.
 
-        The checkpoint has the method's state, the decisive settings (those that change the result),
-        and the state of each hook (observer of the run) that has a name. The file is ``round-<six
-        digits>.safetensors``. If the process is killed meanwhile, the older checkpoints stay
-        intact.
+        The checkpoint has the method's state and the settings that decide the result. It also has
+        the state of each hook (observer of the run) that has a name. The file is
+        ``round-NNNNNN.safetensors``, with the round as six digits. If the process is killed while
+        it writes, the older checkpoints stay intact.
         """
         of_hooks = {}
         for name, hook in self.hooks.items():
@@ -64,21 +64,21 @@ class CheckpointHook(Hook):
             old.unlink()
 
     def resume(self) -> State | None:
-        """Load the newest intact checkpoint, and restore the run's hooks from it, in place.
+        """Load the newest intact checkpoint, and restore the states of the run's hooks from it.
 
-        Hooks are observers of the run that keep records, and the checkpoint has the state of each
-        hook with a name. A damaged file is skipped with a warning in the log, and the one before it
-        is tried. An intact file that does not fit this run is an error, even if an older one would
-        fit.
+        Hooks are observers of the run that keep records. A damaged file is skipped with a warning
+        in the log, and the next older file is tried. An intact file that does not fit this run is
+        an error, even if an older file would fit.
 
         Returns:
-            The state in the checkpoint, or None if the folder has no checkpoint.
+            The method's state in the checkpoint, or None if the folder has no checkpoint.
 
         Raises:
-            CheckpointError: the checkpoint belongs to other settings, to another version or to
-                another round than its name says, or no checkpoint is intact.
+            CheckpointError: the checkpoint has other settings or another round than its name,
+                another version wrote it, a CSV file of the run was altered, or no checkpoint is
+                intact.
             SettingError: the checkpoint has a removed setting without its former default, or a
-                removed choice of a setting.
+                setting has a value that fedsilo has removed.
         """
         files = sorted(self.folder.glob("round-*.safetensors"))
         for path in reversed(files):
@@ -117,11 +117,11 @@ class CheckpointHook(Hook):
             path: the checkpoint, for errors.
 
         Raises:
-            CheckpointError: a setting differs. The message has both values. The error is also
-                raised, with another message, if the checkpoint's run used the removed setting
-                'wire-feedback' with 'server.wire-precision' "bf16".
-            SettingError: another removed setting does not have its former default, or a setting has
-                a choice that was removed.
+            CheckpointError: a setting differs. The removed setting 'wire-feedback' counts as
+                different if it was on and 'server.wire-precision' is "bf16". Otherwise it had no
+                effect.
+            SettingError: a removed setting does not have its former default, or a setting has a
+                value that fedsilo has removed.
         """
         before = current_settings(recorded, str(path), quietly=True)
         fault = ""
@@ -144,8 +144,8 @@ class CheckpointHook(Hook):
 def statistics_as_lists(pooled: FeatureStatistics) -> dict[str, Any]:
     """Convert the pooled means and standard deviations of a table's columns to lists for JSON.
 
-    The statistics are those that standardise the table. The keys are "mean" and "std", and each
-    list has one number per column.
+    fedsilo standardises the table's columns with these numbers. The keys are "mean" and "std", and
+    each list has one number per column.
     """
     statistics = {}
     for name, values in vars(pooled).items():
@@ -154,9 +154,10 @@ def statistics_as_lists(pooled: FeatureStatistics) -> dict[str, Any]:
 
 
 def write_model(directory: RunDirectory, name: str, method: Method, state: State) -> bool:
-    """Write the global model, and the statistics that standardise inputs, to the file ``name``.
+    """Write the global model after a round to a file of the run directory.
 
-    The file also has the method's name and the facts of the state, such as its round.
+    The file also has the method's name and the state's facts, such as the round. If the run has
+    pooled means and standard deviations for standardising inputs, the file has these too.
 
     Args:
         directory: the run directory.
@@ -165,8 +166,7 @@ def write_model(directory: RunDirectory, name: str, method: Method, state: State
         state: the state after a round.
 
     Returns:
-        True if the file was written. False if the method has no global model, and nothing was
-        written.
+        Whether the file was written. It is not written if the method has no global model.
     """
     pooled, model = method.participants.standardisation(), method.model(state)
     if not model:
@@ -201,19 +201,19 @@ class BestRound(Hook):
         self.unjudged: State | None = None
 
     def run_started(self, state: State, participants: Participants, total_rounds: int) -> None:
-        """Keep the state that the run starts from.
+        """Keep the state that the run starts from, to judge its model when the next round ends.
 
-        In a resumed run, it is the state after a round. Its model is judged (compared with the best
-        round) when the next round ends. The first state of a new run is never judged.
+        A resumed run starts from the state after a finished round. The model of a new run's first
+        state is never judged, because no round has trained it.
         """
         self.unjudged = state
 
     def round_ended(self, state: State) -> None:
         """Judge the model of the previous round, and keep the new state to be judged next.
 
-        The sites have measured the previous round's model during this round. To judge it means to
-        compare its validation metric with the best so far. A better model is written to the file of
-        the best round.
+        The sites have measured the previous round's model during this round. The mean over sites of
+        'server.early-stopping-metric' is compared with the best mean so far. A better model is
+        written to the file of the best round.
         """
         self._judge_round()
         self.unjudged = state
@@ -225,11 +225,12 @@ class BestRound(Hook):
     def why_finished(self, state: State) -> str | None:
         """Return the reason to stop training early, or None to continue.
 
-        Training stops once at least 'server.patience' measured rounds have passed since the best
-        round. A round with an equal value is not better.
+        Only rounds whose model the sites have measured on validation samples count. Training stops
+        if at least 'server.patience' such rounds have followed the best one. An equal metric is not
+        better.
 
         Args:
-            state: the state after the last round, whose number is in the reason.
+            state: the state after the newest finished round, whose number is in the reason.
         """
         if self.waited < self.common.patience:
             return None
@@ -277,12 +278,12 @@ class BestRound(Hook):
         return gain > 0
 
     def _mean_over_sites(self, values: Mapping[str, Mapping[str, float]]) -> float:
-        """Return the mean of the early-stopping metric over sites.
+        """Return the mean over sites of 'server.early-stopping-metric' on validation samples.
 
-        Each site has the number of its validation samples as its weight. Sites that did not report
-        the metric do not count. If no site with validation samples reported it, the result is NaN.
-        In a run with secure aggregation, only the mean over all samples is known, under the name
-        "all". It is then returned unchanged.
+        A site's weight is the number of its validation samples. Sites that did not report the
+        metric are left out. If no site with validation samples reported it, the result is NaN. With
+        secure aggregation, only the mean over all samples is known, under the name "all". That mean
+        is returned unchanged.
 
         Args:
             values: site -> metric -> value.

@@ -32,14 +32,13 @@ class FailureLog:
     def add(self, round_: int, phase: str, site: str, code: str, cause: str) -> None:
         """Append a failure to ``failures.jsonl`` and to ``entries``, unless an equal entry exists.
 
-        An equal entry exists if a resumed run repeats the round in which the failure happened. The
-        new line is flushed to the disk before this function returns.
+        A resumed run may repeat a round with the same failure, which is then recorded only once.
+        The new line is flushed to the disk before this function returns.
 
         Args:
-            round_: the number of the round; 0 in a new run for a node that is refused before round
-                1.
-            phase: the phase of the round, such as "train"; empty if the run itself failed.
-            site: the site's name, or "unknown"; empty if the run itself failed.
+            round_: the number of the round, or 0 if a new run has not begun round 1.
+            phase: the phase of the round, such as "train". It is empty if the run itself failed.
+            site: the site's name, or "unknown". It is empty if the run itself failed.
             code: the kind of failure, such as "no-answer".
             cause: the reason, which is cut to one line of at most 1000 characters.
 
@@ -70,7 +69,7 @@ class FailureLog:
         self.entries.append(entry)
 
     def in_summary(self) -> list[dict[str, Any]]:
-        """Return the failures for summary.json, oldest first.
+        """Return the failures in the form that summary.json needs, oldest first.
 
         Each is a mapping with the keys of failures.jsonl, except that "cause" is called "reason".
         """
@@ -84,8 +83,8 @@ class FailureLog:
 def read_failures(directory: RunDirectory) -> list[dict[str, Any]]:
     """Read a run's failures.jsonl, and return one mapping for each line.
 
-    The keys are "round", "phase", "site", "code" and "cause". The list is empty if there is no such
-    file.
+    The keys are "round", "phase", "site", "code" and "cause". If there is no such file, the list is
+    empty.
 
     Raises:
         RunDirectoryError: the file cannot be read, a line is not valid JSON, or a line does not

@@ -41,14 +41,18 @@ class Content(dict[str, Any]):
 
 
 def read_content(text: str, path: Path) -> Any:
-    """Parse the text of a run's JSON file, and check that its content has the form of that file.
+    """Parse the text of a run's JSON file, and check its content by the name of the file.
 
-    ``FORMS`` has the forms (types that pydantic checks) by file name. The name is the last part of
-    ``path``, and the content of any other file is not checked. The file itself is not read. Every
-    JSON object in the result is a ``Content``, a dict whose error for a missing key names ``path``.
+    ``FORMS`` has the type of the content for each known file name. The content of a file with
+    another name is not checked. Each JSON object becomes a ``Content``, a dict that raises a
+    RunDirectoryError for a missing key.
+
+    Args:
+        text: the text of the file.
+        path: the path of the file, for its name and for errors. It is not opened.
 
     Raises:
-        RunDirectoryError: the content does not have the form in ``FORMS``.
+        RunDirectoryError: the content does not have the type in ``FORMS``.
         ValueError: the text is not valid JSON.
     """
     content = json.loads(text, object_pairs_hook=lambda pairs: Content(pairs, path))
@@ -74,14 +78,17 @@ def check(form: Any, content: Any, where: str) -> None:
 def check_table(path: Path, columns: Iterable[str], rows: Iterable[Mapping[Any, Any]]) -> None:
     """Check the columns and cells of a run's CSV file.
 
-    A cell is invalid if it is not printable, if it is not the number that its column needs, or if
-    it is a 'value' that its metric cannot have.
+    A cell is invalid in one of these cases:
+
+    - It is not printable.
+    - It is not a number, although its column needs one.
+    - It is the value of a metric that cannot have this value, such as an infinite accuracy.
 
     Args:
-        path: the file. Only metrics.csv and traffic.csv must have certain columns (``COLUMNS``).
-            They may have others too.
-        columns: the cells of the first line.
-        rows: the other lines, each as column -> cell.
+        path: the file. Only metrics.csv and traffic.csv must have certain columns, which
+            ``COLUMNS`` lists. More columns are allowed.
+        columns: the names in the first line.
+        rows: the other lines. Each maps column names to cells.
 
     Raises:
         RunDirectoryError: a column is missing, or a line has an invalid cell or another number of
@@ -104,13 +111,12 @@ def check_table(path: Path, columns: Iterable[str], rows: Iterable[Mapping[Any, 
 def _find_line_fault(cells: Mapping[Any, Any]) -> str:
     """Describe the first fault in one line of a table, or return "" if the line has no fault.
 
-    The text continues a sentence that begins with, for example, "line 7". A line has a fault in one
-    of these cases:
+    The text continues a sentence that begins with, for example, "line 7". These are faults:
 
-    - It has too many or too few cells.
+    - The line has too many or too few cells.
     - A cell is not printable.
     - A cell is not a number, although its column needs one, such as 'round' or 'seconds'.
-    - The 'value' is one that the metric of the line cannot have (``_is_possible``).
+    - The cell 'value' is impossible for the line's metric, such as an infinite accuracy.
 
     Args:
         cells: column -> cell, as csv.DictReader returns a line.
@@ -145,15 +151,15 @@ def _find_cell_fault(column: str, cell: str) -> str | None:
 
 
 def _is_possible(metric: str, value: float) -> bool:
-    """Return whether a metric in a run's file can have this value.
+    """Return whether a metric in a file of the run can have this value.
 
     The first rule that fits the metric's name decides:
 
-    - A metric whose name begins with ``outcome.`` must be from -10^15 to 10^15.
-    - Any other metric with a dot in its name, such as ``class.0.auc``, must be from 0 to 10^15.
-    - A score that is at most 1 by definition, such as accuracy, must be from -10^15 to 10^15,
-      because noise may move it beyond 1. The rule ignores a prefix ``trained-`` or ``own-`` of the
-      name, and everything from ``-from-`` on.
+    - A name that begins with ``outcome.`` needs a value from -10^15 to 10^15.
+    - Any other name with a dot, such as ``class.0.auc``, needs a value from 0 to 10^15.
+    - A score of at most 1, such as accuracy, needs a value from -10^15 to 10^15, because noise may
+      move it beyond 1. A prefix ``trained-`` or ``own-`` is ignored, and so is everything from
+      ``-from-`` on.
     - Every other metric may have any value, including NaN and infinity.
 
     NaN is not possible under the first three rules.

@@ -18,11 +18,11 @@ _NAMED = 5  # largest number of sites that a sentence names
 
 
 def sites_without(metrics: SiteMetrics, sites: Sequence[str]) -> dict[str, list[str]]:
-    """Return metric -> the sites that lack it, for metrics that only some of ``sites`` have.
+    """Find the metrics that only some of the sites have: metric -> the sites that lack it.
 
-    Metrics that every site has are left out. Rows of ``metrics`` for other names, such as "all",
-    are ignored. Metrics are in the order in which they first occur at the sites. The sites of a
-    metric are in the order of ``sites``.
+    Metrics that every site in ``sites`` has are left out. Rows of ``metrics`` for names outside
+    ``sites``, such as "all", are ignored. The metrics are in the order of their first occurrence,
+    site by site. The sites of a metric are in the order of ``sites``.
     """
     known: dict[str, None] = {}
     for site in sites:  # not 'all', the only row of a run at trust 'sums'
@@ -36,14 +36,15 @@ def sites_without(metrics: SiteMetrics, sites: Sequence[str]) -> dict[str, list[
 
 
 def over_sites(summaries: Iterable[Summary], metric: str) -> str:
-    """Describe the sites of a mean, such as "over sites" or "over 3 of 4 sites, without north".
+    """Describe which sites a metric's mean covers, such as "over 3 of 4 sites, without north".
 
-    A site is left out of the mean if the metric is missing at this site in any of the summaries. If
-    more than five sites are left out, they are counted but not named.
+    A site is left out of the mean if it lacks the metric in at least one summary. If more than five
+    sites are left out, they are counted but not named.
 
     Args:
         summaries: the summaries of runs on one data set. Each has ``lacking`` (metric -> the sites
-            without it) and ``site_count`` (the number of all sites).
+            without it) and ``site_count`` (the number of all sites). The largest ``site_count`` is
+            used.
         metric: the metric's name.
 
     Returns:
@@ -65,9 +66,9 @@ def over_sites(summaries: Iterable[Summary], metric: str) -> str:
 def describe_partial_means(summaries: Sequence[Summary], metrics: Sequence[str]) -> list[str]:
     """Build a sentence for each group of metrics whose means leave out the same sites.
 
-    An example is "'all' of auc, loss is the mean over 3 of 4 sites, without north", in which 'all'
-    is the row of means. The metrics are grouped for each data set separately, and equal sentences
-    are listed only once. If all means are over all sites, the list is empty.
+    An example is "'all' of auc, loss is the mean over 3 of 4 sites, without north". The name 'all'
+    is that of the row of means in a table. Metrics are grouped for each data set separately, and
+    equal sentences are listed once. The list is empty if no mean leaves out a site.
 
     Args:
         summaries: the summaries of runs, each with ``dataset``, ``lacking`` (metric -> sites
@@ -91,11 +92,11 @@ def describe_partial_means(summaries: Sequence[Summary], metrics: Sequence[str])
 def find_hidden(
     metrics: SiteMetrics, shown: SiteMetrics, chosen: Sequence[str]
 ) -> dict[str, list[str]]:
-    """Find the sites at which a metric has a value that may not be shown.
+    """Find the sites at which a metric's value exists but must not be shown.
 
     Args:
-        metrics: all values.
-        shown: the values in ``metrics`` that may be shown.
+        metrics: all values, site -> metric -> value.
+        shown: the values in ``metrics`` that are allowed to be shown.
         chosen: the names of the metrics to look at.
 
     Returns:
@@ -118,8 +119,8 @@ def describe_hidden(hidden: Mapping[str, Sequence[str]], common: CommonSettings)
 
     Args:
         hidden: metric -> the sites at which it is hidden.
-        common: the run's settings. Its level of trust and its floor (the smallest number of samples
-            whose metrics may be shown) decide the reasons.
+        common: the run's settings. The setting 'privacy.sums-min-count', the fewest samples of a
+            shown metric, is named as a reason. The level of trust "nobody" adds another reason.
     """
     metrics_at: dict[str, list[str]] = {}
     for metric, sites in hidden.items():

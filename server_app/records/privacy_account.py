@@ -52,13 +52,10 @@ class PrivacyHook(Hook):
 
         A reply is refused in two cases:
 
-        - It has arrays but does not state the epsilon that the site has spent, so perhaps it has no
-          noise.
-        - Its epsilon is above the run's cap 'privacy.max-epsilon', apart from rounding. A cap of 0
-          means no cap.
-
-        A site with a correct ledger (its record of spent epsilon) never exceeds the cap, so the
-        second case means that the ledger is wrong.
+        - The reply has arrays, but does not state the epsilon that the site has spent. The arrays
+          may then have no noise.
+        - The stated epsilon exceeds the run's cap 'privacy.max-epsilon' by more than a millionth of
+          the cap. The site's record of spent epsilon is then wrong. A cap of 0 means no cap.
         """
         if reply.arrays and DP_EPSILON not in reply.metrics:
             return _NO_NOISE
@@ -73,18 +70,18 @@ class PrivacyHook(Hook):
     def phase_ended(self, round_: int, phase: str, replies: Mapping[str, Reply]) -> None:
         """Store the epsilon that each site has reported, unless a larger one is stored already.
 
-        A reply without an epsilon counts as 0. ``round_`` and ``phase`` are not used.
+        If a reply has no epsilon, 0 is taken. ``round_`` and ``phase`` are not used.
         """
         for site, reply in replies.items():
             said = float(reply.metrics.get(DP_EPSILON, 0.0))
             self.spent_by[site] = max(said, self.spent(site))
 
     def why_end(self, state: State, error: SiteError) -> str | None:
-        """Return the reason to end the run normally because a site's epsilon is spent, or None.
+        """Return the reason to end the run without an error once a site's epsilon is spent.
 
-        There is a reason only if three conditions hold: ``error`` is a TooFewSitesError, at least
-        one site failed because its epsilon is spent, and a round has finished. Before the first
-        finished round there is no model to keep, so the run fails with the error.
+        The result is None if the run must fail instead. There is a reason only if three conditions
+        hold: ``error`` is a TooFewSitesError, at least one site failed because its epsilon is
+        spent, and a round has finished. Before the first finished round there is no model to keep.
 
         Args:
             state: the state after the last finished round.
@@ -111,15 +108,18 @@ class PrivacyHook(Hook):
         return self.spent_by.get(site, 0.0)
 
     def guarantee(self, participants: Participants) -> dict[str, Any]:
-        """Build the guarantee in privacy.json: the mechanism, and the epsilon of each site.
+        """Return the entry "guarantee" of privacy.json, which describes the differential privacy.
 
-        The entry "epsilon" is the largest epsilon of any site, or 0 if no site has spent any.
-        "sites" has each site's epsilon, and "of" is a sentence on the protection that epsilon
-        describes and on its limits. The other entries are "delta", "sample-clip-norm",
-        "noise-multiplier", "statistics-noise", "accountant" and "mechanism".
+        The keys are:
+
+        - "sites": site -> its spent epsilon, and "epsilon": the largest of these, or 0,
+        - "of": a sentence that says what epsilon protects, and with which limits,
+        - "delta", "sample-clip-norm", "noise-multiplier" and "statistics-noise": numbers from the
+          settings,
+        - "accountant" and "mechanism": how epsilon is computed, and how noise is added.
 
         Args:
-            participants: the sites of the run, which decide the keys of "sites".
+            participants: the sites of the run.
         """
         common = self.common
         sites = {site: self.spent(site) for site in participants.sites()}

@@ -138,9 +138,10 @@ def read_progress(folder: Path) -> Progress | None:
 def _describe_fault(error: ValidationError) -> str:
     """Describe why a progress file is invalid, and say what to do.
 
-    The text continues a sentence that begins with the file's name. If the JSON is invalid, the run
-    may just be writing the file, so the advice is to wait or to resume the run. Any other fault
-    means that another version wrote the file, or that somebody altered it.
+    The text continues a sentence that begins with the file's name. The first error decides. If it
+    says that the JSON is invalid, the file may be half-written, so the advice is to wait or to
+    resume the run. Any other fault means that another version wrote the file, or that somebody
+    altered it.
     """
     first = error.errors()[0]
     # Half a file is not valid JSON: on a network drive, a reader may see a file being replaced
@@ -160,11 +161,12 @@ def mark_interrupted(folder: Path) -> None:
     """Change the state in progress.json and progress.prom from "running" to "interrupted".
 
     The phase and the remaining seconds are cleared. If progress.json is missing or has another
-    state, nothing is written. Call this only if the run's process was killed before it could write
-    this state itself.
+    state, nothing is written. Call this only if the run's process was killed before the process
+    could write "interrupted".
 
     Raises:
-        RunDirectoryError: progress.json cannot be used, as for ``read_progress``.
+        RunDirectoryError: progress.json cannot be read, is a link, is damaged, or is of another
+            version.
     """
     progress = read_progress(folder)
     if progress and progress.state == "running":
@@ -189,11 +191,11 @@ def metrics_text(progress: Progress) -> str:
 
 
 def format_metrics(metrics: Iterable[Metric], common: Mapping[str, str]) -> str:
-    """Format metrics in Prometheus's text format, and add the labels ``common`` to each sample.
+    """Format metrics in Prometheus's text format, with the labels ``common`` on each value.
 
-    A sample's own label replaces a common label of the same name. A metric without samples is left
-    out. A metric whose name ends with "_total" is a counter, and every other metric is a gauge. The
-    text ends with a line feed.
+    Each metric has a name, a help text and samples, which are pairs of labels and a value. A
+    sample's label replaces a common label of the same name. A metric without samples is left out. A
+    metric whose name ends with "_total" is a counter, and every other metric is a gauge.
     """
     lines: list[str] = []
     for name, meaning, samples in metrics:
@@ -216,15 +218,14 @@ def _list_metrics(progress: Progress) -> Iterator[Metric]:
 
     A sample is (labels, value). The metrics are, in this order:
 
-    - the run's method, data set and state, as labels of a sample with the value 1,
-    - the numbers of all and of finished rounds,
-    - the number of sites of the phase in each state, such as "answered",
-    - failures, and bytes in each direction,
-    - the seconds, peak memory and epsilon of each site,
+    - the run's method, data set and state, as labels of the value 1,
+    - the number of all rounds, then that of finished rounds,
+    - the number of sites asked, answered, away and failed in the current phase,
+    - the number of failures, then the bytes down and up,
+    - the seconds, the peak memory and the epsilon of each site,
     - the server's memory, the seconds left, and the time of writing.
 
-    The epsilon has no samples without differential privacy, and the seconds left have none while
-    they are unknown.
+    An unknown number, such as the epsilon without differential privacy, gives no sample.
     """
     about = {"method": progress.method, "dataset": progress.dataset, "state": progress.state}
     yield "fedsilo_run_info", "What runs, and whether it has ended.", [(about, 1)]
@@ -267,7 +268,7 @@ def _list_metrics(progress: Progress) -> Iterator[Metric]:
 
 
 def clock(seconds: float) -> str:
-    """Format seconds, which are rounded, as ``m:ss``, or as ``h:mm:ss`` from one hour on."""
+    """Format a duration as ``m:ss``, or as ``h:mm:ss`` from one hour on, in whole seconds."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     if hours:
@@ -278,7 +279,8 @@ def clock(seconds: float) -> str:
 def bytes_text(number: float) -> str:
     """Format bytes with a decimal unit and up to three significant digits, such as ``1.5 MB``.
 
-    Units are B, kB, MB, GB and TB (powers of 1000). Below 1 kB, there are no decimals.
+    Units are B, kB, MB, GB and TB (powers of 1000). Numbers of bytes below 1 kB are whole. Zeros at
+    the end of decimals are left out.
     """
     # A value of 999.5 or more is shown as 1 of the next unit, not as 1e+03
     if number < 999.5:

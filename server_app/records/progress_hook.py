@@ -49,8 +49,8 @@ def _never_raises(method: Callable[..., None]) -> Callable[..., None]:
     """Wrap a method of ``ProgressHook`` so that a failure of the display cannot stop the run.
 
     The method handles an event of the run, and is called under the hook's lock. If it succeeds, the
-    thread that writes the progress files is woken. If it raises an exception, ``report`` gets the
-    exception (and logs the first one), and nothing is raised.
+    thread that writes the progress files is woken. If it raises an exception, the exception is
+    passed to ``report``, and nothing is raised.
     """
 
     @functools.wraps(method)
@@ -111,13 +111,17 @@ class ProgressHook(Hook):
 
     @contextmanager
     def following(self) -> Iterator[None]:
-        """Write the progress files in a thread while the block runs, and record how the run ended.
+        """Write the progress files while the ``with`` block runs, and record how the block ended.
 
-        The state becomes "finished" if nothing is raised. It becomes "failed", with the error's
-        text, after an Exception, and "interrupted" after any other exception, such as
-        KeyboardInterrupt. In the last case, the only argument of the exception becomes the path of
-        the run directory. All exceptions are raised again. At the end, the thread gets 5 seconds to
-        write the last state.
+        A thread writes the files, and gets 5 seconds at the end. The recorded state is one of
+        these:
+
+        - "finished": the block raised nothing.
+        - "failed": the block raised an Exception, whose text is recorded too.
+        - "interrupted": the block raised another BaseException, such as KeyboardInterrupt. Its
+          arguments become the path of the run directory, for the advice to resume.
+
+        Every exception is raised again.
         """
         thread = Thread(target=self._write_until_ended, name="progress", daemon=True)
         thread.start()
@@ -141,8 +145,8 @@ class ProgressHook(Hook):
     def run_started(self, state: State, participants: Participants, total_rounds: int) -> None:
         """Print the title, the sites and the number of rounds, and note the rounds in the progress.
 
-        In a resumed run, a second line names the round after which it continues. An error is passed
-        to ``report`` and is not raised.
+        In a resumed run, a second line names the last finished round. An error is passed to
+        ``report`` and is not raised.
         """
         self.first, self.sites = state.round, participants.sites()
         self.progress.rounds, self.progress.finished_rounds = total_rounds, state.round
@@ -182,9 +186,8 @@ class ProgressHook(Hook):
     def site_failed(self, round_: int, phase: str, site: str, reason: str) -> None:
         """Print that the phase continues without ``site``, and note this failure in the progress.
 
-        In the progress, the site becomes one of the failed sites, with the reason in one line, and
-        is no longer one of those that have answered. A site that was not asked in this phase, such
-        as "unknown", is only printed.
+        In the progress, the site moves to the failed sites, with the reason in one line. A name
+        that was not asked in this phase, such as "unknown", is only printed.
         """
         if site in self.progress.asked:
             self.progress.failed[site] = one_line(reason)
@@ -198,12 +201,11 @@ class ProgressHook(Hook):
 
         The line has these parts:
 
-        - the training loss of this round: the mean over the sites that sent it,
-        - validation metrics of the model that the round started with, because the sites have not
-          measured the new model yet. A metric is shown only if all sites with validation metrics
-          have sent it,
+        - the mean training loss of this round over the sites that sent it,
+        - the mean validation metrics of the model from before this round, because the new model is
+          not measured yet. All sites with validation metrics must have sent the metric,
         - the method's remark about the round, if there is one,
-        - the time left, estimated from the mean duration of the rounds of this process.
+        - the run's time left, estimated from the mean duration of this process's rounds.
 
         The means are not weighted.
 
@@ -247,10 +249,10 @@ class ProgressHook(Hook):
     def _write_until_ended(self) -> None:
         """Write the progress files after each event, or after 15 s without one, until the run ends.
 
-        The last write comes after the end of the run. Nothing is written while the run directory is
-        missing. After each write the thread pauses for 1 s or for 400 times the CPU time of the
-        write, whichever is longer. All events during a pause lead to a single write after it. The
-        end of the run cuts the pause short. Errors are passed to ``report``, and are not raised.
+        The last write comes after the end of the run. Nothing is written if the run directory has
+        been removed. After each write the thread pauses for 1 s or for 400 times the write's CPU
+        time, whichever is longer. Several events during a pause lead to one write. Errors are
+        passed to ``report``, and are not raised.
         """
         ended = False
         while not ended:
@@ -267,13 +269,12 @@ class ProgressHook(Hook):
             self.ending.wait(max(_PAUSE, _REST * (time.thread_time() - began)))
 
     def _build_snapshot(self) -> Progress:
-        """Return a copy of the progress with current times, memory, and costs of the sites.
+        """Return a copy of the progress with the current times, memory and costs.
 
-        A site's costs are its seconds, bytes, peak memory and epsilon. ``left_out`` is the number
-        of entries in the recorder's failure log. ``seconds_left`` is set only if the run is running
+        The costs of a site are its seconds, bytes, peak memory and epsilon. ``left_out`` is the
+        number of failures recorded so far. ``seconds_left`` is set only while the run is running
         and has finished a round in this process. It is the mean duration of these rounds times the
-        number of unfinished rounds, minus the time since the current round began, and never below
-        0.
+        number of unfinished rounds, minus the time since the current round began. It is at least 0.
         """
         # The copy is made under the lock; the rest takes time, and no event should wait for it
         with self.lock:

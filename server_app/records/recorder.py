@@ -50,7 +50,7 @@ class GrowingCsv:
         """Append ``final`` rows, then ``still_open`` rows, after the final rows of earlier calls.
 
         The open rows of the previous call are overwritten. The first call replaces an existing
-        file, and writes the header first. Cells beyond the header's columns are cut off.
+        file, and writes the header first. A row is cut to the number of the header's columns.
         Afterwards, the attribute ``final`` has the number of bytes up to the last final row, and
         the CRC-32 of these bytes.
 
@@ -60,7 +60,7 @@ class GrowingCsv:
 
         Raises:
             RunDirectoryError: the file is gone, shorter than before, or cannot be written.
-            OSError: the disk is full.
+            OSError: the disk is full. The caller can then explain how to go on.
         """
         text, size = io.StringIO(), self.final["bytes"]
         writer = csv.writer(text, lineterminator="\n")
@@ -105,8 +105,8 @@ class GrowingCsv:
         """Yield the file's final rows (those that will not change any more), as lists of strings.
 
         The rows are in the order of the file, without the header and without the open rows at the
-        end. Before the first call of ``write`` there are no rows. The final part of the file is
-        read into memory at once.
+        end. Before the first call of ``write`` there are no rows. All final rows are read into
+        memory together.
         """
         if self.final["bytes"]:
             with self.path.open("rb") as file:
@@ -118,11 +118,13 @@ class GrowingCsv:
     def restore(self, final: dict[str, int]) -> None:
         """Continue the file after the final rows that a checkpoint has recorded.
 
-        If there are such rows, the columns become those of the file's own header, because an
-        earlier version may have written fewer.
+        The next call of ``write`` overwrites everything after these rows. If there are final rows,
+        the file's header decides the columns, because an earlier version of fedsilo may have
+        written fewer columns.
 
         Args:
-            final: the number of ``bytes`` up to the last final row, and their ``crc32``.
+            final: the number of ``bytes`` up to the last final row, and their ``crc32``. With 0
+                bytes, the file begins anew.
 
         Raises:
             CheckpointError: the file does not begin with those bytes.
@@ -184,11 +186,11 @@ class Recorder(Hook):
         self._new_traffic: list[Row] = []
 
     def run_started(self, state: State, participants: Participants, total_rounds: int) -> None:
-        """Record the traffic of each site's hello (its introduction), and each refused node.
+        """Record the traffic of each site's introduction, and each node that was refused.
 
-        A refused node becomes a failure of a site "unknown" with the code "not-admitted". It is
-        written to failures.jsonl at once. Nothing is written to the CSV files yet. ``total_rounds``
-        is not used.
+        The traffic is recorded as the phase "hello" and kept in memory until a round ends. A
+        refused node becomes a failure of a site "unknown" with the code "not-admitted". The failure
+        is written to failures.jsonl immediately. ``total_rounds`` is not used.
         """
         for site, (down, up) in participants.traffic.items():
             self._add_traffic([state.round, "hello", site, down, up, 0.0, 0, 0])
@@ -201,8 +203,8 @@ class Recorder(Hook):
         """Record the traffic of each new site's hello (introduction), and rewrite silos.json.
 
         Args:
-            round_: the round that begins. The traffic belongs to the round before.
-            participants: all sites, with the new ones.
+            round_: the round that begins. The traffic is recorded for the previous round.
+            participants: all sites, including the new ones.
             joined: the names of the sites that are new or came back on another node.
         """
         for site in joined:
@@ -213,11 +215,11 @@ class Recorder(Hook):
     def phase_ended(self, round_: int, phase: str, replies: Mapping[str, Reply]) -> None:
         """Record each reply's traffic and costs, and its metrics if the phase trains or evaluates.
 
-        Costs are the working time, steps, samples and peak memory, and the names of operations that
-        are not deterministic. Nothing is written to a file until the round ends.
+        Costs are the working time, steps, samples and peak memory. Names of operations that are not
+        deterministic are recorded too. No file is written until the round ends.
 
-        Metrics of the site's own trained model belong to ``round_``. Metrics of the received model
-        belong to the round before, except in the phase 'evaluate' (the final evaluation), where
+        Metrics of the model that a site has trained belong to ``round_``. Metrics of the model that
+        a site received belong to the previous round. In the final evaluation, the phase 'evaluate',
         they belong to ``round_``.
         """
         # Sites measured the model of the round before, or in the final evaluation the last model
@@ -250,8 +252,8 @@ class Recorder(Hook):
     def sums_measured(self, round_: int, phase: str, means: Mapping[str, float]) -> None:
         """Record the means of securely summed metrics, with "all" as the site.
 
-        Metrics of a trained model belong to ``round_``. Metrics of the received model belong to the
-        round before, except in the phase 'evaluate' (the final evaluation), where they belong to
+        Metrics of trained models belong to ``round_``. Metrics of the model that sites received
+        belong to the previous round. In the final evaluation, the phase 'evaluate', they belong to
         ``round_``.
 
         Args:
@@ -274,8 +276,9 @@ class Recorder(Hook):
     ) -> None:
         """Record the norm of each site's update, and its cosine to the change of the global model.
 
-        The rows of metrics.csv belong to ``round_``, and have "update" in place of a split and
-        "norm" or "cosine" as the metric. A cosine that is None is left out. ``phase`` is not used.
+        The rows of metrics.csv belong to ``round_``. Their split is "update", and their metric is
+        "norm" or "cosine". A cosine is None, and is left out, if the update or the change is 0.
+        ``phase`` is not used.
 
         Args:
             round_: the round.
@@ -292,11 +295,12 @@ class Recorder(Hook):
         self.failures.add(round_, phase, site, code, cause)
 
     def round_ended(self, state: State) -> None:
-        """Append the rows since the last call to metrics.csv and traffic.csv.
+        """Append the rows recorded since the last call to metrics.csv and traffic.csv.
 
-        Rows of rounds before ``state.round`` become final. Rows of ``state.round`` are written as
-        open rows, which the next call overwrites. The sites measure this round's model one round
-        later, and those rows must then be sorted in. Every row of traffic.csv is final at once.
+        In metrics.csv, rows of rounds before ``state.round`` become final. Rows of ``state.round``
+        are open, and the next call overwrites them. The reason is that sites measure this round's
+        model one round later, and the file is sorted by round and site. Every row of traffic.csv is
+        final immediately.
         """
         # The sites measure a round's model one round later, so this round's rows may still grow
         rows = sorted([*self.open, *self._new_metrics], key=_ORDER)
@@ -319,8 +323,8 @@ class Recorder(Hook):
         - "metrics" and "traffic": the size in bytes and the CRC-32 of the final rows in that CSV
           file,
         - "open": the rows of metrics.csv whose position may still change,
-        - "last": the rows of the newest final round,
-        - "sites": site -> bytes down, bytes up and seconds,
+        - "last": the rows of metrics.csv for the newest final round,
+        - "sites": site -> bytes down, bytes up and seconds of work,
         - "peak-memory": site -> bytes,
         - "unrepeatable": the names of operations that are not deterministic,
         - "failures": the entries of failures.jsonl.
@@ -342,10 +346,10 @@ class Recorder(Hook):
         Failures in the checkpoint that failures.jsonl lacks are appended to that file.
 
         Args:
-            state: the result of ``state``, after a round trip through JSON.
+            state: the values that the method ``state`` returned, as parsed from JSON.
 
         Raises:
-            CheckpointError: a file does not begin with the bytes that the checkpoint recorded.
+            CheckpointError: a CSV file does not begin with the bytes that the checkpoint recorded.
         """
         self.metrics.restore(state["metrics"])
         self.traffic.restore(state["traffic"])
@@ -367,15 +371,16 @@ class Recorder(Hook):
     ) -> dict[str, dict[str, float]]:
         """Return the metrics of a round on one split: site -> metric -> value, sorted by site.
 
-        Only the last finished round, the round before it and a round in progress are available. For
-        any other round, the mapping is empty. Securely summed metrics are under the name "all". If
-        a metric was recorded twice, the newer value counts.
+        Only the last finished round, the round before it and the unfinished round are available.
+        For any other round, the mapping is empty. Securely summed metrics are under the name "all".
+        If a metric was recorded twice, the later value is returned.
 
         Args:
             round_: the round that the metrics belong to.
             split: ``train``, ``val`` or ``test``.
-            trained: if True, the metrics are those of the sites' own trained models, and their
-                prefix ``trained-`` is removed. Otherwise they are those of the received model.
+            trained: if True, the metrics are those of the models that the sites have trained, and
+                their prefix ``trained-`` is removed. Otherwise they are those of the received
+                model.
         """
         found: dict[str, dict[str, float]] = {}
         # Older rows are only in the file, because no hook needs them during the run

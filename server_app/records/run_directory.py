@@ -66,11 +66,11 @@ class RunDirectory:
     def file(self, name: str) -> Path:
         """Return the path of a file in the directory, after checking that the file is safe to read.
 
-        The file may be missing.
+        The file may be missing. ``name`` is trusted, and is not checked for "..".
 
         Raises:
-            RunDirectoryError: the file is a pipe, a device or a folder, is larger than 1 GiB, or is
-                a link that leads out of the directory or to a missing file.
+            RunDirectoryError: the file is a pipe, a device or a folder, or is larger than 1 GiB. A
+                link is refused if it leads out of the directory or to a missing file.
         """
         path = self.path / name
         refuse_outside(self.path, path)
@@ -90,7 +90,8 @@ class RunDirectory:
         missing key of the result raises a RunDirectoryError.
 
         Raises:
-            RunDirectoryError: the file is missing, cannot be read, or is not of the expected form.
+            RunDirectoryError: the file is missing, cannot be read, or does not have the type in
+                ``FORMS``.
         """
         path = self.file(name)
         if not path.exists():
@@ -108,13 +109,14 @@ class RunDirectory:
     def read_csv(self, name: str) -> list[dict[str, str]]:
         """Read a CSV file of the run, and return one mapping per row: column -> cell as a string.
 
-        metrics.csv and traffic.csv must have the columns in ``COLUMNS``. Only the columns "steps"
-        and "samples" of traffic.csv may be missing, because earlier versions did not write them. In
-        every file, the cells of columns with a known name must be possible values.
+        metrics.csv and traffic.csv must have their usual columns. Only the columns "steps" and
+        "samples" of traffic.csv may be missing, because earlier versions of fedsilo did not write
+        them. Cells must be printable, and must be numbers in columns such as "round". A "value"
+        must be possible for its "metric".
 
         Raises:
             RunDirectoryError: the file is missing, cannot be read, lacks a column, or has an
-                impossible cell.
+                invalid cell.
         """
         path = self.file(name)
         try:
@@ -140,11 +142,12 @@ def refuse_outside(run_dir: Path, path: Path) -> None:
     """Check that ``path`` is not a symbolic link that leads out of the run directory.
 
     With such a link, the sender of a directory could choose a file on the reader's machine that
-    fedsilo reads or writes. A path that is not a link is accepted, even if it does not exist.
+    fedsilo reads or writes. Only ``path`` itself is checked, not the folders above it. A path that
+    is not a link is accepted, even if it does not exist.
 
     Raises:
-        RunDirectoryError: the path is a link that leads out of the directory, to a missing file, or
-            to itself.
+        RunDirectoryError: the path is a link to a place outside the directory, to a missing file,
+            or to itself.
     """
     if not path.is_symlink():
         return
@@ -160,10 +163,11 @@ def refuse_outside(run_dir: Path, path: Path) -> None:
 
 
 def refuse_links(run_dir: Path) -> None:
-    """Check that a run directory has no symbolic links that lead out of it, in any folder.
+    """Check that no folder of a run directory has a symbolic link that leads out of the directory.
 
     A directory from somebody else could have such links, to make fedsilo read or overwrite other
-    files of the user. Links to folders are checked but not followed.
+    files of the user. Links to folders are checked but not followed. A link to a missing file is
+    refused too.
 
     Raises:
         RunDirectoryError: an entry is such a link. The error names one of them.
@@ -176,7 +180,8 @@ def refuse_links(run_dir: Path) -> None:
 def runs_folder(out: str) -> Path:
     """Return the folder of run directories: ``out``, $FEDSILO_RUNS or ~/.fedsilo/runs.
 
-    The first of these that is not empty is used. The folder is not created.
+    The first of these that is not empty is used. A '~' at the start is expanded. The folder is not
+    created.
 
     Raises:
         RunDirectoryError: the path is relative. A Flower app runs in another working folder, so a
@@ -194,7 +199,8 @@ def with_run_name(settings: RunSettings) -> RunSettings:
     """Return the settings with a run name, which is generated if they have none.
 
     A generated name has the method, the data set, the seed, the UTC time and the process id, such
-    as "fedavg-heart-seed0-20260102-030405-678". A colon in a plugin's name becomes "-".
+    as "fedavg-heart-seed0-20260102-030405-678". Each colon becomes "-", because names of plugin
+    methods have a colon, which a run name must not have.
     """
     common = settings.common
     if common.run_name:
@@ -210,13 +216,12 @@ def with_run_name(settings: RunSettings) -> RunSettings:
 def free_name(settings: RunSettings) -> Iterator[RunSettings]:
     """Yield the settings with a free run name, which is reserved while the ``with`` block runs.
 
-    A name is taken if its run directory exists, or if another process is about to use it. Then the
-    first free number from 2 is appended, such as ``hearts-2``, and a printed line says so. Until
-    the block ends, no other process that calls this function gets the name.
+    A name is taken if its run directory exists, or if another process is about to use it. The
+    smallest free number from 2 is then appended, such as ``hearts-2``, and a line is printed. A
+    directory of a run that died before its start does not count.
 
-    Settings of a resumed run are yielded unchanged, and so are settings with an empty or invalid
-    name. A folder with only the remains of a run that died before its start does not count as
-    taken.
+    The settings are yielded unchanged if the run is resumed. The same holds for an empty or invalid
+    name, because the start of the run refuses it.
     """
     common = settings.common
     path = runs_folder(common.out) / common.run_name
@@ -237,11 +242,11 @@ def free_name(settings: RunSettings) -> Iterator[RunSettings]:
 
 
 def _is_free_for_us(path: Path, held: ExitStack) -> bool:
-    """Check that a new run may use directory ``path``, and hold its name until ``held`` closes.
+    """Try to reserve directory ``path`` for a new run until ``held`` closes.
 
     Returns:
-        False if the directory is taken (see ``_is_taken``) or if another process holds its name.
-        Then the name is not held.
+        True if the directory is reserved. False if another process holds its name or if it already
+        exists. A directory of a run that died before its start counts as missing.
     """
     with ExitStack() as trial:
         is_free = trial.enter_context(hold_name(path)) and not _is_taken(path)
@@ -253,9 +258,9 @@ def _is_free_for_us(path: Path, held: ExitStack) -> bool:
 def _why_not_free(path: Path) -> str:
     """Explain why a new run cannot use ``path``, as a clause for a printed line.
 
-    If nothing that a run must keep is at the path (see ``_is_taken``), the text says that another
-    process is starting a run there. Otherwise it says that the path exists. If an unfinished run is
-    there, it also names the command that continues the run.
+    If the path exists, the text says so. For an unfinished run, the text also names the command
+    that continues the run. If the path is missing, the text says that another process is starting a
+    run there. A directory of a run that died before its start counts as missing.
     """
     if not _is_taken(path):
         return f"another process is starting a run in {path}"
@@ -269,7 +274,7 @@ def open_run_directory(out: str, run_name: str, resume: bool) -> RunDirectory:
     """Check that a run can use its directory, and return the directory. Nothing is written.
 
     Args:
-        out: the folder of run directories; empty for $FEDSILO_RUNS or ~/.fedsilo/runs.
+        out: the folder of run directories. If empty, $FEDSILO_RUNS or ~/.fedsilo/runs is used.
         run_name: the name of the directory in that folder.
         resume: whether the run continues in an existing directory.
 
@@ -279,8 +284,8 @@ def open_run_directory(out: str, run_name: str, resume: bool) -> RunDirectory:
             - The folder is a relative path, or the name is invalid.
             - The directory contains a link that leads out of it.
             - The run is resumed, but its directory does not exist.
-            - The run is new, but its directory exists, with or without files. It is accepted if it
-              has only the remains of a run that died before its start (``_is_taken``).
+            - The run is new, but its directory exists, even if it is empty. A directory of a run
+              that died before its start is allowed.
     """
     path, fault = runs_folder(out) / run_name, ""
     # The name is checked first, because '../x' would lead to another folder
@@ -302,9 +307,9 @@ def open_run_directory(out: str, run_name: str, resume: bool) -> RunDirectory:
 def _is_taken(path: Path) -> bool:
     """Return whether a path is in use, so that a new run must not write to it.
 
-    A missing path is free, and a file is taken. A folder is free only if a run has locked it and
-    has written nothing to it except files that come before config.toml. Such a folder belongs to a
-    process that died before its run began. An empty folder is taken.
+    A missing path is free. Any file is taken, and so is any folder without a lock file. A folder
+    with a lock file is free if it has nothing else except silos.json, cut.json and half-written
+    files. A run that died before it wrote config.toml leaves such a folder.
     """
     if not path.is_dir():
         return path.exists()
@@ -322,9 +327,12 @@ def _is_taken(path: Path) -> bool:
 def config_document(settings: RunSettings, launch: Mapping[str, Any]) -> str:
     """Build the text of config.toml, the record of how a run was started.
 
-    The TOML text has the format number, all settings (also those with their default values), the
-    engine and resources, and the environment: the versions of fedsilo, Python and packages, and the
-    processor.
+    The TOML text has these parts:
+
+    - the number of the file's format,
+    - all settings, including those with their default values,
+    - the engine and the resources,
+    - the environment: the processor and the versions of fedsilo, Python and packages.
 
     Args:
         settings: the run's settings.
@@ -339,10 +347,10 @@ def config_document(settings: RunSettings, launch: Mapping[str, Any]) -> str:
 
 
 def this_environment() -> dict[str, Any]:
-    """Return config.toml's environment: the versions of fedsilo, Python and packages, and the CPU.
+    """Return the entry "environment" of config.toml: the processor and versions of software.
 
     The keys are "fedsilo-version", "fedsilo-revision" (a git revision), "python", "processor" and
-    "packages" (name -> version). Packages that are not installed are left out.
+    "packages" (name -> version). "packages" has those of ``_PACKAGES`` that are installed.
     """
     packages = {}
     for name in _PACKAGES:
@@ -362,11 +370,11 @@ def silos_document(participants: Participants) -> dict[str, Any]:
 
     Each site has these keys:
 
-    - "distribution": the group of similar sites that it is in,
+    - "distribution": the group of sites with similar data that the site states,
     - "sizes": split -> number of samples,
     - "label_counts": split -> number of samples of each class (or other stratum of the task),
     - "fingerprints": split -> SHA-256 of its samples,
-    - "dropped": the number of left-out samples,
+    - "dropped": the number of samples in no split,
     - "schema": the digest of a table's schema, or of images' classes and size,
     - "classes": the names of the classes,
     - "backbone": the digest of the weights that the network starts from.
@@ -374,8 +382,8 @@ def silos_document(participants: Participants) -> dict[str, Any]:
     Three keys are optional:
 
     - "task": the task's name, if the task is not classification,
-    - "software": versions by name, if the site sent them, as hospitals do,
-    - "agreed": the number of training samples that 'run.site-weights' gives this site, if any.
+    - "software": versions by name, if the site sent any,
+    - "agreed": the number of training samples that 'run.site-weights' gives this site.
     """
     agreed = participants.agreed_samples()
     document: dict[str, Any] = {}
@@ -401,21 +409,21 @@ def silos_document(participants: Participants) -> dict[str, Any]:
 
 @contextmanager
 def only_writer(directory: RunDirectory, new: bool) -> Iterator[None]:
-    """Create the run directory if it is missing, and lock it for this process while the block runs.
+    """Create the run directory if it is missing, and lock it while the ``with`` block runs.
 
-    If the block raises a FedsiloError, or the disk is full, the directory of a new run without a
-    checkpoint is deleted. After any other exception it is kept. A kept directory still has the lock
-    file.
+    No other process can lock the directory meanwhile. If the block raises a FedsiloError or the
+    disk is full, the directory of a new run without a checkpoint is deleted. After any other
+    exception the directory is kept, with the lock file.
 
     Args:
         directory: the run directory.
-        new: whether the run is new and not resumed.
+        new: True for a new run, or False for a resumed run.
 
     Raises:
         RunDirectoryError: in one of these cases:
 
             - Another process writes to the directory.
-            - The run is new, but the directory already has a run.
+            - The run is new, but the directory already has a config.toml.
             - The disk is full while the block runs.
     """
     directory.path.mkdir(parents=True, exist_ok=True)
@@ -442,11 +450,11 @@ def only_writer(directory: RunDirectory, new: bool) -> Iterator[None]:
 
 @contextmanager
 def _explain_full_disk(directory: RunDirectory) -> Iterator[None]:
-    """Turn the OSError of a full disk or quota in the block into an error that names the remedy.
+    """Turn the OSError of a full disk in the ``with`` block into an error that names the remedy.
 
-    The RunDirectoryError names the file, and asks the user to make room. If the run has a
-    checkpoint, the error gives the command to resume the run. Otherwise it asks the user to start
-    the run again. Other errors pass through.
+    An exceeded disk quota is treated alike. The RunDirectoryError names the full file, and asks the
+    user to make room. If the run has a checkpoint, the error gives the command to resume the run.
+    Otherwise it asks the user to start the run again. All other errors pass through.
     """
     try:
         yield

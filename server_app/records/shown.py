@@ -42,12 +42,12 @@ _OTHERS_MODELS = re.compile(r"^(trained|own)-|-from-.*$")
 
 
 def rests_on_classes(metric: str) -> bool:
-    """Return whether a metric is computed from each class separately.
+    """Return whether a metric, or the family of metrics by class, depends on each single class.
 
-    This is true for balanced accuracy, AUC and average precision. It stays true if their name has a
-    prefix ``trained-`` or ``own-`` or a suffix such as ``-from-north``, because they are then the
-    same metric of another model. It is also true for the name ``class``, which stands for all
-    metrics of single classes. For a single one of these, such as ``class.0.auc``, it is false.
+    Balanced accuracy, AUC and average precision do so, because they are computed from all classes.
+    A prefix ``trained-`` or ``own-`` or a suffix such as ``-from-north`` names the model, and is
+    ignored. The name ``class`` means the family of metrics by class, and gives True. A single
+    metric of that family, such as ``class.0.auc``, gives False.
     """
     return metric == CLASS or _OTHERS_MODELS.sub("", metric) in _OVER_CLASSES
 
@@ -75,12 +75,12 @@ class Floors:
 
     @cached_property
     def counts(self) -> dict[tuple[str, str], Counts | None]:
-        """The number of samples of each class that may be shown, by (site, split).
+        """Compute the numbers of samples of each class that may be shown, by (site, split).
 
-        The floor is the setting 'privacy.sums-min-count'. None takes the place of a count below the
-        floor. Such a count could follow by subtraction from the total, so further counts may be
-        None too (``suppress``). If the whole split has fewer samples than the floor, its entry is
-        None and not a list.
+        A number below 'privacy.sums-min-count' must stay hidden, and is None. If a reader could
+        compute this number from the split's total, ``suppress`` hides the numbers of further
+        classes. If the whole split has fewer samples than that setting, its entry is None and not a
+        list.
         """
         # The package of the ClientApp brings Flower, which commands that only list do not need
         from fedsilo.client_app.summary.suppression import secret_of, suppress
@@ -100,9 +100,9 @@ class Floors:
     def hidden_classes(self, site: str, split: str) -> frozenset[int] | None:
         """Return the numbers of the classes whose count in a site's split is hidden.
 
-        The set is empty if nothing is hidden, or if the site sent no counts. The result is None,
-        and no metric of the split may be shown, if the split has fewer samples than the floor
-        ('privacy.sums-min-count').
+        The set is empty if nothing is hidden. It is also empty if the site sent no counts, because
+        its metrics are then sums over sites. If the split has fewer samples than
+        'privacy.sums-min-count', the result is None. No metric of such a split may be shown.
         """
         if (site, split) not in self.counts:
             return frozenset()  # the site sent no counts, so its metrics are sums over sites
@@ -113,10 +113,11 @@ class Floors:
 
     @cached_property
     def sites_with_hidden_counts(self) -> set[str]:
-        """The names of the sites with a hidden count, in any split that has samples at some site.
+        """Find the sites for which the count of at least one class is hidden.
 
-        No page may show how many metrics of single classes such a site sent. A class without
-        samples has no AUC, so the number of AUCs would reveal that a hidden count is 0.
+        A split that is empty at every site is ignored. No page may show how many metrics of single
+        classes such a site sent. A class without samples has no AUC, so the number of AUCs would
+        reveal that a hidden count is 0.
         """
         # Only splits with samples at some site have metrics that could reveal a count
         used = set()
@@ -135,12 +136,11 @@ class Floors:
     def shown_silos(self) -> Document:
         """Return the content of silos.json with None in place of each hidden number.
 
-        The floor is the setting 'privacy.sums-min-count'. Three kinds of numbers become None:
+        The floor is the setting 'privacy.sums-min-count'. These numbers become None:
 
-        - the label counts that ``counts`` hides, among them all label counts of a split below the
-          floor,
-        - the sizes of splits below the floor,
-        - the numbers of left-out samples below the floor.
+        - counts of classes that are below the floor or would reveal such a count (``counts``),
+        - all counts of classes in a split below the floor, and the split's size,
+        - the number of left-out samples of a site, if it is below the floor.
         """
         from fedsilo.client_app.summary.suppression import at_least
 
@@ -158,11 +158,11 @@ class Floors:
     def shown_rows(self, rows: Sequence[Row]) -> list[Row]:
         """Select the rows of metrics.csv that may be shown, in their order.
 
-        ``shows`` decides for each row. In short, it refuses a row in four cases:
+        ``shows`` decides. It refuses a row in these cases:
 
         - The row's split has fewer samples than 'privacy.sums-min-count'.
         - The name of the metric is not valid.
-        - The run is at 'trust: nobody', and a hospital would not send this metric.
+        - The run is at 'trust: nobody', and the metric is not among the task's basic metrics.
         - The value would reveal a hidden count of a class, or how single patients were predicted.
 
         Args:
@@ -178,13 +178,13 @@ class Floors:
     def shown_summary(self, summary: Document) -> Document:
         """Return the content of summary.json without the metrics that must not be shown.
 
-        Test and validation metrics are checked, by ``shows``. If any metric of a split is hidden at
-        a site, the split's means are computed again over the shown metrics, so that they do not
-        reveal the hidden one. ``summary`` is not changed.
+        ``shows`` decides about each test metric of a site. If any is hidden, the means are computed
+        again from the shown metrics. Otherwise the means could reveal the hidden ones. The
+        validation means are treated alike. summary.json has no validation metrics by site, so those
+        of the last round are used instead.
 
         Args:
-            summary: the content of summary.json. It has no validation metrics by site, so those of
-                the last round decide about the validation means.
+            summary: the content of summary.json. It is not changed.
         """
         groups = {site: str(facts["distribution"]) for site, facts in self.silos.items()}
         # summary.json has no validation metrics by site, so the last round's rows stand in for them
@@ -211,10 +211,11 @@ class Floors:
         return {**summary, "sites": shown["test"], **test, "validation": validation}
 
     def sent_rows(self, rows: Sequence[Row]) -> list[Row]:
-        """Select the rows of metrics.csv that the sites sent, whether they may be shown or not.
+        """Select the rows of metrics.csv with metrics that hospitals send, shown or hidden.
 
-        The norm and cosine of an update are left out, because the server computes them. In a run at
-        'trust: nobody', only the task's basic metrics (``always``), such as the loss, remain.
+        The server computes the norm and cosine of updates, so these rows are left out. At 'trust:
+        nobody', hospitals send only the task's basic metrics (``always``), such as the loss. Rows
+        of other metrics are then left out too.
 
         Args:
             rows: rows of metrics.csv, each as column -> cell.
@@ -233,20 +234,20 @@ class Floors:
         The first rule that fits decides:
 
         - The norm and cosine of an update are shown.
-        - A metric with an invalid name is hidden. In a run at 'trust: nobody', only the task's
-          basic metrics (``always``), such as the loss, can be shown, and all others are hidden.
-        - If the split has fewer samples than the floor ('privacy.sums-min-count'), the metric is
-          hidden. If no class of the split has a hidden count, the metric is shown.
+        - A metric with an invalid name is hidden.
+        - At 'trust: nobody', all metrics except the task's basic ones (``always``) are hidden.
+        - In a split with fewer samples than 'privacy.sums-min-count', every metric is hidden.
+        - In a split in which no class has a hidden count, every metric is shown.
         - A metric of one class is shown if the count of that class is not hidden.
-        - An accuracy is shown if it does not reveal how single patients were predicted.
+        - An accuracy is hidden if at most one prediction is right, or if at most one is wrong.
         - Balanced accuracy, AUC and average precision are hidden.
-        - A metric of another part of the samples, such as a bin, is shown only if the last round's
+        - A metric of a bin, or of another part of the samples, is shown if the last round's
           accuracy is known and may be shown.
         - Any other metric is shown.
 
         Args:
-            at: the round. In the last round metrics of single classes are shown too, so the rule
-                for accuracy is stricter there.
+            at: the round. The last round has metrics by class, so its rule for accuracy is stricter
+                (``_gives_away``).
             site: the site's name.
             split: the split, or ``UPDATE`` for the norm and cosine of an update.
             metric: the metric's name in metrics.csv.
@@ -281,15 +282,12 @@ class Floors:
     ) -> bool:
         """Return whether an accuracy reveals how single patients were predicted.
 
-        A reader who knows the number of samples can compute the number of right predictions: the
-        accuracy times the number of samples. The result is True if at most one prediction is right,
-        or if at most one is wrong.
+        The accuracy times the number of samples is the number of right predictions. The result is
+        True if at most one prediction is right, or if at most one is wrong.
 
-        In the last round, the number of right predictions is also shown for each class that is not
-        hidden. From the metric 'accuracy' a reader can then compute how many predictions are right
-        in the ``hidden`` classes together. So the same rule is also applied to the samples of the
-        hidden classes. This needs at least one shown class, and a known number for each shown
-        class.
+        The metrics of the last round also give the number of right predictions of each class that
+        is not hidden. If all these numbers are known, the rest belongs to the hidden classes. The
+        same rule is then applied to their samples, for the metric 'accuracy' only.
 
         Args:
             at: the round of the accuracy.

@@ -51,7 +51,9 @@ COUNTED = "with each reply: the epsilon that the site has spent in this run"
 
 
 def leaves_by_trust(trust: str, task: Task) -> list[str]:
-    """Return the sentences on the data that leave a site at a level of trust, with any method.
+    """Return privacy.json's sentences on the data that leave a site at a level of trust.
+
+    These sentences hold for every method. A method adds its own sentences.
 
     Args:
         trust: the run's level of trust: "server", "sums" or "nobody".
@@ -61,15 +63,16 @@ def leaves_by_trust(trust: str, task: Task) -> list[str]:
 
 
 def task_words(task: Task) -> dict[str, str]:
-    """Return the phrases on a task's data with which the sentences of privacy.json are filled in.
+    """Return the phrases of a task that fill the placeholders in privacy.json's sentences.
 
-    The keys are placeholders in these sentences, which say which data leave a site:
+    The sentences say which data leave a site. The keys are the placeholders:
 
-    - "measured" and "counted": the task's own phrases for the measurements and counts that leave at
-      trust 'server', such as "R2 and loss",
-    - "always": the names of the metrics that leave at trust 'sums', joined by commas and "and",
-    - "noisy": the names of the metrics that leave with noise at trust 'nobody' (``part_ranges``),
-      joined in the same way, or "no measurement" if there are none.
+    - "measured" and "counted": the task's own phrases for what a site measures and counts at trust
+      'server', such as "R2 and loss",
+    - "always": the names of the metrics that a site sends at trust 'sums', such as "accuracy and
+      loss",
+    - "noisy": the names of the metrics that a site sends with noise at trust 'nobody'. If there are
+      none, the phrase is "no measurement".
     """
     return {
         "measured": task.measured_words,
@@ -90,8 +93,8 @@ def _and(names: Sequence[str]) -> str:
 def means(values: Values) -> dict[str, float]:
     """Return the unweighted mean of each metric over the sites that reported the metric.
 
-    A site does not report a metric that its labels leave undefined, such as the AUC with one class.
-    If no site reported any metric, the result is empty.
+    A site may lack a metric. It has no AUC, for example, if its labels have only one class. If no
+    site reported any metric, the result is empty.
     """
     values_of: dict[str, list[float]] = {}
     for site in values.values():
@@ -106,10 +109,11 @@ def means(values: Values) -> dict[str, float]:
 def by_distribution(
     values: Values, distribution_of: Mapping[str, str]
 ) -> dict[str, dict[str, float]]:
-    """Return distribution -> metric -> mean over the distribution's sites, sorted by distribution.
+    """Compute the means of each group of similar sites: distribution -> metric -> mean.
 
-    A distribution is a group of similar sites. The means are unweighted, and are over the sites
-    that have the metric. A name that is not in ``distribution_of``, such as "all", is left out.
+    Such a group is called a distribution. The result is sorted by distribution. Each mean is
+    unweighted, over those sites of the group that have the metric. A name that is not in
+    ``distribution_of``, such as "all", is left out.
 
     Args:
         values: site -> metric -> value.
@@ -131,7 +135,7 @@ def privacy_document(
     guarantee: str | Mapping[str, Any] = NO_PRIVACY,
     perturbation: str = "",
 ) -> dict[str, Any]:
-    """Build privacy.json: the data that left the sites, the bytes, and the guarantee.
+    """Build privacy.json: the data that left the sites, the bytes, and the privacy guarantee.
 
     Args:
         method: the method's name.
@@ -139,16 +143,20 @@ def privacy_document(
         task: the run's task.
         leaves: the method's own sentences on the data that leave a site.
         totals: the total bytes, "down" and "up". Only "up" is used.
-        guarantee: the guarantee of differential privacy, or the sentence that there is none.
-        perturbation: a description of noise that gives no privacy guarantee. If it is empty, the
-            document has no such entry.
+        guarantee: a mapping with the guarantee of differential privacy, or a sentence that there is
+            none.
+        perturbation: a description of noise that gives no privacy guarantee, or empty.
 
     Returns:
-        The keys "method", "trust" (the level and its promise), "leaves each site", "bytes up",
-        "guarantee" and "epsilon" (a number, or "none"). If there is a ``perturbation``, it is an
-        entry too. "leaves each site" has the sentences for all runs, those for the level of trust,
-        and then ``leaves``. With differential privacy, a last sentence says that replies state the
-        epsilon.
+        A mapping with these keys:
+
+        - "method" and "bytes up",
+        - "trust": the level and its promise,
+        - "leaves each site": the sentences for all runs, those for the level of trust, and then
+          ``leaves``. With differential privacy, a last sentence says that replies state the
+          epsilon,
+        - "guarantee", and "epsilon": the epsilon of the guarantee, or "none",
+        - "perturbation": only if ``perturbation`` is not empty.
     """
     # The package of the ClientApp brings Flower, which commands that only list do not need
     from fedsilo.client_app.site.trust import MEANINGS
@@ -181,11 +189,10 @@ def result_table(
 ) -> Table:
     """Build the table of test results: a row per site, per distribution and for all sites.
 
-    A distribution is a group of sites. If a site has the same name as its distribution, the site
-    gets no row, because the distribution's row repeats it. If there are more than 20 sites, rows
-    with quantiles and the five worst sites replace the sites' rows. If there are more than 20
-    distributions, they get no rows. The rows of distributions and of all sites are unweighted
-    means.
+    A distribution is a group of sites. A site with the same name as its distribution gets no row,
+    because its values are in the distribution's row. More than 20 sites are replaced by rows of
+    quantiles and the five sites with the lowest first metric. More than 20 distributions get no
+    rows. Rows of distributions and of all sites are unweighted means.
 
     Args:
         values: site -> metric -> value on the test samples.
@@ -224,10 +231,10 @@ def result_table(
 def summary_lines(
     summary: Mapping[str, Any], silos: Mapping[str, Any], shown: Sequence[str]
 ) -> Iterator[Table | str]:
-    """Yield the test results of a finished run for printing.
+    """Yield the test results of a finished run, to be printed.
 
-    The results are one table. If the run knows only means over sites, they are two lines instead: a
-    title, and the means.
+    The results are one table. At trust 'sums', ``summary`` has no results of single sites. Two
+    lines are yielded instead: a title, and the means over sites.
 
     Args:
         summary: the content of summary.json, possibly without values that must stay hidden.
@@ -254,7 +261,7 @@ def title_of_results(summary: Mapping[str, Any]) -> str:
 def mean_line(mean: Mapping[str, float]) -> str:
     """Format the means over all sites as one line, with three decimals, sorted by metric.
 
-    Without any mean, the line ends with "none".
+    After a fixed beginning, the line has the means, or "none" if there are none.
     """
     values = ", ".join(f"{metric} {value:.3f}" for metric, value in sorted(mean.items()))
     return f"mean over the test samples of all sites: {values or 'none'}"
@@ -263,9 +270,9 @@ def mean_line(mean: Mapping[str, float]) -> str:
 def _select_rows(values: Values, metrics: Sequence[str]) -> Values:
     """Select the rows to show: all sites or, if there are many, quantiles and the five worst sites.
 
-    More than 20 sites are many. The quantiles are 5, 25, 50, 75 and 95 %, each metric by itself.
-    The worst sites have the lowest values of the first metric. If ``metrics`` is empty, all sites
-    are returned.
+    More than 20 sites are many. Quantiles of 5, 25, 50, 75 and 95 % are computed for each metric
+    separately, in rows such as "5% of 40 sites below". The worst sites have the lowest values of
+    the first metric, even if low is good. If ``metrics`` is empty, all sites are returned.
 
     Args:
         values: site -> metric -> value.
@@ -291,7 +298,8 @@ def _select_rows(values: Values, metrics: Sequence[str]) -> Values:
 def _format_cells(row: Mapping[str, float], metrics: Sequence[str]) -> list[str]:
     """Format one row's metrics as the cells of the result table.
 
-    A value has three decimals, and perplexity has one. A metric that the row lacks is "n/a".
+    Perplexity has one decimal, and all other metrics have three. A metric that the row lacks is
+    "n/a".
     """
     cells = []
     for metric in metrics:
@@ -311,9 +319,12 @@ def _format_cells(row: Mapping[str, float], metrics: Sequence[str]) -> list[str]
 def worst(values: Mapping[str, float], *, high_is_worse: bool = False) -> list[str]:
     """Return the five names with the lowest values, lowest first, or all names if there are fewer.
 
-    Names with equal values are in alphabetical order. If ``high_is_worse``, the five names with the
-    highest values are returned, highest first, and names with equal values are in reverse
-    alphabetical order.
+    Names with equal values are in alphabetical order.
+
+    Args:
+        values: name -> value.
+        high_is_worse: whether to return the names with the highest values instead, highest first.
+            The whole order is then reversed, so equal values are in reverse alphabetical order.
     """
     # The name is in the key too, so that equal values give one order on every machine
     return sorted(values, key=lambda name: (values[name], name), reverse=high_is_worse)[:_WORST]

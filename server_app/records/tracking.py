@@ -60,10 +60,10 @@ Tracker = Generator[None, Sequence[Scalar], None]
 def _open_tensorboard(run_dir: Path, settings: Settings, resumed: bool) -> Tracker:
     """Open a tracker that writes event files to ``<run-dir>/tensorboard``, in double precision.
 
-    The tracker is a generator. The first ``next`` writes the settings, as a Markdown table. After
-    that, each list of (name, round, value) passed to ``send`` is written at once. Closing the
-    tracker closes the files. TensorBoard hides the events of an earlier attempt in the same folder,
-    but their files stay. ``resumed`` is not used, because new and resumed runs are opened alike.
+    The tracker is a generator. The first call of ``next`` writes the settings, as a Markdown table.
+    After that, ``send`` takes a list of (name, round, value), which is written immediately. Closing
+    the tracker closes the files. TensorBoard hides older events in the same folder, but their files
+    stay. ``resumed`` is not used.
     """
     from torch.utils.tensorboard import SummaryWriter
 
@@ -80,15 +80,15 @@ def _open_tensorboard(run_dir: Path, settings: Settings, resumed: bool) -> Track
 
 
 def _open_mlflow(run_dir: Path, settings: Settings, resumed: bool) -> Tracker:
-    """Open a tracker that writes an MLflow run to ``MLFLOW_TRACKING_URI``.
+    """Open a tracker that writes an MLflow run to the address in $MLFLOW_TRACKING_URI.
 
-    Without that variable, the tracker writes to ``mlflow.db`` in the folder that contains the run
+    Without an address, the tracker writes to ``mlflow.db`` in the folder that contains the run
     directory. The tracker is a generator: ``send`` gives it a list of (name, round, value), and
-    closing it ends the MLflow run. Characters that MLflow does not allow in a name become "_".
+    closing it ends the MLflow run.
 
-    If ``resumed``, the tracker continues the MLflow run that is tagged with the run directory. It
-    then skips as many values per name and round as that run already has. In all other cases it
-    makes a new MLflow run with the settings as parameters.
+    If ``resumed``, the tracker continues the MLflow run of this run directory, and skips values
+    that MLflow has already. Otherwise it creates an MLflow run with the settings as parameters. It
+    also does so if there is no MLflow run to continue.
     """
     for name, patience in _IMPATIENT.items():
         os.environ.setdefault(name, patience)
@@ -126,12 +126,15 @@ def _open_mlflow(run_dir: Path, settings: Settings, resumed: bool) -> Tracker:
 
 
 def _find_mlflow_run(client: Any, experiment: str, run_dir: Path) -> str:
-    """Return the id of the MLflow run whose tag is this run directory, or "" if there is none.
+    """Return the id of the MLflow run that belongs to this run directory, or "" if there is none.
+
+    The run is found by its tag ``fedsilo.run-directory``, whose value is the directory's path. Only
+    one match is returned.
 
     Args:
         client: the MLflow client.
         experiment: the id of the MLflow experiment to search.
-        run_dir: the run directory. Its path is the tag's value.
+        run_dir: the run directory.
     """
     quote = "'"
     # MLflow cannot escape a quote
@@ -146,8 +149,9 @@ def _find_mlflow_run(client: Any, experiment: str, run_dir: Path) -> str:
 def _create_mlflow_run(client: Any, experiment: str, run_dir: Path, settings: Settings) -> str:
     """Create an MLflow run with the settings as its parameters, and return the run's id.
 
-    The MLflow run is named after the run directory, and a tag has the directory's path. The
-    settings' values are logged as strings, in several requests if there are many.
+    The MLflow run is named after the run directory. Its tag ``fedsilo.run-directory`` has the
+    directory's path. The settings' values are logged as strings, in several requests if there are
+    many.
     """
     from mlflow.entities import Param
 
@@ -164,7 +168,7 @@ def _create_mlflow_run(client: Any, experiment: str, run_dir: Path, settings: Se
 def _count_mlflow_metrics(client: Any, run: str) -> Counter[tuple[str, int]]:
     """Count the values that an MLflow run already has: (name, round) -> number of values.
 
-    MLflow stores each value that it receives, so a value sent twice would be there twice.
+    The caller skips these values, because MLflow stores a value again each time it is sent.
     """
     sent: Counter[tuple[str, int]] = Counter()
     for key in client.get_run(run).data.metrics:
@@ -174,12 +178,12 @@ def _count_mlflow_metrics(client: Any, run: str) -> Counter[tuple[str, int]]:
 
 
 def _open_wandb(run_dir: Path, settings: Settings, resumed: bool) -> Tracker:
-    """Open a tracker that writes a run to the project ``fedsilo`` of Weights & Biases.
+    """Open a tracker that writes a run to the project ``fedsilo`` of Weights & Biases (W&B).
 
     The tracker is a generator: ``send`` gives it a list of (name, round, value), and closing it
     ends the run. Without an account on this machine, or with ``WANDB_MODE=offline``, the data stay
-    in ``<run-dir>/wandb`` until the user runs ``wandb sync``. No code, git state, console output or
-    machine data is sent. If ``resumed``, the same W&B run continues.
+    in ``<run-dir>/wandb``. No code, git state, console output or machine data is sent. If
+    ``resumed``, the W&B run of this run directory continues.
     """
     import wandb
 
@@ -249,9 +253,9 @@ class TrackingHook(Hook):
     def run_started(self, state: State, participants: Participants, total_rounds: int) -> None:
         """Open the tracker that 'run.track' names, and send it the rows recorded so far.
 
-        Only a resumed run has such rows, which its checkpoint restored. Of metrics.csv, only rows
-        that may be shown are sent. If this fails, a line is logged, and the run continues without
-        the tracker.
+        Only a resumed run has such rows, which its checkpoint restored. Rows of metrics.csv are
+        sent only if they may be shown. If opening or sending fails, a line is logged, and the run
+        continues without the tracker. ``state`` and ``total_rounds`` are not used.
         """
         self.silos = silos_document(participants)
         with self._stop_on_failure():
@@ -289,9 +293,9 @@ class TrackingHook(Hook):
 
         Args:
             rows: rows of metrics.csv.
-            last_round: the number of the last round after the final evaluation, or None while the
-                run goes on. Rows of the last round follow stricter rules, because metrics of single
-                classes are shown too.
+            last_round: the number of the last round, once the final evaluation has ended. None
+                while the run goes on. The last round has metrics by class, from which more can be
+                computed. So an accuracy of that round may have to be hidden.
         """
         last: dict[str, Any] = {split: {} for split in SPLITS}
         if last_round is not None:
@@ -304,10 +308,11 @@ class TrackingHook(Hook):
 
     @contextmanager
     def _stop_on_failure(self) -> Iterator[None]:
-        """Run the block. If it fails, log a warning, and send nothing more in this run.
+        """Run the ``with`` block. If it fails, log a warning, and send nothing more in this run.
 
         The exception is not raised again, so the run continues. ``tracker`` becomes None. If a
-        library is missing, the warning names the optional dependencies of fedsilo to install.
+        library is missing, the warning says which optional dependencies of fedsilo must be
+        installed.
         """
         try:
             yield
@@ -320,14 +325,15 @@ class TrackingHook(Hook):
 
 
 def means(metrics: Iterable[Row], traffic: Iterable[Row]) -> list[Scalar]:
-    """Return the mean of each metric and the sum of each traffic column over sites, by round.
+    """Compute each round's means of metrics and sums of traffic over sites, for a tracker.
 
     The name (``tag``) of a mean is ``<split>/<metric>``, and that of a sum ``traffic/<column>``.
-    Means are unweighted.
+    Means are unweighted. These rows are left out:
 
-    Some metrics are left out: those of one class or bin, those of another site's model, and those
-    with the prefix ``own-``. Metrics of the sites' own trained models are kept only on the training
-    split. The traffic of hellos (the sites' introductions) and of the final evaluation is left out.
+    - metrics of one class or bin,
+    - metrics with the prefix ``own-`` or of another site's model,
+    - metrics with the prefix ``trained-``, except on the training split,
+    - traffic of introductions ("hello") and of the final evaluation.
 
     Args:
         metrics: rows of metrics.csv.

@@ -28,8 +28,9 @@ def changed_software(directory: RunDirectory) -> str:
         The line, or "" if nothing has changed or if the directory has no config.toml.
 
     Raises:
-        RunDirectoryError: another version of fedsilo wrote config.toml, or it is malformed.
-        SettingError: config.toml cannot be read, or the run uses a removed setting.
+        RunDirectoryError: config.toml is malformed, or another version of fedsilo wrote it.
+        SettingError: config.toml cannot be read, or the run uses a setting that fedsilo has
+            removed.
     """
     path = directory.path / run_directory.CONFIG
     if not path.is_file():
@@ -47,11 +48,11 @@ def changed_software(directory: RunDirectory) -> str:
 
 
 def _read_versions(environment: Mapping[str, Any]) -> dict[str, str]:
-    """Read the versions of software, and the processor, from config.toml's environment, by name.
+    """Read the versions and the processor from an environment in the form of config.toml.
 
-    The result is name -> text. The names are those of packages, "fedsilo", "fedsilo's revision",
-    "Python" and "the processor". A missing entry is left out. A version is cut to 20 characters,
-    and the processor to 80.
+    The result maps names to texts. The names are those of packages, "fedsilo", "fedsilo's
+    revision", "Python" and "the processor". A missing entry is left out. A version is cut to 20
+    characters, and the processor to 80.
     """
     versions = {}
     for name, version in environment.get("packages", {}).items():
@@ -65,20 +66,20 @@ def _read_versions(environment: Mapping[str, Any]) -> dict[str, str]:
 
 
 def changed_site_software(directory: RunDirectory, participants: Participants) -> Iterator[str]:
-    """Yield a line for each set of software changes at sites since silos.json was written.
+    """Yield lines on software that has changed at sites since a run wrote silos.json.
 
-    A line lists the changes, and names every site with exactly these changes. These sites have no
+    Sites with exactly the same changes share one line, which names the sites. These sites are in no
     line:
 
     - a site without changes, or a new site,
-    - a site that does not answer now,
+    - a site that has not answered in the resumed run,
     - a site that states no software, such as a simulated site.
 
     If there is no silos.json, nothing is yielded.
 
     Args:
         directory: the directory of a resumed run, before silos.json is written anew.
-        participants: the sites that answered now.
+        participants: the sites that have answered in the resumed run.
 
     Raises:
         RunDirectoryError: silos.json cannot be read, or is malformed.
@@ -99,8 +100,9 @@ def changed_site_software(directory: RunDirectory, participants: Participants) -
 def _describe_changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
     """Describe the versions that differ, such as "torch 2.6 is now 2.7", sorted by name.
 
-    The descriptions are joined by commas. The text is empty if no version differs. A package that
-    is missing from ``before`` or ``now`` is left out. Each version is cut to 80 characters.
+    ``before`` and ``now`` map names of software to versions. A name that is in only one of them is
+    left out. The descriptions are joined by commas. The text is empty if no version differs. Each
+    version is cut to 80 characters.
     """
     parts = []
     for name in sorted(before.keys() & now.keys()):

@@ -44,7 +44,8 @@ def find_problems(checks: Sequence[Check[Case]], case: Case) -> Iterator[Fedsilo
     The checks after an error still run. Exceptions of other types are not caught.
 
     Args:
-        checks: functions that get ``case`` and return a FedsiloError or None, or raise one.
+        checks: functions that get ``case``. Each returns None or a FedsiloError, or raises a
+            FedsiloError.
         case: what the checks examine: a plan, or the sites that have answered.
     """
     for check in checks:
@@ -90,8 +91,8 @@ class Plan:
 def check_purpose(plan: Plan) -> Problem:
     """Return a SettingError unless the setting 'run.purpose' is "train".
 
-    With any other purpose, such as "survey", nothing would be trained. For "train", the result is
-    None.
+    With any other purpose, such as "survey", the command for a run would train nothing. For
+    "train", the result is None.
     """
     if plan.common.purpose == "train":
         return None
@@ -102,11 +103,13 @@ def check_purpose(plan: Plan) -> Problem:
 
 
 def check_weights(plan: Plan) -> Problem:
-    """Check that the weight files that the run needs exist. The result is always None.
+    """Check that the weight files that the run needs exist, and return None.
 
-    If 'train.initial-weights' names a file, the file must exist. An empty setting, or one that
-    begins with "timm:", names no file. Network "vit" needs 'vit.backbone-weights': "timm", "random"
-    or an existing file. For network "resnet22", this setting may also be empty.
+    These settings are checked:
+
+    - 'train.initial-weights' must name an existing file, unless it is empty or begins with "timm:".
+    - 'vit.backbone-weights' must be "timm", "random" or an existing file. It may be empty for
+      network "resnet22" but not for "vit". For all other networks it is ignored.
 
     Raises:
         SettingError: a file is missing, or network "vit" has no 'vit.backbone-weights'.
@@ -124,13 +127,13 @@ def check_weights(plan: Plan) -> Problem:
 
 
 def check_cut(plan: Plan) -> Problem:
-    """Check that splitting the images into silos leaves no silo empty. The result is always None.
+    """Check that splitting the images into silos leaves no silo empty, and return None.
 
-    A silo is the data of one simulated site. Without this check, the same error would come from
-    every silo. If fedsilo does not split the data set's images at random, nothing is checked.
+    A silo is the data of one simulated site. Without this check, every site would later report the
+    same error. If fedsilo does not split the data set's images at random, nothing is checked.
 
     Raises:
-        FedsiloError: from ``cut_of``, if a silo would be empty.
+        FedsiloError: a silo would be empty, or the data cannot be split as the settings say.
     """
     cut_of(plan.common)
     return None
@@ -139,8 +142,8 @@ def check_cut(plan: Plan) -> Problem:
 def check_vectorised(plan: Plan) -> Problem:
     """Return a SettingError if 'machine.vectorised' is above 1 but the engine is not "inline".
 
-    The setting is the number of sites to train as one batch. Engine "auto" counts as "inline" if
-    the plan has no Ray address. The result is None if the engine and the setting fit.
+    The setting is the number of sites to train as one batch. The engine "auto" counts as "inline"
+    if the plan has no Ray address. The result is None if the setting is allowed with the engine.
     """
     count = plan.common.vectorised
     if count <= 1 or (plan.engine in ("auto", "inline") and not plan.uses_ray()):
@@ -152,10 +155,10 @@ def check_vectorised(plan: Plan) -> Problem:
 
 
 def check_ray_address(plan: Plan) -> Problem:
-    """Return a SettingError if the plan has a Ray address but does not use Ray.
+    """Return a SettingError if the plan has a Ray address but an engine that never uses Ray.
 
-    A plan uses Ray if its engine is "ray", or "auto" with a Ray address. The result is None if the
-    plan has no address, or if it uses Ray.
+    The engines "ray" and "auto" accept a Ray address. For these engines, or without an address, the
+    result is None.
     """
     if not plan.ray_address or plan.uses_ray():
         return None
@@ -165,13 +168,12 @@ def check_ray_address(plan: Plan) -> Problem:
 
 
 def check_first_silo(plan: Plan) -> Problem:
-    """Check that the first silo's data and the run's initial weights can be loaded.
+    """Check that the data of the first silo and the run's initial weights load, and return None.
 
-    Only runs in Ray are checked, because there the same error would come late, from another
-    process, and be hard to read. The check is also skipped if fedsilo generates the data set
-    ("made-up"), or if the names of the data set's silos are unknown. Weights are loaded only if
-    'train.initial-weights' is set, or if the network is "resnet22" and 'vit.backbone-weights' is
-    set. The result is always None.
+    A silo is the data of one site, and the first one in the data set's list is loaded. Only runs in
+    Ray are checked, because errors in Ray come late and are hard to read. Nothing is checked if
+    fedsilo generates the data set ("made-up"), or if the silos' names are unknown. Weights are
+    loaded if 'train.initial-weights' is set, or if network "resnet22" has 'vit.backbone-weights'.
 
     Raises:
         FedsiloError: the data or the weights cannot be loaded.
@@ -193,8 +195,9 @@ def check_first_silo(plan: Plan) -> Problem:
 def check_memory(plan: Plan) -> Problem:
     """Return a SettingError if the processes that Ray starts need more than the free memory.
 
-    There are as many processes as sites, but at most cores / 'client-resources-num-cpus', or one
-    per core if that setting is 0. Each is assumed to need 0.4 GB.
+    Ray starts a process for each site. The number of Ray's cores, divided by
+    'client-resources-num-cpus' and rounded down, is the most. If that setting is 0, the most is one
+    process per core. Each process is assumed to need 0.4 GB of this machine's memory.
 
     Returns:
         The error, or None if the processes fit. The result is also None if the plan does not use
@@ -254,11 +257,11 @@ class Beginning:
 
 
 def check_site_count(beginning: Beginning) -> Problem:
-    """Check that enough sites take part for the run's settings. The result is always None.
+    """Check that enough sites take part for the run's settings, and return None.
 
     Raises:
-        SettingError: 'server.sites-per-round' is above the number of sites, or the aggregation or
-            secure aggregation needs more sites (``refuse_site_count``).
+        SettingError: there are fewer sites than 'server.sites-per-round', or each round asks too
+            few sites for 'server.aggregation' or for secure aggregation.
     """
     refuse_site_count(beginning.common, len(beginning.participants.sites()))
     return None
@@ -267,16 +270,17 @@ def check_site_count(beginning: Beginning) -> Problem:
 def check_same_sites(beginning: Beginning) -> Problem:
     """Return a RunDirectoryError if a resumed run has other sites, data or agreed weights.
 
-    The current sites are compared with silos.json, which the run wrote when it began. Only the
-    sites' software may differ, because hospitals may install a release meanwhile. If the method
-    lets sites join late, new sites are accepted, but a missing site never is. The result is None if
-    nothing differs, if the run is new, or if there is no run directory or no silos.json.
+    The facts that sites state are compared with those in silos.json, which the run wrote when it
+    began. Only the versions of software may differ. A missing site is never accepted. A new site is
+    accepted if the method lets sites join late. The result is None if nothing differs, if the run
+    is new, or if there is no silos.json.
     """
     common, directory = beginning.common, beginning.directory
     if directory is None or not common.resume or not (directory.path / SILOS).is_file():
         return None
     path = directory.path / SILOS
     before, now = directory.read_json(SILOS), silos_document(beginning.participants)
+    # Hospitals may install another release while a run is interrupted
     for facts in (*before.values(), *now.values()):
         facts.pop("software", None)
     if strategy_class(common.method).capabilities.late_join:
@@ -305,8 +309,8 @@ def check_early_stopping(beginning: Beginning) -> Problem:
 
     Returns:
         The error, or None if the metric is "none". The result is also None if at least one site
-        measures on validation samples whose labels can define the metric. AUC, for example, needs
-        samples of all classes. Labels that the server does not know exactly count as sufficient.
+        measures on validation samples with suitable labels. AUC, for example, needs samples of all
+        classes. If the server has no exact counts of a site's labels, they are taken as suitable.
     """
     common, metric = beginning.common, beginning.common.early_stopping_metric
     # Sites without validation samples never report, so they do not count here
@@ -331,9 +335,9 @@ def check_early_stopping(beginning: Beginning) -> Problem:
 def _may_report(metric: str, facts: SiteFacts, common: CommonSettings) -> bool:
     """Return whether a site's validation labels suffice to define ``metric``.
 
-    The run's task (classification, for example) has the rule, such as that AUC needs samples of all
-    classes. The result is True if the server does not know the exact label counts, as with
-    differential privacy. It is also True if the method is a plugin, because its metrics may differ.
+    The run's task decides. In classification, for example, AUC needs samples of all classes. The
+    result is True if the server does not know the exact label counts, as with differential privacy.
+    It is also True if the method is a plugin, because a plugin may define a metric differently.
     """
     counts = facts.label_counts.get("val")
     # Without exact counts nothing is known. A plugin's method may measure in its own way
@@ -353,12 +357,13 @@ SITE_CHECKS: tuple[Check[Beginning], ...] = (
 
 
 def missing_silos(participants: Participants, common: CommonSettings) -> Iterator[str]:
-    """Yield one line that names the silos that do not take part, or nothing if all take part.
+    """Yield a line with the names of the silos that do not take part, if there are any.
 
     A silo is a site's part of the data set. If 'server.sites' names the run's sites, other silos do
     not count as missing. If the server does not know the silos' names, no silo counts as missing.
-    In a simulation, the data set's own notices come first, such as a line on centres without
-    images.
+
+    In a simulation, the data set's own notices come before this line. An example is a line on
+    hospitals without images.
     """
     if participants.are_simulated():
         yield from data_set(common.dataset).notices(common)
@@ -379,9 +384,9 @@ def missing_silos(participants: Participants, common: CommonSettings) -> Iterato
 def _known_silos(common: CommonSettings, participants: Participants) -> list[str]:
     """Return the names of all silos, or an empty list if the server cannot know the names.
 
-    A silo is a site's part of the data set. The data set lists the names. If only real hospitals
-    know how many silos exist, the names in the operator's registry are returned instead, sorted.
-    The list is empty if that registry is missing, or if the data set cannot be read.
+    A silo is a site's part of the data set, which lists the names of its silos. If only real
+    hospitals know how many silos exist, the sorted names in the operator's registry are returned
+    instead. The list is empty if there is no registry then, or if the names cannot be read.
     """
     if silo_count(common) is None and not participants.are_simulated():
         registry = participants.terms.registry
@@ -395,13 +400,11 @@ def _known_silos(common: CommonSettings, participants: Participants) -> list[str
 
 
 def own_silos(participants: Participants, common: CommonSettings) -> Iterator[str]:
-    """Yield a line on classes and sample counts for each simulated site with the user's own data.
+    """Yield a line for each simulated site that has the user's own data, to let the user check it.
 
-    An example is "site a: classes no, yes; samples: 80 train, 10 val, 10 test".
-
-    The line lets the user check how fedsilo has read the files. Nothing is yielded for real sites
-    or for built-in data sets. A site without label counts is skipped. Classes without names are
-    numbered from 0.
+    The line gives the classes and the number of samples. An example is "site a: classes no, yes;
+    samples: 80 train, 10 val, 10 test". Nothing is yielded for real sites or for built-in data
+    sets. A site without label counts is skipped. Classes without names are numbered from 0.
     """
     if not participants.are_simulated() or data_set(common.dataset).origin != "own":
         return
@@ -427,9 +430,9 @@ def refused_nodes(participants: Participants, common: CommonSettings) -> Iterato
 def heaviest_site(participants: Participants, common: CommonSettings) -> Iterator[str]:
     """Yield one line if a single site reports more than 90 % of all training samples.
 
-    Such a site decides every average. A site that sends no label counts has 0 samples here. Nothing
-    is yielded for fewer than three sites, or if weights were agreed beforehand
-    ('run.site-weights').
+    Such a site decides averages that are weighted by samples. A site that sends no label counts is
+    taken to have 0 samples. Nothing is yielded for fewer than three sites, or if weights were
+    agreed beforehand ('run.site-weights').
     """
     sizes = {}
     for name, facts in participants.facts.items():
@@ -448,13 +451,13 @@ def odd_sites(participants: Participants, common: CommonSettings) -> Iterator[st
 
     For each site, these properties are reported in this order:
 
-    - unusual training labels, such as a single class, as the task judges them,
+    - unusual training labels. The task decides, and classification reports a single class,
     - no test samples,
     - splits on which the site withholds its metrics,
     - left-out samples.
 
-    If no site has test samples, a single line at the start says so in place of a line for each
-    site.
+    If no site has test samples, the first line of all says so. The lines of single sites on test
+    samples are then left out.
     """
     some_have_test = any(_has_test(facts) for facts in participants.facts.values())
     task = task_of(common)
@@ -481,7 +484,7 @@ def odd_sites(participants: Participants, common: CommonSettings) -> Iterator[st
 def _has_test(facts: SiteFacts) -> bool:
     """Return whether a site has test samples.
 
-    Without label counts, return whether the site measures on test samples.
+    If the site sent no label counts, the splits on which it measures decide (``measured``).
     """
     if not facts.label_counts:
         return "test" in facts.measured

@@ -68,15 +68,15 @@ def write_end(
 
     The files are written in this order:
 
-    - the model. If the method has no global model, standardisation.json takes its place, with the
-      statistics that standardise a table (no file without such statistics),
+    - the model. Without a global model, standardisation.json is written instead, if the run has
+      statistics that standardise the data,
     - privacy.json, the data that left the sites,
     - summary.json, the results and costs,
     - the documents: evidence.json and the method's own files.
 
-    If a document cannot be built or written, ``say`` prints a line, and the next one follows. Any
-    other error is raised. Until the documents are written, a marker file shows that the run has not
-    ended, so that a killed run can be resumed.
+    If a document cannot be built or written, ``say`` prints a line. Any other error is raised.
+    Until the documents are written, a marker file shows that the run has not ended and can be
+    resumed.
 
     Args:
         directory: the run directory.
@@ -117,15 +117,15 @@ def write_end(
 
 
 def _build_seconds(parts: Mapping[str, float], recorder: Recorder) -> dict[str, Any]:
-    """Build the entry 'seconds' of summary.json: the durations of a run's parts and of sites' work.
+    """Build the entry 'seconds' of summary.json: how long the run and the sites have worked.
 
     Args:
-        parts: the duration of each part of the run in seconds, by the part's name.
+        parts: the seconds of each part of the run, by the part's name, such as "rounds".
         recorder: has the working time of each site.
 
     Returns:
-        Part of the run -> its duration, rounded to three decimals. The entry "sites" has site ->
-        its working seconds, as recorded.
+        Part of the run -> its seconds, rounded to three decimals. The entry "sites" has site -> its
+        working seconds, as recorded.
     """
     seconds: dict[str, Any] = {}
     for name, value in parts.items():
@@ -140,11 +140,11 @@ def _build_seconds(parts: Mapping[str, float], recorder: Recorder) -> dict[str, 
 def _write_documents(
     directory: RunDirectory, loop: RoundLoop, recorder: Recorder, say: Callable[[str], None]
 ) -> None:
-    """Write evidence.json and the method's own documents.
+    """Write evidence.json and the method's own documents at the end of a run.
 
-    evidence.json is written only if a site has reported evidence, as sites with evidential networks
-    do. If one document cannot be written, ``say`` prints a line about it, and the next one follows.
-    But ``method.documents`` builds all of the method's documents at once. If it fails, one line is
+    evidence.json shows how certain the test predictions of evidential networks are. It is written
+    only if a site has reported such numbers. If one document cannot be written, ``say`` prints a
+    line, and the remaining documents are still written. If ``method.documents`` fails, a line is
     printed, and none of the method's documents is written.
     """
     state, method = loop.state, loop.method
@@ -164,7 +164,9 @@ def _write_documents(
 
 @contextmanager
 def _report_failure_of(document: str, say: Callable[[str], None]) -> Iterator[None]:
-    """Run the block that writes a document. If it fails, print the reason, and raise nothing.
+    """Run the ``with`` block that writes a document. If it fails, print the reason, and go on.
+
+    Every Exception counts as a failure.
 
     Args:
         document: the name of the document, for the printed line.
@@ -181,7 +183,7 @@ def _build_privacy(method: Method, hooks: RunHooks) -> dict[str, Any]:
 
     The content has the sentences on the data, the bytes, the guarantee and the epsilon. Without
     differential privacy, the guarantee is a sentence that there is none. If the method adds noise
-    without a guarantee, a description of it follows. ``privacy_document`` has the keys.
+    without a guarantee, a description of the noise is added.
     """
     guarantee: str | dict[str, Any] = summaries.NO_PRIVACY
     if hooks.privacy:
@@ -198,12 +200,13 @@ def _build_privacy(method: Method, hooks: RunHooks) -> dict[str, Any]:
 
 
 def _build_results(loop: RoundLoop, recorder: Recorder) -> dict[str, Any]:
-    """Build the part of summary.json that holds the results. Nothing in it is hidden.
+    """Build the part of summary.json that holds the results, including values that no page shows.
 
     The part has these entries:
 
     - the method, data set, seed, number of rounds and aggregation,
-    - the final test metrics by site, without those of one class, finding or bin,
+    - the final test metrics by site, without those for a single class, finding (one of several
+      labels of a sample), outcome or bin,
     - the means of the final test and validation metrics, over all sites and by distribution (group
       of sites),
     - the reason why training ended early, or None,
@@ -253,13 +256,14 @@ def show_end(
 ) -> None:
     """Print why training ended early, the test results, the best round and the run directory.
 
-    If the run knows only means over sites, a line of means replaces the table. If early stopping
-    found no best round, a line says so. Parts that the summary does not have are left out.
+    If ``summary`` has only means over sites, one line of means replaces the table. If early
+    stopping found no best round, a line says so. An entry that is empty or missing in ``summary``
+    gets no line.
 
     Args:
         directory: the run directory, whose path the last line names.
         method: the run's method, for its settings and the sites' facts.
-        recorder: has the metrics of the last round, which decide what may be shown.
+        recorder: has the metrics of the last round, which help to decide what must be hidden.
         summary: the content of summary.json.
         console: prints the lines.
     """
@@ -296,12 +300,12 @@ def _show_table(
     """Print the table of test results, with only the metrics that may be shown.
 
     Lines below the table name the metrics that are hidden at a site, and the sites that a mean
-    leaves out. If a metric is hidden, a last line says where the user finds all values.
+    leaves out. If a metric is hidden, a last line says that metrics.csv has all values.
 
     Args:
         method: the run's method, for its settings and sites.
         floors: decides which metrics may be shown.
-        summary: the content of summary.json, nothing hidden.
+        summary: the content of summary.json, with all values.
         console: prints the table and the lines.
     """
     headline, groups = shown_of(summary), _distributions_of(method)
@@ -335,11 +339,11 @@ _OF_PARTS = (
 
 
 def without_bins(values: summaries.Values) -> dict[str, dict[str, float]]:
-    """Return each site's metrics without those for a single class, finding or bin of samples.
+    """Return each site's metrics without those that describe only a part of its samples.
 
-    The name of a metric shows whether it is for such a part (``read_metric``). The mean of such
-    metrics over sites would have no meaning. Metrics of other sites' models are kept, and metrics
-    with an invalid name are left out. A site is kept even if none of its metrics remain.
+    Such a part is a class, a finding (one of several labels of a sample), an outcome or a bin. The
+    mean of such a metric over sites says little. Metrics of other sites' models are kept, and
+    metrics with an invalid name are left out. A site is kept even if none of its metrics remain.
 
     Args:
         values: site -> metric -> value.
@@ -357,18 +361,19 @@ def without_bins(values: summaries.Values) -> dict[str, dict[str, float]]:
 
 
 def evidence_document(values: summaries.Values) -> dict[str, Any]:
-    """Build evidence.json, which has bins of the test predictions by their certainty.
+    """Build evidence.json, which counts the test predictions of evidential networks in bins.
 
-    A bin holds the predictions whose certainty is in one of ten ranges. The families of metrics
-    with bins are "reliability" and "certainty". A site without bins is left out, and so is a family
-    without sites. So the document is empty if no site reported bins.
+    A bin has the predictions whose score is in one of ten ranges from 0 to 1. The family
+    "reliability" has bins of the largest class probability. The family "certainty" has bins of the
+    vacuity, which is high if the network has little evidence. Sites without bins and families
+    without sites are left out, so the document may be empty.
 
     Args:
         values: site -> metric -> value, on the test samples.
 
     Returns:
-        Family -> site -> number of the bin -> "count" (predictions), "right" (how many of them are
-        right) and "mean" (their mean certainty).
+        Family -> site -> number of the bin -> "count" (predictions), "right" (right ones among
+        them) and "mean" (their mean score).
     """
     document: dict[str, Any] = {}
     for family in (metric_names.RELIABILITY, metric_names.CERTAINTY):

@@ -55,16 +55,16 @@ class Meeting:
 def meet(grid: Grid, settings: RunSettings) -> Meeting:
     """Ask the sites for their facts, and check whether a run with these settings could begin.
 
-    Nothing is trained, and no run directory is made. The checks are those that a run makes once its
-    sites have answered. The method's initial state is built too. If one of these fails, the error's
-    text becomes the meeting's ``fault``, and ``leaves`` and ``noise`` are empty.
+    Nothing is trained, and no run directory is made. The sites are checked as in a run, and the
+    method's first state is built. If this fails, the error's text becomes ``fault``. The texts
+    ``leaves`` (the data that leave a site) and ``noise`` are then empty.
 
-    If no site can take part, nothing is checked. Then ``refused`` has the reasons, and ``sites``,
+    If no site can take part, nothing is checked. ``refused`` has the reasons, and ``sites``,
     ``notices``, ``leaves`` and ``fault`` are empty.
 
     Raises:
-        FedsiloError: too few or too many nodes are connected, 'server.sites' is not usable, or an
-            operator's file cannot be used.
+        FedsiloError: too few or too many nodes are connected, 'server.sites' is not usable, or a
+            file of the operator cannot be used.
     """
     common = settings.common
     met = hear_sites(grid, common, silo_count(common), terms_of(settings))
@@ -84,13 +84,13 @@ def meet(grid: Grid, settings: RunSettings) -> Meeting:
 
 
 def write_meeting(grid: Grid, settings: RunSettings) -> None:
-    """Meet the sites (``meet``), and write the result as JSON to the file of the meeting.
+    """Meet the sites (``meet``), and write the result as JSON into the folder of run directories.
 
-    A meeting is a rehearsal of a run. ``meeting_file`` gives the file's path. If the settings have
-    no run name, a name is generated for the file.
+    A meeting is a rehearsal of a run. The file is ``<run-name>-meeting.json``, and an existing file
+    is replaced. If the settings have no run name, a name is generated.
 
     Raises:
-        FedsiloError: from ``meet``.
+        FedsiloError: the sites cannot be met, or the folder is a relative path.
     """
     written = TypeAdapter(Meeting).dump_json(meet(grid, settings), indent=2)
     write_atomically(meeting_file(with_run_name(settings).common), written)

@@ -45,9 +45,9 @@ def run(
 ) -> RunDirectory:
     """Train over the sites of ``grid`` as ``settings`` state, and return the run directory.
 
-    This function writes the run's files, and prints notices, progress and the table of results. The
-    caller draws the pictures. If a resumed run has already finished, one line says so, and nothing
-    else happens.
+    This function writes the run's files, except for pictures. It prints notices, progress and the
+    table of results. If a resumed run has already finished, one line says so, and nothing else
+    happens.
 
     Args:
         grid: connects the server with the sites.
@@ -98,11 +98,11 @@ def run(
 
 @contextmanager
 def _note_failure(loop: RoundLoop, recorder: Recorder) -> Iterator[None]:
-    """If the block fails, add the error to the run's record of failures, and raise it again.
+    """If the ``with`` block fails, note the error in the run's failures, and raise it again.
 
-    The failure belongs to the round after the last finished one. A TooFewSitesError is not added,
-    because the record already has the failure of each site. If the record cannot be written, only
-    the error of the block is raised.
+    The failure is recorded for the round after the last finished one. A TooFewSitesError is not
+    recorded, because there is already a failure of each site. If the failure cannot be recorded,
+    only the error of the block is raised.
     """
     try:
         yield
@@ -119,11 +119,15 @@ def _note_failure(loop: RoundLoop, recorder: Recorder) -> Iterator[None]:
 
 
 def terms_of(settings: RunSettings) -> Terms:
-    """Return the conditions for a site to take part: the operator's files and the method's rule.
+    """Return the conditions for a site to take part, from the operator's files and the method.
 
-    The files are the registry of sites (``registry``) and the agreed weights (``weights``). Both
-    are optional. The method's rule (``unfit``) returns the reason why a site does not suit the
-    method, or None.
+    The fields are:
+
+    - ``registry``: the node id of each site,
+    - ``weights``: the agreed number of training samples of each site,
+    - ``unfit``: a function that returns why a site does not suit the method, or None.
+
+    ``registry`` and ``weights`` are None if the operator has no such file.
 
     Raises:
         SettingError: a file of the operator cannot be used.
@@ -132,18 +136,19 @@ def terms_of(settings: RunSettings) -> Terms:
 
 
 def chosen_aggregation(settings: RunSettings, participants: Participants) -> Aggregation:
-    """Return the run's aggregation rule, with 'auto' resolved to "mean" or "norm-clip".
+    """Return the run's rule for averaging models, with 'auto' resolved to "mean" or "norm-clip".
 
-    Real sites get "norm-clip", because it limits the influence of one hospital and hardly changes
-    an honest run (docs/results/norm-clip.csv). There are three exceptions, which get "mean", as in
-    the papers: simulations, runs with secure aggregation, and methods that do not support
-    "norm-clip" with these settings. Any rule other than 'auto' is returned unchanged.
+    "norm-clip" limits the size of each site's update, so that no hospital has too much influence.
+    'auto' becomes "mean" in simulations, with secure aggregation, and if the method does not
+    support "norm-clip" with these settings. In all other runs, it becomes "norm-clip". Any rule
+    other than 'auto' is returned unchanged.
     """
     common, cls = settings.common, strategy_class(settings.common.method)
     if common.aggregation != AUTO:
         return common.aggregation
     clipped = dataclasses.replace(common, aggregation="norm-clip")
     is_table = data_set(common.dataset).is_table
+    # The papers, which simulations repeat, average without clipping
     if participants.are_simulated() or common.secure_aggregation != "none":
         return "mean"
     try:
@@ -151,6 +156,7 @@ def chosen_aggregation(settings: RunSettings, participants: Participants) -> Agg
         settings.own.check(clipped, is_table)
     except SettingError:  # the method does not average, or not with these settings
         return "mean"
+    # It hardly changes an honest run (docs/results/norm-clip.csv)
     return clipped.aggregation
 
 
@@ -160,15 +166,16 @@ def assemble(
     """Build the round loop and its hooks, which observe the run and write its records.
 
     First, the aggregation 'auto' is replaced by "mean" or "norm-clip". A line is printed if it
-    becomes "norm-clip". Then the checks of the sites (``SITE_CHECKS``) run. A resumed run starts
-    from its newest checkpoint, if it has one.
+    becomes "norm-clip". Then the sites are checked: their number, changes since a resumed run
+    began, and whether they can report the metric for early stopping. A resumed run starts from its
+    newest checkpoint, if it has one.
 
     Returns:
-        The loop, at its starting state, and the hooks that the end of the run needs.
+        The loop at its starting state, and those hooks whose records are needed at the end.
 
     Raises:
-        FedsiloError: a check of the sites fails, the method cannot begin, or the checkpoints of a
-            resumed run are unusable.
+        FedsiloError: the sites fail a check, the method cannot build its first state, or the
+            checkpoints of a resumed run are unusable.
     """
     common, cls = settings.common, strategy_class(settings.common.method)
     say = printer(console)
@@ -218,9 +225,9 @@ def refuse_other_config(directory: RunDirectory, settings: RunSettings) -> None:
     checked if the directory has no config.toml.
 
     Raises:
-        RunDirectoryError: a decisive setting differs (the message has both values), or config.toml
-            is malformed or has another version.
-        SettingError: config.toml cannot be read, or this version refuses its settings or plugins.
+        RunDirectoryError: a decisive setting differs (the message has both values), config.toml is
+            malformed, or another version of fedsilo wrote it.
+        SettingError: config.toml cannot be read, or fedsilo refuses its settings or plugins.
     """
     path = directory.path / "config.toml"
     if not path.is_file():
@@ -242,15 +249,15 @@ def write_beginning(
 ) -> None:
     """Write silos.json, cut.json and config.toml before the first round.
 
-    silos.json is always written anew. cut.json, the split of the images into silos, is written only
-    for a simulation whose data set fedsilo splits at random. An existing config.toml is kept,
-    because the run is then resumed.
+    silos.json is always written anew. cut.json has the split of the images into silos. It is
+    written only for a simulation whose data set fedsilo splits at random. A resumed run keeps its
+    config.toml.
 
     Args:
         directory: the run directory.
         settings: the run's settings.
         participants: the sites that answered, with their facts.
-        launch: the engine and resources for config.toml; empty if unknown.
+        launch: the engine and resources for config.toml. It is empty if they are unknown.
     """
     directory.write_json(SILOS, run_directory.silos_document(participants))
     if participants.are_simulated():

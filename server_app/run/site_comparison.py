@@ -29,19 +29,19 @@ _MOST_BYTES = 2**30  # samples of more bytes take seconds to compare, so they ar
 
 
 def find_unlike_columns(participants: Participants, common: CommonSettings) -> list[UnlikeColumn]:
-    """Return the columns whose mean at one site is far from the other sites' means.
+    """Find the columns whose mean at one site suggests another unit than at the other sites.
 
-    A site is compared with the site that has the median mean among the others. Its mean is far in
-    one of two cases (``compare_sites`` has the exact rules):
+    A site is compared with the site whose mean is the median of the other sites' means. A column is
+    reported in these two cases:
 
     - The means differ by a factor of five or more. In addition, they are more than one standard
-      deviation apart, or the standard deviations differ by about the same factor.
-    - The means are more than three standard deviations apart, and a known change of unit, such as
-      mmol/l to mg/dl, converts one to the other.
+      deviation apart, or the standard deviations differ by a similar factor.
+    - The means are more than three standard deviations apart, and a known change of unit explains
+      this, such as mmol/l to mg/dl.
 
-    The list is empty if the level of trust is not 'server', or if no site sends sums of its
-    columns. A column is compared only at sites with enough values in it: at least the largest
-    'sums-min-count' of the run and of the sites that send sums.
+    A site needs enough values in a column: the largest 'sums-min-count' of the run and of the sites
+    that send sums. The list is empty if the level of trust is not 'server', or if no site sends
+    sums.
     """
     if common.trust != SERVER:
         return []
@@ -60,14 +60,16 @@ def unlike_columns_document(
 ) -> list[dict[str, str]]:
     """Build the entry 'unlike-columns' of summary.json: columns whose unit may differ at one site.
 
-    An unlike column is one whose mean at a site is far from its means at the other sites
-    (``find_unlike_columns``). Each is described by five strings: "column" (its name), "title" (its
-    name for readers), "site", "relation" (how the means differ, in words) and "question" (what the
-    site should check). The means themselves are left out, because reports show this entry, and the
-    mean of a column with few different values would reveal a count.
+    The mean of such a column at the site is far from the other sites' means. The means themselves
+    are left out, because reports show this entry, and a mean of few values could reveal a count.
 
     Returns:
-        A list with one mapping per column and site; empty if no column is unlike.
+        One mapping per column and site, or an empty list. The keys are:
+
+        - "column" and "title": the column's name, and its name for readers,
+        - "site": the name of the site,
+        - "relation": how the means differ, in words,
+        - "question": what the site should check.
     """
     found = find_unlike_columns(participants, common)
     entries = []
@@ -80,8 +82,9 @@ def unlike_columns_document(
 def unlike_columns(participants: Participants, common: CommonSettings) -> Iterator[str]:
     """Yield one line for each column and site where the mean is far from the other sites' means.
 
-    ``find_unlike_columns`` finds them, so there are lines only at trust 'server'. The first ten are
-    described. If there are more, an eleventh line gives the number of the remaining ones.
+    The first ten are described. If there are more, an eleventh line gives the number of the
+    remaining ones. Nothing is yielded unless the level of trust is 'server', because the server
+    does not know the means otherwise.
     """
     found = find_unlike_columns(participants, common)
     shown = found[:_SHOWN]
@@ -94,8 +97,8 @@ def unlike_columns(participants: Participants, common: CommonSettings) -> Iterat
 def _column_titles(columns: Sequence[UnlikeColumn], common: CommonSettings) -> list[str]:
     """Return the title of each column (its name for readers), in the order of ``columns``.
 
-    The title is that of the data set's schema or, if the schema has none, "column 'x'". It is made
-    one line, and is cut to 120 characters.
+    The data set's schema may give a column a title. Without one, the title is "column 'x'". Line
+    ends are removed, and the title is cut to 120 characters.
 
     Args:
         columns: the columns whose mean at one site is far from the other sites' means.
@@ -114,12 +117,12 @@ def _column_titles(columns: Sequence[UnlikeColumn], common: CommonSettings) -> l
 
 
 def equal_samples(participants: Participants, common: CommonSettings) -> Iterator[str]:
-    """Yield one line with the number of samples that more than one site has, unless it is 0.
+    """Yield one line if sites have samples in common, with the number of these samples.
 
-    The line names neither samples nor sites. Sites are compared by the digests of whole splits.
-    Simulated sites with the user's own data are also compared sample by sample, and the larger of
-    the two numbers counts. There is a line only at trust 'server', because at other levels sites
-    send no digests.
+    The line names neither samples nor sites. Sites send one digest for each split, so only splits
+    that are equal as a whole are found. For simulated sites with the user's own data, single
+    samples are compared too, and the larger number is given. Nothing is yielded unless the level of
+    trust is 'server', because sites send no digests otherwise.
     """
     if common.trust != SERVER:
         return
@@ -135,11 +138,11 @@ def equal_samples(participants: Participants, common: CommonSettings) -> Iterato
 
 
 def _count_in_equal_splits(participants: Participants) -> int:
-    """Count the samples in splits that two or more sites share.
+    """Count the samples in splits that are identical at two or more sites, found by their digests.
 
-    Sites share a split if its digest is equal at these sites. The samples of a shared split are
-    counted once, however many sites have it. A split counts as shared even if it has training data
-    at one site and test data at another. Empty splits are ignored.
+    The samples of such a split are counted once, however many sites have it. A split counts even if
+    it has training data at one site and test data at another. Splits that overlap only in part are
+    not found. Empty splits are ignored.
     """
     owners: dict[str, set[str]] = {}
     sizes: dict[str, int] = {}
@@ -156,7 +159,8 @@ def _count_equal_samples(participants: Participants, common: CommonSettings) -> 
     """Count the distinct samples that more than one simulated site has, in any of their splits.
 
     Two samples are equal if both their inputs and their labels are equal. If the inputs of all
-    sites together exceed 1 GiB, or if a site's files cannot be read, the result is 0.
+    sites together exceed 1 GiB, nothing is counted, and the result is 0. The same holds if a site's
+    files cannot be read.
     """
     counts: Counter[bytes] = Counter()
     left = _MOST_BYTES
@@ -175,8 +179,8 @@ def _count_equal_samples(participants: Participants, common: CommonSettings) -> 
 def _digest_samples(silo: Silo) -> set[bytes]:
     """Return a 16-byte BLAKE2b digest of each distinct sample in a silo's splits.
 
-    A digest covers the sample's input and its label. So two samples have the same digest if both
-    are equal.
+    A digest covers the sample's input and its label. Two samples have the same digest only if their
+    inputs and their labels are equal.
     """
     digests = set()
     for split in silo.splits().values():

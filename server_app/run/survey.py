@@ -34,17 +34,20 @@ def run_survey(
 ) -> RunDirectory:
     """Ask the connected sites to describe their data, and write the answers to survey.json.
 
-    Nothing is trained. The file is in a new run directory, and also has the distances between sites
-    (``survey_document``). ``say`` prints one line for each node without a usable answer, one line
-    that lists the sites, and one line with the path of the file.
+    Nothing is trained. The file also has the distances between sites (``survey_document``). ``say``
+    prints a line for each refused answer, a line that lists the sites, and a line with the path of
+    the file.
 
     Returns:
-        The run directory, which has no other file.
+        The new run directory, in which survey.json is the only file.
 
     Raises:
-        FedsiloError: no site gives a usable answer, too few or too many nodes are connected, or one
-            of the operator's files (registry and agreed weights) cannot be used. The error is also
-            raised if the directory exists already or has an invalid name. Nothing is written then.
+        FedsiloError: in one of these cases, in which nothing is written:
+
+            - No site gives a valid answer.
+            - Too few or too many nodes are connected.
+            - A file of the operator cannot be used.
+            - The directory exists already or has an invalid name.
     """
     settings = with_run_name(settings)
     common = settings.common
@@ -63,10 +66,12 @@ def survey_document(surveyed: Surveyed, common: CommonSettings) -> dict[str, Any
 
     The keys are:
 
-    - "version" (1), "run" (the run's name), "dataset", and "asked" (the UTC time now),
+    - "version": 1,
+    - "run" and "dataset": the names of the run and of the data set,
+    - "asked": the present time in UTC,
     - "sites": site -> its answer,
-    - "columns": column -> its title, and words for its levels (the values of a category), from the
-      schema on this machine,
+    - "columns": column -> its "title" and the words for its "levels" (values of a category), as
+      this machine's schema has them,
     - "distances": split -> the result of ``distances``,
     - "refused": a line for each refused node.
 
@@ -97,11 +102,12 @@ def survey_document(surveyed: Surveyed, common: CommonSettings) -> dict[str, Any
 
 
 def distances(answers: Mapping[str, Survey], split: str) -> dict[str, list[dict[str, Any]]]:
-    """Return the Jensen-Shannon distances between each pair of sites, for labels and each feature.
+    """Return the Jensen-Shannon distance of each pair of sites, for labels and for each feature.
 
     A distance of 0 means equal distributions on the split, and 1 means distributions that have
     nothing in common (``distance``). Labels are compared only if both sites declare the same
-    classes. A feature is compared only if both sites declare it in the same way.
+    classes. A feature is compared only if both sites declare the same name and the same bins or
+    levels.
 
     Args:
         answers: site -> its answer.
@@ -154,9 +160,9 @@ def distance(
 ) -> float | None:
     """Return the Jensen-Shannon distance (base 2) between two sites' counts, rounded to 4 places.
 
-    Cells that either site suppressed are merged into one cell at both sites. The count of this cell
-    is the rest of the site's total. Merging can only reduce the distance, so the true distance is
-    at least the returned one.
+    Cells that either site suppressed are merged into one cell at both sites. A site's count in this
+    cell is its total minus its other counts. Merging can only reduce the distance, so the true
+    distance is at least the returned one.
 
     The result is None in these cases:
 
@@ -196,18 +202,19 @@ def _cell_shares(
 ) -> npt.NDArray[np.float64] | None:
     """Convert one site's counts to shares of its samples, which add up to 1.
 
-    Cells are the classes, or the bins of a histogram. If a site has suppressed some cells, these
-    become one last cell. Its count is the rest of the total.
+    Cells are the classes, or the bins of a histogram. Cells that this site or the compared site has
+    suppressed are merged into one last cell. Its count is ``total`` minus the other counts.
 
     Args:
         counts: the counts of the cells that were not merged.
-        total: the number of the site's samples; None if unknown. It is used only if ``merged`` is
-            True.
+        total: the number of the site's samples, or None if unknown. It is used only if ``merged``
+            is True.
         merged: whether some cells were merged.
 
     Returns:
-        The shares, (cells,), or (cells + 1,) if ``merged``. None if there are no samples, or if
-        cells were merged but ``total`` is unknown or below the sum of ``counts``.
+        The shares, with shape (cells,). If ``merged``, one more share is at the end. The result is
+        None if there are no samples, or if cells were merged but ``total`` is unknown or below the
+        sum of ``counts``.
     """
     cells, every = list(counts), sum(counts)
     if merged:
