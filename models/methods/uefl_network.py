@@ -112,9 +112,8 @@ class UEFLNetwork(SiteNetwork):
     def loss(self, inputs: Tensor, labels: Tensor) -> Tensor:
         """Compute the training loss of a batch: the classification loss plus the codebook loss.
 
-        The classifier reads each token's nearest codeword instead of the token. In the backward
-        pass, the gradient of the codeword goes unchanged to the token. The codebook loss is the
-        weighted squared error between tokens and codewords.
+        The classifier reads each token's nearest codeword, and passes its gradient unchanged to the
+        token. The codebook loss is the weighted squared error between tokens and codewords.
         """
         logits, tokens, codewords = self._quantise(inputs)
         return self.classifier.criterion(logits, labels) + _codebook_loss(tokens, codewords)

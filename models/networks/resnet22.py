@@ -46,9 +46,9 @@ class PreActivationBlock(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Apply batch norm, ReLU and a convolution twice, and add a shortcut.
 
-        The shortcut is the input if its shape fits. Otherwise it is a 1x1 convolution after the
-        first batch norm and ReLU. Maps (batch, before, height, width) become (batch, after,
-        height/stride, width/stride), with the sides rounded up.
+        The shortcut is the input. In the first block of a stage, a 1x1 convolution of the input
+        after the first batch norm and ReLU replaces it. Maps (batch, before, height, width) become
+        (batch, after, height/stride, width/stride), with the sides rounded up.
         """
         active = torch.relu(self.bn1(x))
         shortcut = x

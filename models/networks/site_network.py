@@ -146,10 +146,10 @@ class FrozenPart(nn.Module):
 def frozen_weights_in(module: nn.Module, kind: torch.dtype) -> Iterator[None]:
     """Keep the weights of frozen layers in autocast's type ``kind`` during a ``with`` block.
 
-    Autocast would convert these weights in each step, and converting them once saves time. It
-    affects the linear layers and 2D convolutions inside a ``FrozenPart``, a part that is not
-    trained. Afterwards the weights have their exact values again. The block must run the network
-    under autocast, because inputs and weights would otherwise differ in type.
+    Autocast would convert these weights in each step, and a single conversion saves time. The
+    frozen layers are the linear layers and 2D convolutions inside a ``FrozenPart``, a part that is
+    not trained. Afterwards the weights have their exact values again. The block must run the
+    network under autocast. Otherwise inputs and weights differ in type.
 
     Args:
         module: the network.

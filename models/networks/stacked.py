@@ -209,7 +209,7 @@ class _Norm(_Layer):
 
         A site with fewer than ``most`` rows is padded at the end. In training mode, a site's mean
         and variance are those of its real rows, and they update the running statistics. In eval
-        mode, the running statistics are used. If the layer has no momentum, padding is not left
+        mode, any running statistics are used. If the layer has no momentum, padding is not left
         out.
         """
         layer, arrays, rows = self._of_one[0], self.current_arrays(), self._rows

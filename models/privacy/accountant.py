@@ -143,5 +143,6 @@ def counts_noise_for(budget: float, delta: float) -> float:
     Raises:
         SettingError: no noise is enough for a quarter of the budget.
     """
+    # Releases add up by 1 / noise², so a quarter of epsilon is only a sixteenth of the sum
     usual = noise_for(_OF_COUNTS * budget, delta, lambda noise: {(noise, 1.0): 1})
     return min(max(usual, _LEAST_COUNTS), _MOST_COUNTS)

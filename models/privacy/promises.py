@@ -10,7 +10,7 @@ from fedsilo.core.tasks import TASKS
 
 
 def statistics_noise(common: CommonSettings) -> float:
-    """Return the noise multiplier for all releases of a private run that are not gradients.
+    """Return the noise multiplier for a site's statistics, such as class means and metrics.
 
     It is 'privacy.statistics-noise'. If this setting is 0, it is 'privacy.noise-multiplier'.
     """
@@ -40,13 +40,13 @@ def check_privacy_settings(common: CommonSettings, table: bool = False) -> None:
 
 
 def _find_not_private(common: CommonSettings, table: bool) -> Iterator[str]:
-    """Yield an error message for each setting that contradicts DP-SGD.
+    """Yield an error message for each setting that contradicts private training (DP-SGD).
 
     'privacy.sample-clip-norm' and 'privacy.noise-multiplier' must both be set or both be 0. If the
-    norm is 0, any further messages are about settings that then have no effect. If it is set, each
-    of these gives a message:
+    norm is 0, settings that would then have no effect give messages too. If it is set, each of
+    these gives a message:
 
-    - A method that the patients' noise would not cover (``why_not_private``).
+    - A method that sends values without noise (``why_not_private``).
     - For a table, a value of 'data.standardise' other than 'declared'.
     - Class weights 'balanced', compressed updates, or precision 'fp16'.
     - 'train.epoch-steps' or gradient checkpointing, in one message.

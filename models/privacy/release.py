@@ -59,6 +59,7 @@ class Release:
         the batch, so the clipping norm would not bound the patient's influence. A simulation, which
         sets ``source``, may use larger batches, because it protects no real patients.
         """
+        # A server could craft weights that turn last bits into large differences
         return self.source is None
 
     def parts(self, rows: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -131,9 +131,12 @@ def _pairs_with_error(middle: _Floats, w: _Floats) -> tuple[_Floats, _Floats]:
     """
     logarithm = np.log(w)
     f = np.sqrt(-2 * logarithm / w)
+    # The first bits leave w uncertain by less than 2^-50 sqrt(w) + 2^-104, rounding included
     of_w = (2.0**-50 * np.sqrt(w) + 2.0**-104) / w
     # Both terms in brackets are positive, because w is below 1 and its logarithm below 0
+    # The relative error of f is |1/2 - 1/(2 ln w)| times that of w
     of_f = f * (of_w * (0.5 - 0.5 / logarithm) + _LIBRARY)
+    # The error of u f has two parts: u times the error of f, and f times the error of u
     error = np.abs(middle) * of_f[:, None] + _HALF * f[:, None]
     return middle * f[:, None], 4 * error
 

@@ -63,8 +63,8 @@ class Quantisation:
         """Round values of any shape to integer levels, uint32.
 
         Values are clipped to -``limit``..``limit``. Level 0 stands for -limit, and level 2^``bits``
-        - 1 for limit. Neighbouring levels are one ``step`` apart. A NaN or infinite value counts as
-        0, because an error would tell the server about it.
+        - 1 for limit. Neighbouring levels are one ``step`` apart. A NaN or infinite value is
+        replaced by the value 0, because an error would tell the server about it.
         """
         finite = np.where(np.isfinite(values), values, 0.0)
         cut = np.clip(finite, -self.limit, self.limit)

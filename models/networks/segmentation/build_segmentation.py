@@ -44,11 +44,11 @@ class PyramidNetwork(Segmenter):
         self.head = pixel_head(pyramid.widths[0], classes)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Map images in -1..1 (batch, channels, h, w) to pixel logits (batch, classes, h, w).
+        """Map images (batch, channels, h, w) to pixel logits (batch, classes, h, w).
 
-        The decoder starts from the encoder's coarsest map. Step by step it resizes the map to the
-        encoder's next finer map, concatenates the two maps and convolves them. The last layer turns
-        the finest map into logits.
+        The images are scaled by ``float_inputs`` before. The decoder starts from the encoder's
+        coarsest map. Step by step it resizes the map to the encoder's next finer map, concatenates
+        the two maps and convolves them. The last layer turns the finest map into logits.
         """
         *finer, x = self.pyramid(images)
         for skip, block in zip(reversed(finer), reversed(self.decoder), strict=True):
@@ -62,9 +62,9 @@ class PyramidNetwork(Segmenter):
         return last
 
     def trunk(self) -> nn.Module | None:
-        """Return the part of the network that can take the weights of a trained classifier.
+        """Return the part of the network that can take the weights of an earlier classifier.
 
-        The part's arrays have the same names as in that classifier. They depend on the network:
+        The part's arrays have the same names as in the run of that classifier:
 
         - U-Net: the convolutional encoder, under the name ``encoder``.
         - A network with a ViT: the ViT with its prompts.

@@ -160,8 +160,8 @@ class TransPyramid(Pyramid):
     def forward(self, images: Tensor) -> list[Tensor]:
         """Map images (batch, channels, h, w) to maps, finest first, each half as large as the last.
 
-        The first map has the images' size. All maps but the last one come from convolutions. The
-        last map is the ViT's, with one place for each patch.
+        The first map has the images' size. All maps but the last one are convolutional. The last
+        map is the ViT's, with one place for each patch.
         """
         maps, last = _before_pools(self.stages, images)
         if len(maps) + 1 < len(self.widths):

@@ -125,11 +125,12 @@ class SwinUnet(Segmenter):
         self.head = pixel_head(channels[0], classes)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Map images in -1..1 (batch, channels, h, w) to pixel logits (batch, classes, h, w).
+        """Map images (batch, channels, h, w) to pixel logits (batch, classes, h, w).
 
-        The decoder starts from the encoder's coarsest map. At each finer scale it doubles its map's
-        sides and concatenates the encoder's map of that scale. A linear layer and two Swin blocks
-        follow. Finally each cell is expanded to its pixels, which a 1x1 convolution classifies.
+        The images are scaled by ``float_inputs`` before. The decoder starts from the encoder's
+        coarsest map. At each finer scale it doubles its map's sides and concatenates the encoder's
+        map of that scale. A linear layer and two Swin blocks follow. Finally each cell is expanded
+        to its pixels, which a 1x1 convolution classifies.
         """
         *finer, x = self.swin(images)
         x = self.norm(x)
