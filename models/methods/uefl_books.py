@@ -70,7 +70,7 @@ def start_book(
         round_: the last round before the book starts. It is part of K-means' seed.
 
     Returns:
-        The codewords (codes, dimension), float32.
+        The codewords (n, dimension), float32, with n at most 'uefl.codes'.
     """
     if not parts:
         return gaussian_codebook(settings.codes, dimension, seed, book).numpy()

@@ -75,7 +75,7 @@ class UEFLNetwork(SiteNetwork):
     def books(self) -> dict[str, Tensor]:
         """Return the codewords of each codebook, in the order of the codebooks' numbers.
 
-        The result maps ``codebook.<number>`` to codewords (codes, length) without gradient. The
+        The result maps ``codebook.<number>`` to codewords (n, length) without gradient. The
         length is that of one segment of a token.
         """
         books: dict[str, Tensor] = {}

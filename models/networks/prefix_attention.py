@@ -27,7 +27,7 @@ def prefix_attention(
 
     Returns:
         New tokens (batch, tokens, channels), and the attention weights (batch, heads, tokens,
-        prompts + tokens) float32. The weights are None if not asked for.
+        prompts + tokens) float32. The latter are None if ``weights`` is False.
     """
     q, k, v = _project_with_prefix(layer, x, prompts)
     attention = None

@@ -197,7 +197,7 @@ def _check_shapes(
 
     Raises:
         SettingError: an array has another shape. If the image channels differ, the error names the
-            two numbers. Otherwise the error blames the width, and names the file's 'network.width'.
+            two numbers. Otherwise it names the 'network.width' that suits the weights.
     """
     setting, first = f"setting '{source.setting}'", given[source.first]
     channels = wanted[source.first].shape[1]
