@@ -164,8 +164,8 @@ class _Layer(nn.Module):
         """Return the stacked arrays of the sites in the current batch: name -> (sites, ...).
 
         The arrays are the layer's weights and buffers. The batch has rows of the first sites of the
-        stack, and ``rows.sizes`` has one entry for each of these sites. The arrays are views, so a
-        change in place reaches the stack.
+        stack, and ``rows.sizes`` has one entry for each of these sites. A change of the arrays in
+        place reaches the stack.
         """
         sites = len(self._rows.sizes)
         current: dict[str, Tensor] = {}

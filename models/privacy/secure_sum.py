@@ -102,8 +102,8 @@ def quantisation(common: CommonSettings, sites: int, samples: int = SAMPLES) -> 
 def weigh_site(levels: Quantisation, samples: int) -> float:
     """Return the weight of a site in a secret sum: ``samples`` / ``levels.samples``, at most 1.
 
-    ``levels.samples`` is the number above which a site's further samples are ignored. A site with
-    more samples is not refused, because a refusal would reveal its size.
+    A site with more than ``levels.samples`` samples is weighted as if it had only this number. It
+    is not refused, because a refusal would reveal its size.
     """
     return min(samples, levels.samples) / levels.samples
 
