@@ -25,12 +25,16 @@ def gaussian_codebook(codes: int, dimension: int, seed: int, book: int) -> Tenso
 def cluster_tokens(
     tokens: Tensor, settings: UEFLSettings, seed: int, min_samples: int
 ) -> Centroids:
-    """Cluster a site's tokens (n, l, c) into at most 'uefl.codes' centroids (section 3.2).
+    """Cluster a site's tokens into at most 'uefl.codes' centroids by K-means.
 
-    Each token is first split into 'uefl.segments' features. A centroid is left out if it is the
-    mean of fewer than 'uefl.centroid-min-count' features. It is also left out if its effective
-    number of samples, which is low if one sample dominates, is below ``min_samples``. ``seed``
-    decides K-means' first centres.
+    The tokens are (samples, tokens, channels). Each token is first split into 'uefl.segments'
+    features. A centroid that few samples dominate is left out, because it could reveal a patient.
+
+    Args:
+        tokens: the encoder's outputs.
+        settings: the settings of UEFL.
+        seed: decides the first centres.
+        min_samples: the smallest effective number of samples of a centroid.
     """
     features = tokens.reshape(-1, tokens.shape[-1] // settings.segments)
     return local_centroids(
@@ -51,22 +55,22 @@ def start_book(
     seed: int,
     round_: int,
 ) -> FloatArray:
-    """Build the initial codewords (n, dimension) of a book, a codebook that several sites share.
+    """Build the initial codewords of a book, a codebook that several sites share.
 
-    Weighted K-means merges the sites' centroids to at most 'uefl.codes' codewords. If the sites
-    sent no more centroids than that, the centroids become the codewords unchanged. If ``parts`` is
-    empty, 'uefl.codes' codewords are drawn from a normal distribution.
+    K-means, weighted by the counts, merges the sites' centroids to at most 'uefl.codes' codewords.
+    If the sites sent no more centroids than that, the centroids become the codewords unchanged. If
+    ``parts`` is empty, 'uefl.codes' codewords are drawn from a normal distribution.
 
     Args:
-        book: the number of the book. 0 is the first book, which may be refreshed during a run.
-        parts: the sites' centroids. Empty if no site sent any.
+        book: the number of the book.
+        parts: the sites' centroids with their counts. Empty if no site sent any.
         settings: the settings of UEFL.
         dimension: the length of a codeword.
         seed: the run's seed.
-        round_: the last round before the book starts, which is part of K-means' seed.
+        round_: the last round before the book starts. It is part of K-means' seed.
 
     Returns:
-        The codewords, float32.
+        The codewords (n, dimension), float32, with n at most 'uefl.codes'.
     """
     if not parts:
         return gaussian_codebook(settings.codes, dimension, seed, book).numpy()
@@ -81,20 +85,22 @@ def start_book(
 def centroid_fault(
     arrays: Mapping[str, FloatArray], stated: float, codes: int, features: float
 ) -> str | None:
-    """Describe the fault in a site's reply about its centroids, as a clause; None if it is valid.
+    """Return the fault in a site's reply about its centroids, as a clause, or None without a fault.
 
-    - With arrays, there must be as many centroids as counts and as ``stated``, at most ``codes``.
-      The counts must be whole numbers of at least 1, and their sum at most ``features``.
-    - Without arrays, ``stated`` must be a whole number from 0 to ``codes``.
+    Without arrays, ``stated`` must be a whole number from 0 to ``codes``. With arrays:
+
+    - The numbers of centroids and of counts must equal ``stated``, and be at most ``codes``.
+    - Each count must be a whole number of at least 1.
+    - The sum of the counts must be at most ``features``.
 
     Whether the centroids are finite is not checked here.
 
     Args:
-        arrays: ``centroids`` (k, c / s), and ``counts`` (k,) with the number of features behind
-            each centroid. Empty if the site only states how many codewords it started.
-        stated: k, the number of codewords that the reply states.
+        arrays: ``centroids`` (k, dimension), and ``counts`` (k,), the number of features behind
+            each centroid. Empty if the site only states a number.
+        stated: the number k that the reply states.
         codes: the largest number of codewords.
-        features: the site's number of training features: one for each sample, token and segment.
+        features: the number of the site's training features. Each segment of a token is a feature.
     """
     if not arrays:
         if stated in range(codes + 1):
@@ -114,7 +120,7 @@ def centroid_fault(
 
 
 def segment_dimension(channels: int, segments: int) -> int:
-    """Return the length of a codeword: channels c divided by segments s.
+    """Return the length of a codeword: the number of channels divided by the number of segments.
 
     Raises:
         SettingError: 'uefl.segments' does not divide the encoder's channels.

@@ -73,10 +73,10 @@ class UEFLNetwork(SiteNetwork):
         return self.codebooks.codewords()
 
     def books(self) -> dict[str, Tensor]:
-        """Return the codewords of each book (codebook), in the order of the books' numbers.
+        """Return the codewords of each codebook, in the order of the codebooks' numbers.
 
-        The result maps ``codebook.<number>`` to codewords (n, c / s) without gradient, for tokens
-        of c channels in s segments.
+        The result maps ``codebook.<number>`` to codewords (n, length) without gradient. The
+        length is that of one segment of a token.
         """
         books: dict[str, Tensor] = {}
         for name in sorted(self.codebooks, key=int):
@@ -84,10 +84,10 @@ class UEFLNetwork(SiteNetwork):
         return books
 
     def encode(self, inputs: Tensor) -> Tensor:
-        """Map images (batch, channels, height, width) to tokens z (batch, l, c).
+        """Map images (batch, channels, height, width) to tokens (batch, tokens, channels).
 
-        Unless 'uefl.token-norm' is 'none', each token is normalised over its channels (layer norm
-        without weights).
+        If 'uefl.token-norm' is 'layer', each token is normalised over its channels, without trained
+        weights. If it is 'none', the tokens stay unchanged.
         """
         tokens = self.classifier.encode(inputs)
         if self.settings.token_norm == "none":
@@ -110,25 +110,24 @@ class UEFLNetwork(SiteNetwork):
         return self.classifier.classify(features)
 
     def loss(self, inputs: Tensor, labels: Tensor) -> Tensor:
-        """Compute the training loss of a batch (eq. 7), a scalar: criterion plus codebook loss.
+        """Compute the training loss of a batch: the classification loss plus the codebook loss.
 
-        The classifier reads the codewords instead of the tokens. Its gradient is passed unchanged
-        from the codewords to the tokens.
+        The classifier reads each token's nearest codeword, and passes its gradient unchanged to the
+        token. The codebook loss is the weighted squared error between tokens and codewords.
         """
         logits, tokens, codewords = self._quantise(inputs)
         return self.classifier.criterion(logits, labels) + _codebook_loss(tokens, codewords)
 
     def losses(self, inputs: Tensor, labels: Tensor) -> Tensor:
-        """Compute the loss of each sample, (batch,): its cross-entropy plus its own codebook loss.
+        """Compute the loss of each sample, (batch,): its cross-entropy plus its codebook loss.
 
-        It is used where several sites' networks are trained as one, so that the samples of a batch
-        belong to different sites. The network's criterion is not used. If the criterion is the
-        plain cross-entropy, without evidence and class weights, the mean of the result equals
-        ``loss``.
+        The vectorised simulation needs it, because a batch there holds samples of several sites.
+        The network's criterion is not used. If the criterion is the plain cross-entropy without
+        class weights, the mean of the result equals ``loss``.
 
         Args:
             inputs: (batch, *input_shape).
-            labels: (batch,).
+            labels: the class of each sample, (batch,).
         """
         logits, tokens, codewords = self._quantise(inputs)
         return cross_entropies(logits, labels) + torch.vmap(_codebook_loss)(tokens, codewords)
@@ -159,10 +158,10 @@ class CodeUse:
         self.elements = 0
 
     def see(self, tokens: Tensor) -> None:
-        """Add a batch of tokens (batch, l, c) to the running counts and sums of codeword use.
+        """Add a batch of tokens (batch, tokens, channels) to the statistics of codeword use.
 
         Each segment of a token adds 1 to the count of its nearest codeword. The squared differences
-        between tokens and codewords are added up, and so is the number of the tokens' elements.
+        between tokens and codewords are summed, and the numbers behind this sum are counted.
         """
         nearest = self.network.nearest(tokens)
         codes = nearest.codes.flatten().cpu()
@@ -174,8 +173,8 @@ class CodeUse:
         """Return the metrics over all batches so far (at least one): name -> value.
 
         - ``codeword-distance``: the mean squared error between tokens and codewords.
-        - ``codebook-loss``: the loss of eq. 6, which is 1.25 times this error.
-        - ``perplexity``: the perplexity of the frequencies with which the codewords are used.
+        - ``codebook-loss``: the codebook's part of the training loss, 1.25 times this error.
+        - ``perplexity``: the exponential of the entropy of the codewords' frequencies.
         """
         # Both terms of eq. 6 have this value; they differ only in their gradients and weights
         distance = self.squared / self.elements

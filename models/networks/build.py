@@ -31,10 +31,10 @@ def build_classifier(
 ) -> TokenClassifier:
     """Build the network that the settings name, with initial weights drawn from the run's seed.
 
-    If the task has a network of its own (``Task.network``), that network is built instead. The task
-    also decides the loss. The classifier is evidential if 'train.loss' is 'evidential'. It is also
-    evidential if 'train.loss' is 'auto', the network is a ViT and the task has an evidential loss.
-    If training is private per patient, group norm replaces batch norm.
+    If the task has its own builder (``Task.network``), that builder makes the network. For any
+    other task, the loss is evidential in two cases: 'train.loss' is 'evidential', or it is 'auto'
+    for a ViT whose task has an evidential loss. Otherwise the task's criterion is used. If training
+    is private, group norm replaces batch norm.
 
     Args:
         settings: the run's common settings.
@@ -42,9 +42,8 @@ def build_classifier(
         task: the task, with the scale of a numeric outcome. None means the task in ``settings``.
 
     Returns:
-        The network in training mode, on torch's default device, or on the CPU if it comes from a
-        plugin or timm. A ViT's backbone may still lack its pretrained weights, which
-        ``load_backbone`` loads. The state of torch's global random generators is unchanged.
+        The network in training mode. A network of a plugin or of timm is on the CPU. A ViT's
+        backbone may still lack its pretrained weights, which ``load_backbone`` loads.
 
     Raises:
         SettingError: the network does not suit the kind of data, the images are too small for it,
@@ -83,13 +82,13 @@ def build_classifier(
 
 
 def _build_for_task(task: Task, settings: CommonSettings, shape: NetworkShape) -> TokenClassifier:
-    """Build the network of a task that has its own, with initial weights drawn from the seed.
+    """Build the network of a task with its own builder, with initial weights drawn from the seed.
 
-    ``task.network`` names the function that builds it, as ``module:function``. The module is
-    imported here. If training is private per patient, group norm replaces batch norm.
+    ``task.network`` names the builder as ``module:function``, and its module is imported here. If
+    training is private, group norm replaces batch norm.
 
     Raises:
-        SettingError: the function refuses the settings or the images.
+        SettingError: the builder refuses the settings or the shape of the images.
     """
     module, _, name = task.network.partition(":")
     build = getattr(import_module(module), name)
@@ -103,13 +102,12 @@ def _build_for_task(task: Task, settings: CommonSettings, shape: NetworkShape) -
 def network_kind(settings: CommonSettings, shape: NetworkShape) -> str:
     """Return the name of the network that the run trains, such as ``conv``.
 
-    'auto' is VGG16 for the colour data sets in ``AUTO_NETWORKS``; otherwise it is the first network
-    for the kind of data: 'conv' for images, 'logistic' for a table. The networks of plugins and of
-    timm are not checked.
+    'auto' becomes 'vgg16-bn' for the colour data sets in ``AUTO_NETWORKS``. For other data it
+    becomes 'conv' for images and 'logistic' for a table. Whether a network of a plugin or of timm
+    takes the data is not checked.
 
     Raises:
-        SettingError: one of fedsilo's networks for images is set but the data are a table, or the
-            reverse.
+        SettingError: a built-in network for images is set but the data are a table, or the reverse.
     """
     networks: tuple[str, ...] = IMAGE_NETWORKS
     data = "images"
@@ -130,20 +128,19 @@ def network_kind(settings: CommonSettings, shape: NetworkShape) -> str:
 def _image_classifier(
     kind: str, settings: CommonSettings, shape: NetworkShape, evidence: Evidence | None
 ) -> TokenClassifier:
-    """Build a classifier of images: encoder 'conv' or 'vgg16-bn', and a head with a hidden layer.
+    """Build a classifier of images: a convolutional encoder, and a head with a hidden layer.
 
-    The head flattens the encoder's last map. Its layers are dropout, a linear layer with as many
-    units as the map has channels, GELU, dropout, and a linear layer to the outputs. The initial
-    weights are drawn from torch's global generator.
+    The head flattens the encoder's last feature map. Its layers are dropout, a linear layer with as
+    many units as the map has channels, GELU, dropout, and a linear layer to the outputs.
 
     Args:
-        kind: 'conv'; any other name means 'vgg16-bn'.
-        settings: the width, the dropout rate and, for 'conv', the leading norm.
+        kind: 'conv' or 'vgg16-bn', the encoder.
+        settings: the width, the dropout rate and, for 'conv', 'network.leading-norm'.
         shape: the shape of the images and the number of classes.
         evidence: turns logits into evidence for an evidential loss. None for cross-entropy.
 
     Raises:
-        SettingError: the images are so small that the encoder leaves no map.
+        SettingError: the images are so small that the encoder leaves no feature map.
     """
     channels, height, width = shape.input_shape
     encoder: ConvEncoder | VggEncoder
@@ -175,11 +172,11 @@ def _row_classifier(
 ) -> TokenClassifier:
     """Build a classifier for table rows: 'mlp' with a hidden layer, or 'logistic' without one.
 
-    The hidden layer has 'network.width' units. Dropout and a linear layer to the outputs follow.
-    The initial weights are drawn from torch's global generator.
+    The hidden layer has 'network.width' units. In front of the outputs, each network has dropout
+    and a linear layer.
 
     Args:
-        kind: 'mlp'; any other name means 'logistic'.
+        kind: 'mlp' or 'logistic'.
         settings: the width and the dropout rate.
         shape: the number of features and of outputs.
         evidence: turns outputs into evidence for an evidential loss. None for any other loss.

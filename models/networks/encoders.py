@@ -19,8 +19,8 @@ def float_inputs(inputs: Tensor) -> Tensor:
     """Convert stored inputs (batch, ...) to the float32 that networks take.
 
     - uint8 pixels are scaled from 0..255 to -1..1.
-    - int16 pixels are those of radiographs, 16-bit numbers minus 32768. Each image is standardised
-      by its own mean and standard deviation. An image of one brightness becomes 0.
+    - int16 pixels are those of radiographs. Each image is standardised by its own mean and standard
+      deviation. An image whose pixels are all equal becomes 0.
     - Inputs of any other type are returned unchanged.
     """
     if inputs.dtype == torch.uint8:

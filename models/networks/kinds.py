@@ -40,12 +40,11 @@ class NetworkShape:
 
 
 def image_network(settings: CommonSettings) -> str:
-    """Return the name of the network for images: 'network.name', with 'auto' resolved.
+    """Return the network of a run on images: 'network.name', with 'auto' resolved.
 
-    'auto' is VGG16 for CIFAR and GTSRB (``AUTO_NETWORKS``), otherwise 'conv'. Other names are not
+    'auto' becomes 'vgg16-bn' for the data sets in ``AUTO_NETWORKS``, which are CIFAR and GTSRB. For
+    any other data set it becomes 'conv'. Whether the name exists, or the data are images, is not
     checked.
-
-    The data are not read here, so they are assumed to be images.
     """
     if settings.network != "auto":
         return settings.network
@@ -61,9 +60,9 @@ def check_network_settings(settings: CommonSettings) -> None:
         SettingError: in one of these cases:
 
             - The network does not use a changed setting.
-            - 'network.classifier' is 'published', but 'vit.backbone-weights' is empty.
+            - 'network.classifier' is 'published', but 'vit.backbone-weights' names no file with it.
             - 'train.evidence' is changed, but the loss is cross-entropy.
-            - A plugin of the network's name cannot be imported.
+            - 'network.name' names a plugin that cannot be imported.
     """
     if settings.network not in OWN_NETWORKS and not settings.network.startswith(TIMM):
         resolve_plugin("network", settings.network, OWN_NETWORKS)

@@ -42,7 +42,7 @@ def open_experts(
     their parameters have gradients. If no expert's arrays came, the result is empty.
 
     Args:
-        settings: the run's settings, by which each expert is built.
+        settings: the run's settings, which name the network.
         shape: the shape of an input and the number of classes.
         arrays: arrays named ``expert/<site>/<array>``. Arrays with other names are ignored.
 
@@ -81,13 +81,14 @@ class Mixture(SiteNetwork):
         return torch.cat([torch.stack(tokens, dim=1), self.log_weights(inputs)[..., None]], dim=-1)
 
     def classify(self, features: Tensor) -> Tensor:
-        """Compute the logarithm of the class probabilities that all experts give together.
+        """Compute the log of the class probabilities that the experts give as a weighted mixture.
 
         The result (batch, classes) can be used as logits, because its softmax is the mixture.
 
         Args:
-            features: (batch, experts, l * c + 1). Each expert has its l tokens of c channels,
-                flattened, and in the last column the logarithm of its weight.
+            features: a row for each sample and expert, (batch, experts, tokens * channels + 1). The
+                row holds the expert's flattened tokens, and in the last column the logarithm of its
+                weight.
         """
         logits = []
         for index, expert in enumerate(self._experts()):
@@ -105,10 +106,11 @@ class Mixture(SiteNetwork):
 
 
 def mixed_log_probabilities(log_weights: Tensor, logits: Tensor) -> Tensor:
-    """Mix the experts' class probabilities by their weights, and return the logarithm (eq. 1).
+    """Compute the logarithm of the weighted mixture of the experts' class probabilities.
 
     Args:
-        log_weights: the logarithm of each expert's weight, log h, (batch, experts).
+        log_weights: the logarithm of each expert's weight h, (batch, experts). For probabilities,
+            the weights of a sample must sum to 1.
         logits: each expert's logits, (batch, experts, classes).
 
     Returns:

@@ -30,20 +30,24 @@ R = TypeVar("R")
 def build_plugged(
     settings: CommonSettings, shape: NetworkShape, evidence: Evidence | None
 ) -> TokenClassifier:
-    """Build a plugin's or timm's network, and check it with a batch of zeros.
+    """Build the network of a plugin or of timm, and try whether it takes such inputs.
 
-    A plugin may also return a ``TokenClassifier``, which is used unchanged and without this check.
-    If training is private, group norm replaces batch norm.
+    The prefix of 'network.name' tells timm's networks from those of plugins. If a plugin returns a
+    ``TokenClassifier``, it is used as it is, without a trial. If training is private, group norm
+    replaces batch norm in any network.
 
     Args:
-        settings: the run's settings: the network's name, and whether training is private.
+        settings: the run's settings.
         shape: the shape of an input and the number of classes.
         evidence: turns logits into evidence for an evidential loss. None for cross-entropy. A
-            plugin's own ``TokenClassifier`` ignores it.
+            plugin's ``TokenClassifier`` ignores it.
 
     Raises:
-        SettingError: the network cannot be built, does not take such inputs, or does not return one
-            logit per class. Or training is private, and the network mixes the samples of a batch.
+        SettingError: in one of these cases:
+
+            - The network cannot be built or does not take such inputs.
+            - It does not return one logit per class.
+            - Training is private, and the network mixes the samples of a batch.
     """
     name = settings.network
     # The server builds networks on the meta device to read shapes; foreign code may not run there
@@ -75,8 +79,8 @@ def call_builder(name: str, builder: Any, shape: NetworkShape) -> nn.Module:
         shape: the shape of an input and the number of classes.
 
     Raises:
-        SettingError: ``builder`` is not a function, fails, or returns an object that cannot be
-            trained.
+        SettingError: ``builder`` is not a function, fails, or returns no module with trainable
+            parameters of known sizes.
     """
     if not callable(builder) or isinstance(builder, nn.Module):
         raise wrong_plugin("network", name, builder, "function build(input_shape, classes)")
@@ -91,10 +95,10 @@ def call_builder(name: str, builder: Any, shape: NetworkShape) -> nn.Module:
 
 
 def _find_module_fault(module: Any) -> str | None:
-    """Return the reason why a builder's result cannot be trained; None if it can be.
+    """Return the reason why a builder's result cannot be trained, or None if it can be.
 
-    The text continues a sentence that begins with the network's name. The result must be a module
-    with at least one trainable parameter and without lazy layers.
+    The text is a predicate, which the caller puts after the network's name. The result must be a
+    module with at least one trainable parameter. Each parameter and buffer must have a known size.
     """
     if not isinstance(module, nn.Module):
         return f"must be an nn.Module, but is a '{type(module).__name__}'"
@@ -106,10 +110,10 @@ def _find_module_fault(module: Any) -> str | None:
 
 
 def _timm_module(name: str, shape: NetworkShape) -> nn.Module:
-    """Build a classifier of timm for the images and classes of ``shape``, with random weights.
+    """Build a timm classifier for the images and classes of ``shape``, with random weights.
 
-    Nothing is downloaded. timm gets the size of the images, which a ViT needs. A network that does
-    not take this argument is built without it.
+    timm gets the size of the images, which a ViT needs. A network that does not take this size is
+    built without it.
 
     Args:
         name: timm's name for the network.
@@ -140,10 +144,10 @@ def _timm_module(name: str, shape: NetworkShape) -> nn.Module:
 
 
 def _refuse_batch_norms(name: str, module: nn.Module) -> None:
-    """Check that group norm can replace every batch norm of a network.
+    """Refuse a network with a batch norm that group norm cannot replace.
 
-    Batch norm mixes the patients of a batch, which private training must not do. Group norm
-    replaces only layers whose class is exactly ``BatchNorm1d`` or ``BatchNorm2d``.
+    Batch norm mixes the samples of a batch, which private training must not do. Group norm replaces
+    only layers whose class is exactly ``BatchNorm1d`` or ``BatchNorm2d``.
 
     Raises:
         SettingError: the network has a batch norm of another class, such as ``BatchNorm3d`` or
@@ -159,12 +163,12 @@ def _refuse_batch_norms(name: str, module: nn.Module) -> None:
 
 
 def _refuse_batch_dependence(name: str, network: nn.Module, shape: NetworkShape) -> None:
-    """Check that a sample's logits do not depend on the other samples of its batch.
+    """Refuse a network whose logits for a sample depend on the other samples of the batch.
 
-    Some private computations, such as class means, use whole batches. If samples influenced each
-    other there, clipping would not bound the influence of one patient. The network is tried in eval
-    mode on different inputs, together and one by one, and is in training mode afterwards.
-    Differences of 0.1 % are accepted as rounding.
+    Private training clips the contribution of each patient. If samples influenced each other,
+    clipping would not bound the influence of one patient. The network gets different inputs in eval
+    mode, together and one by one. Relative differences of 0.1 % count as rounding. The network is
+    in training mode afterwards.
 
     Raises:
         SettingError: the logits depend on the batch.
@@ -224,10 +228,11 @@ class PluggedClassifier(TokenClassifier):
         return self.encode_with_map(inputs)[0]
 
     def encode_with_map(self, inputs: Tensor) -> tuple[Tensor, Tensor]:
-        """Map inputs (batch, *input_shape) to tokens (batch, l, c), and to the network's last map.
+        """Map inputs to the tokens, and to the same features as a map on the image's grid.
 
-        The map is (batch, rows, columns, c). If the network's features are not a map, the tokens
-        become a map of one row.
+        The inputs are (batch, *input_shape), the tokens (batch, tokens, channels), and the map is
+        (batch, rows, columns, channels). If the features have no grid, the map has one row with all
+        tokens.
         """
         inputs = inputs * self.scale + self.offset
         if self._split:
@@ -242,12 +247,12 @@ class PluggedClassifier(TokenClassifier):
         return tokens, features
 
     def classify(self, features: Tensor) -> Tensor:
-        """Compute logits (batch, classes) from tokens (batch, l, c).
+        """Compute logits (batch, classes) from tokens (batch, tokens, channels).
 
-        If the network has ``forward_features`` and ``forward_head``, the tokens get the shape of
-        its features again, and ``forward_head`` maps them to logits. For any other network the
-        tokens are already the logits, and are only flattened. An evidential network returns log
-        alpha, the logarithm of the parameters of a Dirichlet distribution, as its logits.
+        A network with ``forward_features`` and ``forward_head`` gets the tokens in the shape of its
+        features. Its ``forward_head`` maps them to logits. For any other network the tokens are
+        already the logits. If the loss is evidential, the logits are the logarithms of the
+        parameters of a Dirichlet distribution.
         """
         logits: Tensor = features.flatten(1)
         if self._split:
@@ -263,19 +268,19 @@ class PluggedClassifier(TokenClassifier):
         return logits
 
     def fill(self, state: Mapping[str, Any], where: str) -> None:
-        """Load published weights into the wrapped module; if one array does not fit, load none.
+        """Load published weights into the wrapped module. If one array does not fit, load none.
 
-        The classifier is an exception: if its weights are missing in ``state`` or have another
-        shape, the module keeps its own classifier. timm adapts a first convolution for another
-        number of channels.
+        If the published classifier is missing or has another shape, the module keeps its own
+        classifier. For a timm network, weights of the first convolution are adapted to the number
+        of input channels.
 
         Args:
             state: arrays by the module's own names.
             where: the origin of the weights, for errors.
 
         Raises:
-            SettingError: any other array is missing, is surplus or has another shape, or an array
-                is not finite.
+            SettingError: another array is missing or has another shape, an array's name is unknown,
+                or an array is not finite.
         """
         given: dict[str, Tensor] = {}
         for name, array in state.items():
@@ -308,9 +313,9 @@ def _names(given: str | tuple[str, ...] | None) -> tuple[str, ...]:
 
 
 def _find_misfit(given: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> str | None:
-    """Describe why arrays cannot replace a network's arrays, as a clause; None if they can.
+    """Return the reason why arrays cannot replace a network's arrays, or None if they can.
 
-    The arrays of ``given`` must have the names and shapes of ``wanted`` and be finite.
+    ``given`` must have exactly the names and shapes of ``wanted``, and its arrays must be finite.
     """
     for name in sorted(given.keys() | wanted.keys()):
         is_known = name in given and name in wanted
@@ -323,20 +328,24 @@ def _find_misfit(given: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> s
 
 
 def _try_module(name: str, module: nn.Module, shape: NetworkShape, split: bool) -> Tensor:
-    """Check ``module`` with two zero inputs in eval mode, and return the features of one sample.
+    """Check a network with a batch of two zero inputs, and return the features of one sample.
 
-    The features have no batch axis. Running statistics do not change.
+    The features have no batch axis. The network runs in eval mode, so its running statistics do not
+    change.
 
     Args:
         name: the network's name, for errors.
         module: the network, which is in training mode afterwards.
         shape: the shape of an input and the number of classes.
-        split: if True, the features are those of ``forward_features``, and ``forward_head`` gives
-            the logits. If False, the features are the logits.
+        split: whether the network has timm's ``forward_features``, which gives the features, and
+            ``forward_head``, which gives the logits. If False, the features are the logits.
 
     Raises:
-        SettingError: the module raises an error for such inputs, or does not return logits (2,
-            classes) or features (2, ...).
+        SettingError: in one of these cases:
+
+            - The network raises an error for such inputs.
+            - The logits are not (2, classes).
+            - The features are not (2, ...).
     """
 
     def forward(inputs: Tensor) -> tuple[Any, Any]:
@@ -367,15 +376,18 @@ def _try_module(name: str, module: nn.Module, shape: NetworkShape, split: bool) 
 def run_on_zeros(
     name: str, module: nn.Module, shape: NetworkShape, forward: Callable[[Tensor], R]
 ) -> R:
-    """Try a network on two inputs of zeros in eval mode, and return the result of ``forward``.
+    """Run ``forward`` on a batch of two zero inputs with a network in eval mode.
 
     Running statistics do not change, and ``module`` is in training mode afterwards.
 
     Args:
         name: the network's name, for errors.
-        module: the network that ``forward`` uses.
+        module: the network that ``forward`` calls.
         shape: the shape of an input.
         forward: maps inputs (2, *input_shape) to any result.
+
+    Returns:
+        The result of ``forward``.
 
     Raises:
         SettingError: ``forward`` raises an error.
@@ -395,10 +407,10 @@ def run_on_zeros(
 
 
 def _pixels(name: str, module: nn.Module, shape: NetworkShape) -> tuple[Tensor, Tensor]:
-    """Return the scale and the offset that convert a network's inputs x to x * scale + offset.
+    """Return the scale and the offset that adapt the pixels of the inputs to a network.
 
-    For networks of timm they are (channels, 1, 1) and map -1..1 to the range of the published
-    weights. A plugin's network gets inputs unchanged: the scalars 1 and 0.
+    An input x becomes x * scale + offset. For networks of timm the two are (channels, 1, 1), and
+    map -1..1 to the pixels of timm's training. For a plugin they are the scalars 1 and 0.
     """
     if not name.startswith(TIMM):
         return torch.ones(()), torch.zeros(())

@@ -13,7 +13,7 @@ from fedsilo.models.maths.attention_rollout import attention_weights, mean_atten
 def prefix_attention(
     layer: Attention, x: Tensor, prompts: Tensor | None, weights: bool = False
 ) -> tuple[Tensor, Tensor | None]:
-    """Apply a layer's attention, with trained prompts in front of its keys and values (eq. 1).
+    """Apply a layer's attention, with trained prompts in front of its keys and values.
 
     The tokens attend to the prompts and to each other. Queries come only from the tokens, so the
     number of tokens stays the same.
@@ -21,13 +21,13 @@ def prefix_attention(
     Args:
         layer: timm's attention.
         x: normalised tokens (batch, tokens, channels).
-        prompts: keys and values (2, length, channels), or None for plain attention.
-        weights: whether to return the attention. This is slower, because fused attention cannot be
-            used.
+        prompts: keys and values (2, prompts, channels), or None for plain attention.
+        weights: whether to return the attention weights. This is slower, because fused attention
+            cannot be used.
 
     Returns:
-        New tokens (batch, tokens, channels), and the attention (batch, heads, tokens, length +
-        tokens) float32. The attention is None if ``weights`` is False.
+        New tokens (batch, tokens, channels), and the attention weights (batch, heads, tokens,
+        prompts + tokens) float32. The latter are None if ``weights`` is False.
     """
     q, k, v = _project_with_prefix(layer, x, prompts)
     attention = None
@@ -42,20 +42,20 @@ def prefix_attention(
 def fused_prefix_attention(
     layer: Attention, x: Tensor, prompts: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """Apply a layer's attention with prompts, and return its mean over heads too, in little memory.
+    """Apply a layer's attention with prompts, and return the mean attention weights over its heads.
 
-    Fused attention gives the new tokens without storing the attention of any head.
-    ``mean_attention`` then computes the mean from queries and keys, and again in the backward pass.
+    This takes little memory, because the weights of the single heads are never stored. The backward
+    pass computes the mean again.
 
     Args:
         layer: timm's attention.
         x: normalised tokens (batch, tokens, channels).
-        prompts: trained keys and values (2, length, channels) in front of those of the tokens, or
+        prompts: trained keys and values (2, prompts, channels) in front of those of the tokens, or
             None for plain attention.
 
     Returns:
-        New tokens (batch, tokens, channels), and the mean attention over the heads (batch, tokens,
-        length + tokens) float32.
+        New tokens (batch, tokens, channels), and the mean attention weights (batch, tokens, prompts
+        + tokens) float32.
     """
     q, k, v = _project_with_prefix(layer, x, prompts)
     mixed = nn.functional.scaled_dot_product_attention(q, k, v, scale=layer.scale)
@@ -65,10 +65,13 @@ def fused_prefix_attention(
 def _project_with_prefix(
     layer: Attention, x: Tensor, prompts: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Project tokens to queries, keys and values, with the prompts in front of keys and values.
+    """Project tokens to queries, keys and values, with the prompts before keys and values.
+
+    ``x`` is (batch, tokens, channels), and ``prompts`` is (2, prompts, channels).
 
     Returns:
-        Queries (batch, heads, tokens, c), and keys and values (batch, heads, length + tokens, c).
+        Queries (batch, heads, tokens, head_dim), and keys and values (batch, heads, prompts +
+        tokens, head_dim).
     """
     batch, tokens, _ = x.shape
     qkv = layer.qkv(x).reshape(batch, tokens, 3, layer.num_heads, layer.head_dim)
@@ -84,10 +87,10 @@ def _project_with_prefix(
 
 
 def _join_heads(layer: Attention, x: Tensor, mixed: Tensor) -> Tensor:
-    """Join the heads of the attended values (batch, heads, tokens, c), and project them to tokens.
+    """Join the outputs of the attention heads, and project them to tokens.
 
-    This repeats the end of timm's attention. ``mixed`` are the attended values, and ``x`` the
-    tokens (batch, tokens, channels) that went into the attention.
+    The result is (batch, tokens, channels). ``mixed`` has the heads' outputs (batch, heads, tokens,
+    head_dim). ``x`` has the tokens that went into the attention, which a gated layer needs.
     """
     batch, tokens, _ = x.shape
     # (batch, heads, tokens, head_dim): without the transpose heads and tokens would be mixed up

@@ -50,12 +50,12 @@ class ProbabilityModel(nn.Module):
     def prepare(self, inputs: Tensor) -> Tensor:
         """Convert raw inputs (batch, *input_shape) to the float32 that the network takes.
 
-        - Rows of a table are standardised by the mean and deviation of each feature, in float64. A
-          missing value (NaN) becomes 0, which stands for the mean.
-        - If the model was built with ``pixels``, pixels of 0..255 are divided by 255, and then
-          standardised by the mean and deviation of their channel.
-        - Any other images are scaled by ``float_inputs``, as in training: to -1..1 for uint8, or by
-          each image's own mean and deviation for int16.
+        - Rows of a table are standardised by the training mean and standard deviation of each
+          feature. A missing value (NaN) then becomes 0, which stands for the mean.
+        - Pixels are divided by 255 and standardised by their channel, if the model was built with
+          ``pixels``, the channels' means and standard deviations.
+        - Any other images are scaled as in training: uint8 to -1..1, int16 by each image's own mean
+          and standard deviation.
         """
         if self.kind == "rows":
             # After standardisation the mean is 0. float64, because training standardises in it too
@@ -67,8 +67,9 @@ class ProbabilityModel(nn.Module):
     def forward(self, inputs: Tensor) -> Tensor:
         """Map raw inputs (batch, *input_shape) to float32 predictions (batch, outputs).
 
-        The inputs are prepared by ``prepare`` first. The task maps the network's outputs to
-        predictions; without a task they are class probabilities, by a softmax.
+        The inputs are prepared by ``prepare`` first. With a task, its ``predict`` turns the
+        network's outputs into predictions. Without a task, a softmax turns them into class
+        probabilities.
         """
         outputs = self.network(self.prepare(inputs)).float()
         if self.task is None:

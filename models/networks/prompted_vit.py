@@ -105,8 +105,9 @@ class PromptedViT(TokenClassifier):
     def encode_with_map(self, inputs: Tensor) -> tuple[Tensor, Tensor]:
         """Map images to the class token (batch, 1, c) and patch tokens (batch, rows, columns, c).
 
-        Both are the output of the last layer after the final norm. The patch tokens are laid out on
-        the image's grid of patches (``grid_size``). Register tokens are left out.
+        The tokens are the output of the last layer after the final norm. The patch tokens are laid
+        out on the image's grid of patches (``grid_size``). A ViT's further tokens without a patch
+        are left out.
         """
         tokens, _ = self._layers(self._patches(inputs), weights=False)
         return tokens[:, :1], self._on_grid(tokens)
@@ -116,9 +117,10 @@ class PromptedViT(TokenClassifier):
     ) -> tuple[Tensor, Tensor]:
         """Map images to the class token (batch, 1, c) and to rollout maps (batch, patches).
 
-        A rollout map tells how much the class token attends to each patch over all layers, and sums
-        to 1. With ``renormalise``, each row of a layer's attention between tokens is scaled to sum
-        to 1, as if the prompts had taken no share. Otherwise the rows lack the prompts' share.
+        A rollout map sums to 1. Its shares tell how much the class token attends to each patch,
+        through the product of all layers' attention and residual connections. Prompts have no
+        share. With ``renormalise``, the rest of each attention row is scaled to sum to 1 before the
+        product.
         """
         tokens, attentions = self._layers(
             self._patches(inputs), weights=True, renormalise=renormalise
@@ -126,17 +128,19 @@ class PromptedViT(TokenClassifier):
         return tokens[:, :1], rollout(attentions, self.vit.num_prefix_tokens)
 
     def encode_with_layers(self, inputs: Tensor) -> list[Tensor]:
-        """Map images to the patch tokens before each layer and after the last.
+        """Map images to the patch tokens before each layer and after the last one.
 
-        Each entry of the list is (batch, rows, columns, c). Only the last entry has passed the
-        final norm.
+        Each entry of the list is (batch, rows, columns, c), on the grid of patches. No entry has
+        the class token. Only the last entry has passed the final norm.
         """
         hidden: list[Tensor] = []
         last, _ = self._layers(self._patches(inputs), weights=False, hidden=hidden)
         return [self._on_grid(tokens) for tokens in [*hidden, last]]
 
     def encode_patches(self, patches: Tensor) -> Tensor:
-        """Run the ViT on patches (batch, n, c) that another module has embedded.
+        """Run the ViT on patches (batch, rows * columns, c) that another module has embedded.
+
+        The patches have no position embeddings yet.
 
         Returns:
             The tokens of the patches after the final norm, (batch, rows, columns, c).
@@ -159,20 +163,20 @@ class PromptedViT(TokenClassifier):
         hidden: list[Tensor] | None = None,
         renormalise: bool = True,
     ) -> tuple[Tensor, list[Tensor]]:
-        """Run the ViT on embedded patches, with each layer's prompts, up to the final norm.
+        """Run the ViT on embedded patches, with each layer's prompts, and apply the final norm.
 
         Args:
             patches: embedded patches (batch, n, c), without position embeddings.
-            weights: whether to return each layer's attention.
+            weights: whether to return each layer's attention weights.
             hidden: a list to which the tokens before each layer are appended. None to collect
                 nothing.
-            renormalise: the attention is returned without the prompts' columns. If True, its rows
-                are scaled to sum to 1 again.
+            renormalise: whether the rows of the attention weights are scaled to sum to 1 again,
+                after the columns of the prompts were dropped.
 
         Returns:
-            All tokens (batch, prefix tokens + n, c), and a list with each layer's attention between
-            tokens, averaged over the heads (batch, tokens, tokens). The list is empty if
-            ``weights`` is False.
+            All tokens (batch, tokens, c), where the class token and any register tokens come before
+            the n patches. Then a list of each layer's attention weights between tokens, averaged
+            over the heads (batch, tokens, tokens). The list is empty if ``weights`` is False.
         """
         vit = self.vit
         # This repeats timm's own forward pass, whose attention cannot take prompts
@@ -194,19 +198,20 @@ class PromptedViT(TokenClassifier):
     def _attend(
         self, block: Any, x: Tensor, prompts: Tensor | None, weights: bool
     ) -> tuple[Tensor, Tensor | None]:
-        """Apply a block's attention to its normalised tokens, with the block's prompts.
+        """Apply a block's first norm and its attention with prompts to tokens.
+
+        If ``fuses_maps`` is True, the mean attention is computed with little memory. If it is None,
+        this holds on a GPU only.
 
         Args:
             block: the block of the ViT.
             x: tokens (batch, tokens, c), before the block's first norm.
-            prompts: keys and values (2, length, c), or None.
-            weights: whether to return the mean attention too. ``fuses_maps`` decides whether
-                ``fused_prefix_attention`` computes it. If ``fuses_maps`` is None, it does so on a
-                GPU only.
+            prompts: keys and values (2, prompts, c), or None.
+            weights: whether to return the mean attention weights too.
 
         Returns:
-            The attended tokens (batch, tokens, c), and the mean attention over the heads (batch,
-            tokens, length + tokens). The latter is None if ``weights`` is False.
+            The attended tokens (batch, tokens, c), and the mean attention weights over the heads
+            (batch, tokens, prompts + tokens). The latter are None if ``weights`` is False.
         """
         fuses = self.fuses_maps
         if fuses is None:
@@ -221,8 +226,8 @@ class PromptedViT(TokenClassifier):
     def _layer_prompts(self) -> list[Tensor | None]:
         """List each layer's prompts, (2, length, channels), or None for a layer without prompts.
 
-        The ViT has b-prompts in its first layers and t-prompts in its last, or g-prompts in all
-        layers, or no prompts.
+        The setting 'vit.prompt-sets' decides which layers share a set. With 'none', no layer has
+        prompts.
         """
         layers: list[Tensor | None] = []
         for name in ("b", "t", "g"):  # b-prompts are in the first layers, t-prompts in the last
@@ -236,8 +241,9 @@ class PromptedViT(TokenClassifier):
 def pixel_scale(vit: VisionTransformer, channels: int) -> tuple[Tensor, Tensor]:
     """Return the scale and offset that map pixels in -1..1 to the range that a ViT expects.
 
-    An input x becomes scale * x + offset. Each of the two is (channels, 1, 1). For grey images the
-    means and deviations with which the ViT was trained are averaged over its three colours.
+    An input x becomes scale * x + offset. The scale and the offset are (channels, 1, 1). If
+    ``channels`` is not the ViT's three colours, the means and deviations of the three colours are
+    averaged.
     """
 
     def by_channel(statistics: Sequence[float]) -> Tensor:
@@ -256,17 +262,16 @@ def _initial_prompts(vit: VisionTransformer, settings: CommonSettings) -> dict[s
     """Draw the initial prompts of each set: name of the set -> (layers, 2, length, channels).
 
     Prompts are trained keys and values of a layer. On the axis of length 2, keys come first. The
-    setting 'vit.prompt-sets' decides which layers have prompts:
+    setting 'vit.prompt-sets' decides which sets there are:
 
-    - 'b-t': set ``b`` has the first 'vit.basic-layers' layers, and set ``t`` the other layers.
-    - 'g': the only set ``g`` has all layers.
+    - 'b-t': set ``b`` for the first 'vit.basic-layers' layers, and set ``t`` for the other layers.
+    - 'g': one set ``g`` for all layers.
     - 'none': the result is empty.
 
-    The numbers are Gaussian, from torch's global generator.
+    The numbers are drawn from a normal distribution of a small deviation.
 
     Raises:
-        SettingError: with 'b-t', 'vit.basic-layers' is not below the number of layers, so no layer
-            is left for set ``t``.
+        SettingError: with 'b-t', no layer is left for set ``t``.
     """
     depth, basic = len(vit.blocks), settings.basic_layers
     if settings.prompt_sets == "b-t" and basic >= depth:
@@ -283,18 +288,21 @@ def _initial_prompts(vit: VisionTransformer, settings: CommonSettings) -> dict[s
 
 
 def build_vit(settings: CommonSettings, shape: NetworkShape, **more: Any) -> VisionTransformer:
-    """Build the settings' ViT for images of a shape, without a head and with random weights.
-
-    Nothing is downloaded.
+    """Build the ViT that the settings name, without a head and with random weights.
 
     Args:
-        settings: the backbone's name and sizes; for a size of 0, the backbone keeps its usual size.
+        settings: the backbone's name, width, depth, heads and patch size. For a value of 0, the
+            backbone keeps its usual value.
         shape: the shape of the images.
         more: further arguments of ``timm.create_model``.
 
     Raises:
-        SettingError: timm cannot build the ViT, the ViT lacks plain blocks or a class token, or the
-            images do not fit it: their channels must be 1 or 3, and patches must divide them.
+        SettingError: in one of these cases:
+
+            - timm cannot build the ViT.
+            - The ViT has blocks of an unusual class, or no class token.
+            - The images have neither 1 nor 3 channels.
+            - The patch size does not divide the images' sides.
     """
     channels, *size = shape.input_shape
     sizes = {
@@ -338,7 +346,7 @@ def build_vit(settings: CommonSettings, shape: NetworkShape, **more: Any) -> Vis
 
 
 def _has_plain_blocks(vit: nn.Module) -> bool:
-    """Tell whether a network is timm's ViT with standard blocks, which ``_layers`` can repeat."""
+    """Tell whether a network is timm's usual ViT, with blocks of the usual classes."""
     if not isinstance(vit, VisionTransformer):
         return False
     for block in vit.blocks:
@@ -352,9 +360,8 @@ def build_prompted_vit(
 ) -> PromptedViT:
     """Build the ViT with prompts, but without loading pretrained weights for its backbone.
 
-    If 'vit.backbone-weights' is 'random', the backbone gets random weights here. Otherwise it is on
-    torch's meta device, where arrays have shapes but no values, and ``load_backbone`` fills it
-    later.
+    If 'vit.backbone-weights' is 'random', the backbone gets random weights here. Otherwise its
+    arrays have shapes but no values, and ``load_backbone`` fills the backbone later.
 
     Args:
         settings: the run's settings.
@@ -362,8 +369,8 @@ def build_prompted_vit(
         evidence: turns logits into evidence for an evidential loss. None for cross-entropy.
 
     Raises:
-        SettingError: the ViT cannot be built, does not fit the images, or has too few layers for
-            its prompts.
+        SettingError: the ViT cannot be built, does not fit the images, or leaves no layer for one
+            of the two prompt sets.
     """
     if settings.backbone_weights == "random":
         return PromptedViT(build_vit(settings, shape), shape, settings, evidence)

@@ -44,11 +44,11 @@ class PreActivationBlock(nn.Module):
             self.downsample = projection
 
     def forward(self, x: Tensor) -> Tensor:
-        """Map (batch, before, height, width) to (batch, after, height/stride, width/stride).
+        """Apply batch norm, ReLU and a convolution twice, and add a shortcut.
 
-        Batch norm, ReLU and a convolution are applied twice, and the shortcut is added: the input
-        itself, or a 1x1 convolution of the input after the first batch norm and ReLU. Odd sides are
-        rounded up.
+        The shortcut is the input. In the first block of a stage, a 1x1 convolution of the input
+        after the first batch norm and ReLU replaces it. Maps (batch, before, height, width) become
+        (batch, after, height/stride, width/stride), with the sides rounded up.
         """
         active = torch.relu(self.bn1(x))
         shortcut = x
@@ -89,11 +89,11 @@ class ResNet22(nn.Module):
         self.checkpointed = checkpointed
 
     def maps(self, images: Tensor) -> Tensor:
-        """Map images (batch, in_channels, height, width) to the last maps (batch, channels, h, w).
+        """Map images (batch, in_channels, height, width) to feature maps (batch, channels, h, w).
 
-        The sides become about 64 times shorter: 2048 x 2048 pixels give maps of 32 x 32. If
-        ``checkpointed`` is set, blocks are run with gradient checkpointing, but only in training
-        mode with gradients.
+        The maps are the output of the last layer. Their sides are about 64 times shorter: 2048 x
+        2048 pixels give maps of 32 x 32. If ``checkpointed`` is set, the blocks save memory by
+        gradient checkpointing when the network is trained.
         """
         checkpoints = self.checkpointed and self.training and torch.is_grad_enabled()
         hidden = self.first_pool(self.first_conv(images))
@@ -121,8 +121,8 @@ def _run_checkpointed(block: nn.Module, hidden: Tensor) -> Tensor:
     """Run a block of layers with gradient checkpointing, which saves memory but takes more time.
 
     The forward pass keeps only the block's input ``hidden``. The backward pass runs the block a
-    second time to compute its activations again. The second run does not update the running
-    statistics of batch norms, so the model is the same as without checkpointing.
+    second time to compute its activations again. The second run does not update the running means
+    and variances of batch norms.
     """
     # The recomputation sees the same batch again: without the context, batch norm's running
     # statistics would take it in twice, and checkpointing would change the model
@@ -137,10 +137,10 @@ def _run_checkpointed(block: nn.Module, hidden: Tensor) -> Tensor:
 
 @contextmanager
 def still_statistics(module: nn.Module) -> Iterator[None]:
-    """Keep the running statistics of all 1D and 2D batch norms unchanged inside a block.
+    """Keep the running statistics of all 1D and 2D batch norms in a ``with`` block.
 
-    Inside the ``with`` block the momentum of each batch norm is 0, so even in training mode a batch
-    does not change the statistics. Afterwards the momenta are restored.
+    Inside the ``with`` block the momentum of each batch norm is 0. Even in training mode a batch
+    then does not change the running mean and variance. Afterwards the momenta are restored.
     """
     # Eval mode would keep the statistics too, but would normalise by them instead of by the batch
     momenta = {}
@@ -156,10 +156,11 @@ def still_statistics(module: nn.Module) -> Iterator[None]:
 
 
 def build_head(channels: int, classes: int, dropout: float) -> nn.Sequential:
-    """Build the paper's classifier: two layers with batch norm, ReLU and dropout, then logits.
+    """Build a classifier of two hidden layers and a linear layer that gives the logits.
 
-    For 256 channels the two hidden layers have 128 and 64 units (table IV). For another number of
-    channels the hidden layers are wider or narrower in proportion, but have at least 2 units.
+    A hidden layer is a linear layer, batch norm, ReLU and dropout. For 256 channels the hidden
+    layers have 128 and 64 units. For another number of channels their width is scaled in
+    proportion, down to 2 units.
     """
     layers: list[nn.Module] = []
     before = channels
@@ -171,18 +172,18 @@ def build_head(channels: int, classes: int, dropout: float) -> nn.Sequential:
 
 
 def build_published_head(channels: int, classes: int) -> nn.Sequential:
-    """Build the classifier of the published weights: a hidden layer, ReLU, and two logits.
+    """Build the classifier of Wu et al.'s weights: a hidden layer, ReLU, and two logits.
 
-    The hidden layer has as many units as its input. The weights are random, drawn from torch's
-    global generator, until ``fill_published_head`` loads the published ones.
+    The hidden layer has as many units as its input. The weights are random until
+    ``fill_published_head`` loads the published ones.
 
     Args:
         channels: the number of features, and of units in the hidden layer.
-        classes: the number of classes of the data, which must be 2.
+        classes: the number of classes of the data.
 
     Raises:
-        SettingError: the data do not have exactly two classes. The published classifier has only
-            the classes malignant and not malignant.
+        SettingError: ``classes`` is not 2. The published classifier has only the classes malignant
+            and not malignant.
     """
     if classes != 2:
         raise SettingError(
@@ -195,10 +196,10 @@ def build_published_head(channels: int, classes: int) -> nn.Sequential:
 def build_radiograph_classifier(
     settings: CommonSettings, shape: NetworkShape, evidence: Evidence | None
 ) -> RadiographClassifier:
-    """Build ResNet-22 with a head: the published classifier, or that of the paper's table IV.
+    """Build ResNet-22 with the head that 'network.classifier' names.
 
-    'network.classifier' decides between the two heads. The initial weights of encoder and head are
-    drawn from torch's global generator. Published weights are loaded later.
+    'published' is Wu et al.'s classifier, and 'seed' has two hidden layers with batch norm. The
+    initial weights are random, and published weights are loaded later.
 
     Args:
         settings: 'network.width', 'network.classifier', the dropout rate, and whether to use
@@ -207,8 +208,8 @@ def build_radiograph_classifier(
         evidence: turns logits into evidence for an evidential loss. None for cross-entropy.
 
     Raises:
-        SettingError: a side of the images is below 16 pixels, or the classifier is the published
-            one and there are not two classes.
+        SettingError: a side of the images is below 16 pixels, or the published classifier meets
+            other than two classes.
     """
     channels, height, width = shape.input_shape
     if min(height, width) < _SMALLEST_IMAGE:

@@ -99,11 +99,11 @@ class TokenClassifier(SiteNetwork):
         return maps.flatten(2).transpose(1, 2), maps.permute(0, 2, 3, 1)
 
     def classify(self, features: Tensor) -> Tensor:
-        """Map features (batch, l, c) to logits (batch, classes).
+        """Map features (batch, tokens, channels) to logits (batch, classes).
 
-        The head reads the features of a sample as one vector, (batch, l * c). An evidential network
-        returns log alpha as logits, where alpha are the parameters of a Dirichlet distribution. So
-        the softmax of the logits gives class probabilities for every network.
+        The head reads a sample's features as one vector. If the loss is evidential, the logits are
+        the logarithms of the parameters of a Dirichlet distribution. The softmax of the logits
+        gives class probabilities for every loss.
         """
         logits: Tensor = self.head(features.flatten(1))
         if self.evidence:
@@ -117,14 +117,13 @@ class TokenClassifier(SiteNetwork):
     def losses(self, inputs: Tensor, labels: Tensor) -> Tensor:
         """Compute the cross-entropy of each sample, (batch,).
 
-        It is used where several sites' networks are trained as one, so that the samples of a batch
-        belong to different sites. The network's criterion is not used. If the criterion is the
-        plain cross-entropy, without evidence and class weights, the mean of the result equals
-        ``loss``.
+        The vectorised simulation needs it, because a batch there holds samples of several sites.
+        The network's criterion is not used. If the criterion is the plain cross-entropy without
+        class weights, the mean of the result equals ``loss``.
 
         Args:
             inputs: (batch, *input_shape).
-            labels: (batch,).
+            labels: the class of each sample, (batch,).
         """
         return cross_entropies(self(inputs), labels)
 
@@ -145,13 +144,12 @@ class FrozenPart(nn.Module):
 
 @contextmanager
 def frozen_weights_in(module: nn.Module, kind: torch.dtype) -> Iterator[None]:
-    """Convert the weights of frozen layers to autocast's type ``kind``, as long as a block runs.
+    """Keep the weights of frozen layers in autocast's type ``kind`` during a ``with`` block.
 
-    Autocast would convert these weights in each step. Converting them once saves time and gives the
-    same bits. Only the weights and biases of linear layers and 2D convolutions inside a
-    ``FrozenPart`` are converted, even those that another module shares. Afterwards they have their
-    exact values again. The block must run the layers under autocast, or their inputs and weights
-    differ in type.
+    Autocast would convert these weights in each step, and a single conversion saves time. The
+    frozen layers are the linear layers and 2D convolutions inside a ``FrozenPart``, a part that is
+    not trained. Afterwards the weights have their exact values again. The block must run the
+    network under autocast. Otherwise inputs and weights differ in type.
 
     Args:
         module: the network.
@@ -178,9 +176,9 @@ def frozen_weights_in(module: nn.Module, kind: torch.dtype) -> Iterator[None]:
 def exchanged_arrays(module: nn.Module) -> dict[str, Tensor]:
     """Return the arrays that sites exchange: array name -> array, sorted by name.
 
-    These are the parameters and the floating-point buffers in the state dict of ``module``, except
-    those inside a ``FrozenPart``. Integer buffers are left out too: they are batch norm's step
-    counters, which nothing here uses.
+    These are the parameters and the floating-point buffers in the state dict of ``module``. Arrays
+    inside a ``FrozenPart``, a part that is not trained, are left out. Integer buffers, the step
+    counters of batch norms, are left out too.
 
     The arrays share memory with ``module``, so changing an array changes the network.
     """
@@ -199,10 +197,10 @@ def exchanged_arrays(module: nn.Module) -> dict[str, Tensor]:
 def load_exchanged(module: nn.Module, arrays: dict[str, Tensor]) -> None:
     """Copy ``arrays`` into ``module`` in place, either all of them or none.
 
-    Values keep the network's type and device, and are not checked to be finite.
+    Values are converted to the type and device of the network. They are not checked to be finite.
 
     Raises:
-        SettingError: an array is missing or surplus, or has another shape than in ``module``.
+        SettingError: an array is missing, unknown, or has another shape than in ``module``.
     """
     targets = exchanged_arrays(module)
     if arrays.keys() != targets.keys():
@@ -233,8 +231,11 @@ def last_layers(module: nn.Module, count: int) -> list[str]:
     """Return the names of the exchanged arrays in the last ``count`` layers that are trained.
 
     A layer is a module that has trainable parameters itself, not only in its submodules. Layers are
-    in the order of ``named_modules``. Their buffers, such as running means, are included. ``count``
-    is at least 1, and if there are fewer layers, all of them count.
+    in the order of ``named_modules``. Their buffers, such as running means, are included.
+
+    Args:
+        module: the network.
+        count: the number of layers, at least 1. If there are fewer layers, all are taken.
     """
     layers = []
     for name, part in module.named_modules():

@@ -41,7 +41,7 @@ class Rows:
     def counts_on(self, device: torch.device) -> Tensor:
         """Return the number of rows of each site as a tensor (sites,) on ``device``.
 
-        If ``counts`` is set, it is returned unchanged. The caller must then have put it on
+        If the caller has set ``counts``, this tensor is returned unchanged, and must already be on
         ``device``.
         """
         if self.counts is None:
@@ -89,10 +89,10 @@ class StackedNetwork:
             self.arrays[name] = parameter.data
 
     def keep(self, sites: int, optimiser: Optimizer) -> None:
-        """Train only the first ``sites`` sites from now on, as the remaining sites have finished.
+        """Train only the first ``sites`` sites from now on, because the later sites have finished.
 
-        The network's parameters and the optimiser's moments are cut to these sites, which train on
-        as before. ``arrays`` still has the final weights of all sites.
+        The parameters and the optimiser's moments are cut to these sites. ``arrays`` still holds
+        the weights of all sites: the cut parameters share its memory.
 
         Args:
             sites: the number of sites that still train, at least 1 and at most as many as now.
@@ -144,12 +144,10 @@ class _Layer(nn.Module):
     def map_each_site(self, inputs: Tensor) -> Tensor:
         """Apply the layer to the rows of several sites at once, each site with its own weights.
 
-        The sites are the first sites of the stack, as many as the current batch has. All of them
-        are computed in one call of ``torch.vmap``.
-
         Args:
             inputs: (sites, most, ...), where ``most`` is the number of rows at the largest site.
-                Rows that pad a smaller site are mapped like any others.
+                The sites are the first ones of the stack. Rows that pad a smaller site are mapped
+                too.
 
         Returns:
             The outputs, (sites, most, ...).
@@ -165,9 +163,9 @@ class _Layer(nn.Module):
     def current_arrays(self) -> dict[str, Tensor]:
         """Return the stacked arrays of the sites in the current batch: name -> (sites, ...).
 
-        The arrays are the layer's weights and buffers. A batch has the first sites of the stack, as
-        many as ``rows.sizes`` has entries. If the stack has more sites, the result has views of its
-        first rows, so a change in place reaches the stack.
+        The arrays are the layer's weights and buffers. The batch has rows of the first sites of the
+        stack, and ``rows.sizes`` has one entry for each of these sites. A change of the arrays in
+        place reaches the stack.
         """
         sites = len(self._rows.sizes)
         current: dict[str, Tensor] = {}
@@ -184,14 +182,14 @@ class _Linear(_Layer):
     """A linear layer for several sites, as one batched product."""
 
     def map_each_site(self, inputs: Tensor) -> Tensor:
-        """Apply each site's linear layer to the site's rows, by one batched matrix product.
+        """Apply each site's linear layer to the site's rows, all sites at once.
 
         Args:
-            inputs: (sites, most, features), with ``most`` the number of rows at the largest site.
-                Inputs with more dimensions, such as tokens, are computed under vmap instead.
+            inputs: (sites, most, features), where ``most`` is the number of rows at the largest
+                site. Inputs may have more dimensions, such as tokens, before the features.
 
         Returns:
-            The outputs, (sites, most, outputs).
+            The outputs, (sites, most, outputs), with the same further dimensions.
         """
         # bmm takes exactly three dimensions; tokens have more
         if inputs.ndim > 3:
@@ -209,10 +207,10 @@ class _Norm(_Layer):
     def map_each_site(self, inputs: Tensor) -> Tensor:
         """Apply batch norm to rows (sites, most, channels, ...), with each site's own statistics.
 
-        A site with fewer than ``most`` rows is padded, and its mean and variance leave the padding
-        out. In training mode, running statistics are updated as torch does it. Without padding, in
-        eval mode, or if the layer has no momentum, torch's own batch norm is computed for each site
-        under ``torch.vmap``.
+        A site with fewer than ``most`` rows is padded at the end. In training mode, a site's mean
+        and variance are those of its real rows, and they update the running statistics. In eval
+        mode, any running statistics are used. If the layer has no momentum, padding is not left
+        out.
         """
         layer, arrays, rows = self._of_one[0], self.current_arrays(), self._rows
         assert isinstance(layer, _BatchNorm)
@@ -257,8 +255,9 @@ class _Dropout(nn.Module):
     def forward(self, inputs: Tensor) -> Tensor:
         """Drop elements of rows (sites * most, ...) with a mask drawn from each site's generator.
 
-        Kept elements are divided by the rate at which they are kept. Padding is multiplied by 0.
-        In eval mode the rows are returned unchanged.
+        Kept elements are divided by the rate at which they are kept. A site with fewer than
+        ``most`` rows is padded at its end, and the padding becomes 0. In eval mode the rows are
+        returned unchanged.
         """
         if not self.training:
             return inputs
@@ -284,10 +283,10 @@ def default_generator(device: torch.device) -> torch.Generator:
 
 
 def _stack(layers: Sequence[nn.Module], rows: Rows) -> _Layer:
-    """Join the same layer of several sites' networks into a layer that computes all sites at once.
+    """Join the corresponding layers of several sites' networks to compute all sites at once.
 
-    Batch norm becomes ``_Norm``, and a linear layer ``_Linear``. All other layers, and subclasses
-    of ``nn.Linear``, become ``_Layer``.
+    A batch norm becomes a ``_Norm``, and an exact ``nn.Linear`` a ``_Linear``. Any other layer
+    becomes a ``_Layer``. ``rows`` tells how many rows of a batch each site has.
     """
     if isinstance(layers[0], _BatchNorm):
         return _Norm(layers, rows)

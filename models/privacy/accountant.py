@@ -31,8 +31,8 @@ _LEAST_COUNTS, _MOST_COUNTS = 0.5, 1e4  # bounds of the default noise on counts,
 def epsilon(releases: Releases, delta: float) -> float:
     """Compute an upper bound of epsilon at ``delta`` for all ``releases`` together.
 
-    Epsilon is 0 without releases (kinds with number 0 do not count), and infinite if a release is
-    made without noise.
+    Kinds of release with the number 0 are ignored. Epsilon is 0 without releases, and infinite if a
+    release is made without noise. A sampling rate below 1 means Poisson sampling.
 
     Args:
         releases: (noise multiplier, sampling rate) -> number of Gaussian releases of that kind.
@@ -49,16 +49,14 @@ def epsilon(releases: Releases, delta: float) -> float:
 
 @lru_cache(maxsize=4096)
 def _epsilon(releases: tuple[tuple[tuple[float, float], int], ...], delta: float) -> float:
-    """Compute ``epsilon`` for at least one release, by Rényi differential privacy, with a cache.
+    """Compute an upper bound of epsilon by Rényi differential privacy, and cache the result.
 
     At each of many orders, the Rényi divergences of all releases are added up. dp_accounting
-    converts the sums to the smallest epsilon. If any kind of release is sampled, the orders are
-    whole numbers from 2 to 1024, otherwise finer ones. If a kind has noise 0, the result is
-    infinite.
+    converts the sums to the smallest epsilon. If a kind has noise 0, the result is infinite.
 
     Args:
-        releases: ((noise multiplier, sampling rate), number) for each kind, sorted by the caller so
-            that runs with equal releases share a cached result.
+        releases: ((noise multiplier, sampling rate), number) for each kind, at least one. The
+            caller sorts the kinds, so that runs with equal releases share a cached result.
         delta: the delta of (epsilon, delta).
     """
     orders: tuple[float, ...] = _FINE
@@ -82,8 +80,8 @@ def _epsilon(releases: tuple[tuple[tuple[float, float], int], ...], delta: float
 def _rdp(noise: float, rate: float, orders: tuple[float, ...]) -> tuple[float, ...]:
     """Compute the Rényi divergence of one Gaussian release at each of the ``orders``.
 
-    Without sampling it is order / (2 ``noise``²). With Poisson sampling, dp_accounting computes it.
-    The result is then at least 2^-46, because rounding could make it negative.
+    Without sampling the divergence is order / (2 ``noise``²). With Poisson sampling, the package
+    dp_accounting computes it, and it is at least 2^-46.
 
     Args:
         noise: the noise multiplier, above 0.
@@ -102,9 +100,7 @@ def _rdp(noise: float, rate: float, orders: tuple[float, ...]) -> tuple[float, .
 
 
 def noise_for(budget: float, delta: float, releases: Callable[[float], Releases]) -> float:
-    """Find the smallest noise multiplier that keeps a run within a budget.
-
-    The result is at most 0.1 % larger than necessary, and never smaller.
+    """Find a noise multiplier, at most 0.1 % above the smallest, that keeps a run within a budget.
 
     Args:
         budget: the largest allowed epsilon.
@@ -113,8 +109,8 @@ def noise_for(budget: float, delta: float, releases: Callable[[float], Releases]
             raise epsilon.
 
     Raises:
-        SettingError: even a multiplier of 2^20 is not enough, because other releases of the run
-            already exceed the budget.
+        SettingError: even a multiplier of 2^20 is not enough. Releases that do not depend on the
+            multiplier then exceed the budget.
     """
     # Doubling finds an upper end; bisection then keeps ``high`` within the budget
     low, high = 0.0, 1.0
@@ -137,10 +133,8 @@ def noise_for(budget: float, delta: float, releases: Callable[[float], Releases]
 def counts_noise_for(budget: float, delta: float) -> float:
     """Choose the standard deviation of the noise on a hospital's numbers of patients.
 
-    The result is from 0.5 to 10,000. Within this range, releasing only these counts costs a quarter
-    of ``budget``. Nearly all of the budget is left for training, because releases add up by 1 /
-    noise², which grows with the square of epsilon. So a quarter of epsilon is only a sixteenth of
-    the sum.
+    With this noise, releasing the numbers once costs a quarter of ``budget``, so that most of the
+    budget is left for training. The result is limited to 0.5 to 10,000.
 
     Args:
         budget: the hospital's largest epsilon over all runs.
@@ -149,5 +143,6 @@ def counts_noise_for(budget: float, delta: float) -> float:
     Raises:
         SettingError: no noise is enough for a quarter of the budget.
     """
+    # Releases add up by 1 / noise², so a quarter of epsilon is only a sixteenth of the sum
     usual = noise_for(_OF_COUNTS * budget, delta, lambda noise: {(noise, 1.0): 1})
     return min(max(usual, _LEAST_COUNTS), _MOST_COUNTS)

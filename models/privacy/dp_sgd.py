@@ -33,12 +33,13 @@ def poisson_batch(count: int, rate: float, rng: torch.Generator | None) -> Tenso
 
     Args:
         count: number of samples.
-        rate: q, above 0; with 1 or more the batch has all samples. Below 1 it is rounded down to a
-            multiple of 2^-53, so epsilon is never underestimated.
-        rng: the generator, or None for a batch from the operating system, which nobody can repeat.
+        rate: the probability, above 0. With 1 or more the batch has all samples. Below 1 it is
+            rounded down to a multiple of 2^-53, so the batch never costs more epsilon than
+            computed.
+        rng: the generator, or None for random bits of the operating system.
 
     Returns:
-        Indices of the samples, int64, ascending; there may be none.
+        Indices of the samples, int64, ascending. There may be none.
     """
     if rate >= 1:
         return torch.arange(count)
@@ -70,20 +71,20 @@ def clipped_gradients(
 ) -> tuple[dict[str, Tensor], Tensor]:
     """Clip the gradient of each sample in a batch, and add up the gradients and the losses.
 
-    The network's own gradients are not changed.
+    The network's own gradients are not changed. Numbers that are not finite count as 0.
 
     Args:
-        network: the network in training mode. Its layers must keep samples apart (no batch norm).
+        network: the network in training mode. Its layers must not mix samples, as batch norm does.
         loss: the mean loss of inputs (batch, ...) and labels (batch,), computed with ``network``.
         inputs: (batch, ...) float.
         labels: (batch,) int64.
-        release: bounds each sample's gradient over all parameters together. If ``release.alone``,
-            each sample is computed in a batch of one, and ``size`` is ignored.
+        release: its ``bound`` limits the L2 norm of a sample's gradient over all parameters. If
+            ``release.alone``, each sample is a batch of one, and ``size`` is ignored.
         size: number of samples whose gradients are in memory at once. 0 for as many as fit.
 
     Returns:
-        Parameter -> sum of gradients, as int64 multiples of bound / 2^24, and the sum of losses, a
-        scalar. A loss that is not finite adds 0. Without samples all sums are 0.
+        Parameter -> sum of gradients, in whole units of bound / 2^24, int64. Then the sum of
+        losses, a scalar.
     """
     parameters = _trained_parameters(network)
     if release.alone:
@@ -131,7 +132,7 @@ def _clip_one_by_one(
 ) -> tuple[dict[str, Tensor], Tensor]:
     """Sum clipped gradients and losses, with a forward and backward pass for each sample.
 
-    Each sample is first copied to its own memory, because its address in the batch could change the
+    Each sample is first copied to its own memory. Otherwise its place in the batch could change the
     last bits of its gradient.
 
     Args:
@@ -139,11 +140,11 @@ def _clip_one_by_one(
         loss: the mean loss of inputs (1, ...) and labels (1,).
         inputs: (batch, ...) float.
         labels: (batch,) int64.
-        release: bounds each sample's gradient over all parameters together.
+        release: its ``bound`` limits the L2 norm of a sample's gradient over all parameters.
 
     Returns:
-        Parameter -> sum of gradients, as int64 multiples of bound / 2^24, and the sum of losses, a
-        scalar.
+        Parameter -> sum of gradients, in whole units of bound / 2^24, int64. Then the sum of
+        losses, a scalar. A loss that is not finite adds 0.
     """
     # The gradient of a sample is joined to one vector, because clipping array by array takes twice
     # the time
@@ -169,11 +170,12 @@ def _gradients_per_sample(
 ) -> tuple[dict[str, Tensor], Tensor]:
     """Compute the gradient and the loss of each sample in a batch, in one ``vmap`` pass.
 
-    Each sample has its own dropout mask. The network's own gradients are not changed.
+    Each sample has its own dropout mask. The network's own gradients are not changed. ``loss`` gets
+    a batch of one for each sample.
 
     Returns:
-        Gradients (batch, ...) by parameter, without parameters that the loss does not use, and the
-        losses (batch,).
+        Gradients (batch, ...) by parameter, and the losses (batch,). Parameters that do not affect
+        the loss are left out.
     """
     with_loss = _WithLoss(network, loss)
 
@@ -204,14 +206,15 @@ def noisy_mean(sums: Mapping[str, Tensor], release: Release, expected: float) ->
 
     Args:
         sums: the sums from ``clipped_gradients``.
-        release: the release that clipped them; one of its charged releases is used up.
+        release: the release that clipped them, which decides the noise. The call uses up one of the
+            releases whose epsilon is already paid.
         expected: the sampling rate times the number of samples, above 0.
 
     Returns:
         Mean gradients by parameter, float64, on the CPU.
 
     Raises:
-        RuntimeError: all charged releases are used up, which is a bug in the calling code.
+        RuntimeError: all paid releases are used up, which is a bug in the calling code.
     """
     return {name: value / expected for name, value in release.with_noise(sums).items()}
 
@@ -223,10 +226,10 @@ _CHANNELS = 8
 def with_group_norm(module: nn.Module) -> None:
     """Replace every batch norm inside ``module``, in place, by a group norm of the same channels.
 
-    Group norm (Wu and He 2018) normalises each sample by itself, without running statistics. A
-    group has 8 channels if 8 divides the channels. Otherwise groups are larger, and fewer than 8
-    channels are one group. The new norm begins with weights 1 and biases 0. Only ``BatchNorm1d``
-    and ``BatchNorm2d`` are replaced, and never ``module`` itself.
+    Group norm normalises each sample by itself, without running statistics. A group has 8 channels
+    if the number of channels is a multiple of 8, otherwise more. Fewer than 8 channels are one
+    group. The new norm begins with weights 1 and biases 0. Only ``BatchNorm1d`` and ``BatchNorm2d``
+    are replaced. If ``module`` itself is a batch norm, it stays.
     """
     for name, part in module.named_children():
         if isinstance(part, nn.BatchNorm1d | nn.BatchNorm2d):

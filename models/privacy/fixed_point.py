@@ -23,15 +23,14 @@ _FAR = 0.2  # a distance from a whole number, in grids; rounding errors stay bel
 
 
 def grid_of(levels: Quantisation, sites: int) -> float:
-    """Compute the grid: the step to which numbers are rounded for an exact secret sum.
+    """Compute the step to which a site rounds its numbers, so that their secret sum is exact.
 
-    A secret sum has a small error. A number is sent in three parts, and the first two are rounded
-    to the grid. The grid is the smallest power of two that is at least eight times the largest
-    error. So the sum of such a part can be rounded to the grid, which removes the error.
+    A secret sum has a small error. If all numbers are multiples of this step, rounding the sum to a
+    multiple removes the error. The step is the smallest power of two that is at least eight times
+    the largest possible error.
 
     Args:
-        levels: the quantisation of the sum, whose limit is the clipping norm, 1. Its ``samples``
-            count as at least 16,384.
+        levels: the rounding of the secret sum. Its ``samples`` count as at least 16,384.
         sites: the number of summed sites.
     """
     # A site's number n_k x_k = B (w_k x_k) is wrong by at most B times half a step
@@ -42,12 +41,12 @@ def grid_of(levels: Quantisation, sites: int) -> float:
 def split_numbers(values: Floats, grid: float) -> list[Floats]:
     """Split each of m numbers into three parts, from which ``join_sums`` recovers exact sums.
 
-    The first part is the nearest multiple of ``grid``. The remainder is magnified to a norm of at
-    most 1/2, and its nearest multiple of ``grid`` is the second part. The remainder of that,
-    magnified again, is the third part, which is not rounded.
+    The first part is the nearest multiple of ``grid``. The remainder is multiplied by 1 / (grid *
+    sqrt(m)), and its nearest multiple of ``grid`` is the second part. The remainder of the second
+    part, multiplied again, is the third part, which is not rounded.
 
     Returns:
-        The three parts, (m,) each. The norms of the second and the third are at most about 1/2.
+        The three parts, (m,) each. The L2 norms of the second and the third are at most about 1/2.
     """
     parts, rest = [], values
     for _ in range(PARTS - 1):
@@ -61,16 +60,16 @@ def join_sums(sums: Sequence[Floats], grid: float) -> Floats | None:
     """Join the sums over sites of each number's three parts into the sums of the numbers, (m,).
 
     The sums come from a secret sum, which has a small error. Rounding the sums of the first two
-    parts to multiples of ``grid`` removes it.
+    parts to multiples of ``grid`` removes the error.
 
     Args:
-        sums: the sum over sites of each part from ``split_numbers``, (m,) each, in order. Each site
-            is weighted by a whole number of samples.
+        sums: the sum over sites of each part from ``split_numbers``, (m,) each, in order. Each
+            site's part is multiplied by a whole number.
         grid: the step of the parts.
 
     Returns:
-        The sums. None if a sum of the first two parts is over 0.2 grids away from a multiple of the
-        grid. A site has then probably clipped its numbers because they were too large.
+        The sums. None if a sum of the first two parts is over 0.2 steps away from a multiple of the
+        grid. A site has then probably clipped its numbers.
     """
     # Begins with the last part, which was magnified most often: each step undoes one magnification
     total = sums[-1]
@@ -86,7 +85,7 @@ def join_sums(sums: Sequence[Floats], grid: float) -> Floats | None:
 def _magnification(values: Floats, grid: float) -> float:
     """Return the factor by which remainders are magnified: 1 / (grid * sqrt(m)).
 
-    After it, m remainders of at most half a grid each have a norm of at most 1/2. Only the length m
-    of ``values`` is used.
+    If each of m remainders is at most half of ``grid``, the magnified remainders have an L2 norm of
+    at most 1/2. Here m is the length of ``values``, which are not read.
     """
     return 1 / (grid * math.sqrt(len(values)))

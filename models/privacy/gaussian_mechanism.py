@@ -17,7 +17,7 @@ from fedsilo.core.errors import SiteError
 def replace_nonfinite(value: Tensor) -> Tensor:
     """Copy an array to float64 on the CPU, and replace NaN and infinite values by 0.
 
-    An error, or a NaN in the result, would reveal that one patient has such a value.
+    A NaN in a sum, or an error because of it, would reveal that one patient has such a value.
     """
     wide = value.detach().cpu().double()
     return torch.nan_to_num(wide, nan=0.0, posinf=0.0, neginf=0.0)
@@ -26,7 +26,7 @@ def replace_nonfinite(value: Tensor) -> Tensor:
 def clip_to_norm(values: Mapping[str, Tensor], clip_norm: float) -> dict[str, Tensor]:
     """Scale arrays down until their joint L2 norm is at most ``clip_norm``.
 
-    The result is float64 on the CPU. Arrays within the norm keep their values.
+    The result is float64 on the CPU. If the joint norm is small enough, the values are unchanged.
 
     Raises:
         SiteError: a value is not finite.
@@ -52,8 +52,8 @@ def normals(
 
     Args:
         shape: the shape of the result.
-        rng: the generator. If None, the numbers are computed by Box and Muller's method from random
-            bits of the operating system, so that nobody can repeat them.
+        rng: a generator of the CPU. If None, the numbers come from random bits of the operating
+            system, and nobody can repeat them.
         dtype: the type of the result.
     """
     if rng is not None:
@@ -70,8 +70,8 @@ def normals(
 def uniforms(count: int, rng: torch.Generator | None) -> Tensor:
     """Draw ``count`` uniform numbers in [0, 1), float64, on the CPU.
 
-    If ``rng`` is None, the numbers are multiples of 2^-53, made from random bits of the operating
-    system, which cannot be repeated.
+    With ``rng``, the generator draws them. Without it, they are multiples of 2^-53 from random bits
+    of the operating system, and nobody can repeat them.
     """
     if rng is not None:
         return torch.rand(count, generator=rng, dtype=torch.float64)

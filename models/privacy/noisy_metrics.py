@@ -21,17 +21,17 @@ LOSS_BOUND = 3.0  # nats; a sample's larger loss counts as 3
 def bounded_parts(probabilities: Tensor, labels: Tensor) -> dict[str, Tensor]:
     """Compute each sample's contribution to the site's accuracy, loss and entropy.
 
-    A loss above ``LOSS_BOUND`` (3 nats) counts as ``LOSS_BOUND``. If one of a sample's
-    probabilities is not finite, all of them count as 1 / classes, because a sum that is not finite
-    would reveal that sample.
+    A loss above 3 nats (``LOSS_BOUND``) counts as 3 nats. If one of a sample's probabilities is not
+    finite, each of them is replaced by 1 / classes, because a NaN in a sum would reveal that
+    sample.
 
     Args:
         probabilities: (n, classes) float64.
         labels: (n,) int64.
 
     Returns:
-        "accuracy", "loss" and "entropy" -> contributions (n,) float64 in [0, 1]: the values divided
-        by the metric's range.
+        "accuracy", "loss" and "entropy" -> contributions (n,) float64 in [0, 1]. The loss is
+        divided by 3 nats, and the entropy by log(classes).
     """
     classes = probabilities.shape[1]
     known = probabilities.isfinite().all(dim=1, keepdim=True)
@@ -48,10 +48,9 @@ def bounded_parts(probabilities: Tensor, labels: Tensor) -> dict[str, Tensor]:
 def parts_bound(parts: Mapping[str, Tensor]) -> float:
     """Return the largest possible L2 norm of one patient's contributions to all ``parts``.
 
-    ``parts`` (not empty) has one entry for each metric of each split, named as
-    ``incoming.val.loss``; only the names are read. A patient is in one split and contributes a
-    number in [0, 1] to each of its metrics. So the bound is the square root of m, the number of
-    metrics of the split with the most.
+    The names of ``parts`` have the form ``incoming.val.loss``, with the split in the middle, and
+    only the names are read. A patient is in one split and adds at most 1 to each of its metrics.
+    The norm is therefore the square root of the largest number of metrics in a split.
     """
     most = max(Counter(map(split_of, parts)).values())
     return math.sqrt(most)
@@ -65,16 +64,17 @@ def noisy_metrics(
 ) -> dict[str, float]:
     """Compute the site's metrics with noise, all in one release.
 
-    Each noisy sum is divided by the number of samples that the site has reported (at least 1),
-    because the true number must stay secret.
+    Each noisy sum is divided by the reported number of samples, because the true number must stay
+    secret.
 
     Args:
         parts: metric (such as ``incoming.val.loss``) -> contributions (n,) in [0, 1] of the n
             samples in the metric's split.
-        reported: split -> number of samples that the site has reported.
-        ranges: metric (such as ``loss``) -> its value if every contribution is 1. The smallest
-            value of each metric is 0.
-        release: clips and adds noise. Its bound must be ``parts_bound(parts)``.
+        reported: split -> number of samples that the site has reported. 0 counts as 1.
+        ranges: metric (such as ``loss``) -> its largest value, where every contribution is 1. Its
+            smallest value is 0.
+        release: clips the contributions and adds the noise. Its bound must be
+            ``parts_bound(parts)``.
 
     Returns:
         Metric -> value, clipped to its range.

@@ -10,27 +10,25 @@ from fedsilo.core.tasks import TASKS
 
 
 def statistics_noise(common: CommonSettings) -> float:
-    """Return the noise multiplier for class means, prototypes and measurements.
+    """Return the noise multiplier for a site's statistics, such as class means and metrics.
 
-    If 'privacy.statistics-noise' is above 0, it is the result, otherwise
-    'privacy.noise-multiplier'.
+    It is 'privacy.statistics-noise'. If this setting is 0, it is 'privacy.noise-multiplier'.
     """
     return common.statistics_noise or common.noise_multiplier
 
 
 def check_privacy_settings(common: CommonSettings, table: bool = False) -> None:
-    """Check that the privacy settings contradict neither each other nor other settings.
+    """Check that no privacy setting contradicts another setting.
 
-    The order is: the level of trust, secure aggregation, differential privacy.
+    The level of trust is checked first, then secure aggregation, then differential privacy.
 
     Args:
         common: the run's common settings.
-        table: whether the data are a table. The means and deviations that standardise a table may
-            be computed from patients, so they can break a promise. A task with a numeric outcome
-            counts as a table, because its outcome is standardised too.
+        table: whether the data are a table. A table is standardised by means and deviations, which
+            may reveal patients. A task with a numeric outcome always counts as a table.
 
     Raises:
-        SettingError: two settings contradict each other; only the first contradiction is named.
+        SettingError: two settings contradict each other. Only the first contradiction is named.
     """
     table = table or TASKS[common.task].numeric  # a numeric outcome is standardised like a column
     contradictions = [*_find_broken_trust(common, table)]
@@ -42,13 +40,13 @@ def check_privacy_settings(common: CommonSettings, table: bool = False) -> None:
 
 
 def _find_not_private(common: CommonSettings, table: bool) -> Iterator[str]:
-    """Yield an error message for each setting that contradicts DP-SGD.
+    """Yield an error message for each setting that contradicts private training (DP-SGD).
 
     'privacy.sample-clip-norm' and 'privacy.noise-multiplier' must both be set or both be 0. If the
-    norm is 0, any further messages are about settings that then have no effect. If it is set, each
-    of these gives a message:
+    norm is 0, settings that would then have no effect give messages too. If it is set, each of
+    these gives a message:
 
-    - A method that the patients' noise would not cover (``why_not_private``).
+    - A method that sends values without noise (``why_not_private``).
     - For a table, a value of 'data.standardise' other than 'declared'.
     - Class weights 'balanced', compressed updates, or precision 'fp16'.
     - 'train.epoch-steps' or gradient checkpointing, in one message.
@@ -108,8 +106,8 @@ def _find_not_private(common: CommonSettings, table: bool) -> Iterator[str]:
 def _find_without_effect(common: CommonSettings) -> Iterator[str]:
     """Yield an error message for each setting that is changed but has no effect without DP-SGD.
 
-    These are the largest epsilon, delta and the noise on statistics. The caller has checked that
-    DP-SGD is off.
+    The settings are 'privacy.max-epsilon', 'privacy.delta' and 'privacy.statistics-noise'. The
+    caller has checked that DP-SGD is off.
     """
     values, usual = as_mapping(common), defaults(CommonSettings)
     for key in ("privacy.max-epsilon", "privacy.delta", "privacy.statistics-noise"):
@@ -124,8 +122,10 @@ def _find_without_effect(common: CommonSettings) -> Iterator[str]:
 def _find_broken_trust(common: CommonSettings, table: bool) -> Iterator[str]:
     """Yield an error message for each setting that breaks the promise of 'privacy.trust'.
 
-    Trust 'sums' needs secure aggregation, forbids DP-SGD and, for a table, pooled standardisation.
-    Trust 'nobody' needs DP-SGD.
+    - Trust 'sums' needs secure aggregation and forbids DP-SGD. For a table it forbids
+      'data.standardise' 'pooled'.
+    - Trust 'nobody' needs DP-SGD.
+    - Other levels break nothing.
     """
     if common.trust == SUMS and common.secure_aggregation == "none":
         yield (
@@ -157,7 +157,7 @@ def _find_unsummable(common: CommonSettings) -> Iterator[str]:
 
     The caller has checked that 'secure.aggregation' is on. Each of these gives a message:
 
-    - A method that needs more than the sum of the sites' arrays.
+    - A method that needs more than a sum over sites (``needs_sums_only``).
     - A 'secure.clip-norm' of 0.
     - An aggregation other than the mean.
     - Compressed updates.

@@ -53,24 +53,25 @@ class Release:
 
     @property
     def alone(self) -> bool:
-        """Whether each patient's part must be computed by itself; False in a simulation.
+        """Tell whether each patient's contribution must be computed in a batch of one.
 
-        A part is a patient's contribution to a sum. In a batch, its last bits depend on the size of
-        the batch, and a server could craft weights that turn last bits into large differences. A
-        simulation, which sets ``source``, may use whole batches, because its noise protects nobody.
+        This holds for real runs. In a larger batch, the rounding of a patient's numbers depends on
+        the batch, so the clipping norm would not bound the patient's influence. A simulation, which
+        sets ``source``, may use larger batches, because it protects no real patients.
         """
+        # A server could craft weights that turn last bits into large differences
         return self.source is None
 
     def parts(self, rows: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Clip each patient's contribution, its part, to the L2 norm ``bound``, in whole units.
+        """Clip each patient's contribution to the L2 norm ``bound``, and round it to whole units.
 
-        A unit is bound / 2^24, and numbers are rounded towards zero. If rounding errors still leave
-        a part longer than the bound, the whole part becomes 0. NaN and infinite numbers count as 0,
-        because an error would reveal the patient.
+        A unit is bound / 2^24, and numbers are rounded towards zero. If a floating-point error
+        still leaves a contribution longer than the bound, it becomes 0. NaN and infinite numbers
+        count as 0, because an error would reveal the patient.
 
         Args:
             rows: name -> array (n, ...), at least one array, all with the same n. Row i of all
-                arrays together is the part of patient i.
+                arrays together is the contribution of patient i.
 
         Returns:
             Name -> int64 array of the same shape, in units.
@@ -111,19 +112,20 @@ class Release:
         return {name: part.sum(dim=0) for name, part in self.parts(rows).items()}
 
     def with_noise(self, sums: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Add Gaussian noise to sums of patients' parts, and convert them from units to numbers.
+        """Add Gaussian noise to sums of patients' contributions, and convert the sums from units.
 
-        The noise has the standard deviation ``noise`` times ``bound``, rounded up to a whole unit,
-        and is itself a whole number of units. This uses up one of the releases that were charged.
+        A unit is ``bound`` / 2^24. The noise is a whole number of units. Its standard deviation is
+        ``noise`` * ``bound``, rounded up to a whole unit. The call uses up one of the releases
+        whose epsilon is already paid.
 
         Args:
-            sums: sums of parts by name, int64 in units.
+            sums: sums of clipped contributions by name, int64 in units.
 
         Returns:
             Name -> noisy sum, sorted by name: float64, on the CPU.
 
         Raises:
-            RuntimeError: all charged releases are used up, or a sum is not int64. Both are bugs in
+            RuntimeError: all paid releases are used up, or a sum is not int64. These are bugs in
                 the calling code.
         """
         if self.made >= self.releases:
@@ -143,8 +145,8 @@ class Release:
 def copy_alone(samples: Tensor, number: int) -> Tensor:
     """Copy sample ``number`` of a batch (batch, ...) to memory of its own, (1, ...).
 
-    A result's last bits may depend on the memory address of its input, and a sample's address in
-    the batch depends on the patients before it.
+    A result's last bits may depend on the memory address of its input. Inside a batch this address
+    depends on the patients before the sample, so it could reveal them.
     """
     return samples[number : number + 1].clone()
 

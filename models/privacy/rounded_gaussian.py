@@ -38,14 +38,14 @@ _AT_ONCE, _ACCEPTED = 2**18, 0.785
 
 
 def rounded_normals(deviation: int, count: int, source: torch.Generator | None) -> Tensor:
-    """Draw ``count`` Gaussian numbers rounded to whole numbers, int64.
+    """Draw ``count`` Gaussian numbers of mean 0, rounded to whole numbers, int64.
 
     Args:
         deviation: standard deviation, at most ``LARGEST_DEVIATION``.
         count: the number of draws.
         source: None to draw random bits from the operating system, so that each whole number has
-            exactly its probability under a rounded Gaussian. A generator is only for simulations:
-            its numbers can be repeated, but only approximate this distribution.
+            exactly its probability. A generator, for simulations, gives repeatable numbers, whose
+            probabilities are only approximate.
     """
     if source is not None:
         drawn = torch.randn(count, generator=source, dtype=torch.float64)
@@ -54,14 +54,14 @@ def rounded_normals(deviation: int, count: int, source: torch.Generator | None) 
 
 
 def exact_normals(deviation: int, count: int, random_bytes: Bytes = os.urandom) -> _Whole:
-    """Draw ``count`` rounded Gaussian numbers, int64, each with its exact probability.
+    """Draw ``count`` Gaussian numbers of mean 0, rounded to whole numbers with exact probabilities.
 
-    Batches of random points are drawn and converted by ``_accept_pairs`` until there are enough
-    numbers; surplus numbers are dropped.
+    Random points are converted in batches (``_accept_pairs``) until there are enough numbers.
+    Surplus numbers are dropped.
 
     Args:
         deviation: standard deviation, at most ``LARGEST_DEVIATION``.
-        count: the number of draws; 0 gives an empty array.
+        count: the number of draws. 0 gives an empty array.
         random_bytes: a function of a number n that returns n random bytes.
     """
     found: list[_Whole] = []
@@ -76,18 +76,18 @@ def exact_normals(deviation: int, count: int, random_bytes: Bytes = os.urandom) 
 def _accept_pairs(deviation: int, pairs: int, random_bytes: Bytes) -> _Whole:
     """Draw random points in a square, and convert those inside the unit circle to Gaussian numbers.
 
-    The square is [-1, 1]^2, so on average pi / 4 of the points are inside the circle. Such a point
-    gives two independent numbers with mean 0 and standard deviation ``deviation``, each rounded
-    exactly to a whole number (polar method). The points outside are dropped.
+    The square is [-1, 1]^2. A point inside the circle gives two independent numbers of mean 0 and
+    the given standard deviation (polar method). Each number is rounded to the right whole number.
+    Points outside are dropped.
 
     Args:
         deviation: the standard deviation, at most ``LARGEST_DEVIATION``.
         pairs: the number of points to draw.
-        random_bytes: a function of n that returns n random bytes. If float64 cannot decide the
-            rounding for a point, more bytes are drawn for it.
+        random_bytes: a function of n that returns n random bytes. More bytes are drawn for a point
+            whose rounding is not certain.
 
     Returns:
-        int64 numbers, (2 * points inside the circle,); the two numbers of a point are adjacent.
+        int64 numbers, (2 * points inside the circle,). The two numbers of a point are adjacent.
     """
     words = np.frombuffer(random_bytes(16 * pairs), dtype=np.uint64) >> np.uint64(64 - _BITS)
     bits = words.astype(np.int64).reshape(pairs, 2)
@@ -118,25 +118,25 @@ def _accept_pairs(deviation: int, pairs: int, random_bytes: Bytes) -> _Whole:
 def _pairs_with_error(middle: _Floats, w: _Floats) -> tuple[_Floats, _Floats]:
     """Compute the Gaussian numbers u f and v f of n points (u, v), and a bound on their errors.
 
-    The factor f is sqrt(-2 ln w / w) with w = u^2 + v^2.
-
-    The bound is four times the derived error. The first bits leave w uncertain by less than 2^-50
-    sqrt(w) + 2^-104, rounding included. The relative error of f is |1/2 - 1/(2 ln w)| times the
-    relative error of w. The error of u f has two parts: u times the error of f, and f times the
-    error of u.
+    The factor f is sqrt(-2 ln w / w) with w = u^2 + v^2. Each coordinate is uncertain by 2^-53,
+    because only its first 53 random bits are drawn. The bound covers this uncertainty and the
+    rounding errors of float64, times four for safety.
 
     Args:
-        middle: u and v, (n, 2).
-        w: u^2 + v^2, (n,).
+        middle: u and v, (n, 2), each the middle of the interval that its 53 bits leave open.
+        w: u^2 + v^2, (n,), above 0 and below 1.
 
     Returns:
         The numbers (n, 2) and the bounds (n, 2).
     """
     logarithm = np.log(w)
     f = np.sqrt(-2 * logarithm / w)
+    # The first bits leave w uncertain by less than 2^-50 sqrt(w) + 2^-104, rounding included
     of_w = (2.0**-50 * np.sqrt(w) + 2.0**-104) / w
     # Both terms in brackets are positive, because w is below 1 and its logarithm below 0
+    # The relative error of f is |1/2 - 1/(2 ln w)| times that of w
     of_f = f * (of_w * (0.5 - 0.5 / logarithm) + _LIBRARY)
+    # The error of u f has two parts: u times the error of f, and f times the error of u
     error = np.abs(middle) * of_f[:, None] + _HALF * f[:, None]
     return middle * f[:, None], 4 * error
 
@@ -146,13 +146,14 @@ def _decide_by_more_bits(
 ) -> tuple[int, int] | None:
     """Convert a random point (u, v) to two Gaussian numbers, rounded to whole numbers.
 
-    Each step draws 64 more bits for each coordinate, until the rounding of both Gaussian numbers is
-    certain.
+    At least once, 64 more bits are drawn for each coordinate. Drawing ends when the rounding of the
+    two Gaussian numbers is certain.
 
     Args:
-        deviation: the standard deviation of both numbers.
-        u: the first 53 random bits of the first coordinate, as a whole number.
-        v: the first 53 random bits of the second coordinate.
+        deviation: the standard deviation of the numbers.
+        u: the first 53 random bits of the first coordinate, as a whole number. 0 stands for -1, and
+            2^53 for 1.
+        v: the same for the second coordinate.
         random_bytes: a function of n that returns n random bytes.
 
     Returns:
@@ -175,12 +176,12 @@ def _decide_by_more_bits(
 def _interval(number: int, bits: int) -> tuple[int, int, int]:
     """Return the sign of a random coordinate in -1..1, and two bounds of its absolute value.
 
-    ``number`` is a whole number made of ``bits`` random bits. With h = 2^(bits-1), the coordinate
-    lies between (number - h) / h and (number - h + 1) / h.
+    ``number`` holds the first ``bits`` random bits of the coordinate. With h = 2^(bits-1), they say
+    that the coordinate lies between (number - h) / h and (number - h + 1) / h.
 
     Returns:
-        The sign, 1 or -1, and the smaller and the larger bound: adjacent integers in units of 1 /
-        h.
+        The sign, 1 or -1. Then the smaller and the larger bound, two successive whole numbers that
+        count steps of 1 / h.
     """
     half = 1 << (bits - 1)
     if number >= half:
@@ -191,24 +192,22 @@ def _interval(number: int, bits: int) -> tuple[int, int, int]:
 def _from_intervals(
     deviation: int, u: tuple[int, int, int], v: tuple[int, int, int], bits: int
 ) -> list[int] | None:
-    """Compute two rounded Gaussian numbers from a point (u, v) that is known only roughly.
+    """Compute two rounded Gaussian numbers from intervals in which the coordinates u and v lie.
 
     By Marsaglia's polar method, u f and v f are standard normal if w = u^2 + v^2 is below 1 and f =
-    sqrt(-2 ln w / w). Each coordinate is known to lie in an interval, so decimal interval
-    arithmetic bounds each step from below and above. A number is certain if both of its bounds
-    round to the same whole number.
+    sqrt(-2 ln w / w). Each step is bounded from below and above. A number is certain if its two
+    bounds round to the same whole number.
 
     Args:
-        deviation: the standard deviation of both numbers.
-        u: the first coordinate: its sign, and two integers that enclose its absolute value, in
+        deviation: the standard deviation of the numbers.
+        u: the first coordinate: its sign, and two whole numbers that enclose its absolute value, in
             units of 2^(1-bits).
         v: the second coordinate, in the same form.
-        bits: the number of bits per coordinate, which is also the number of decimal digits.
+        bits: the number of random bits per coordinate. The computation has as many decimal digits.
 
     Returns:
         The two whole numbers. None if the point certainly lies outside the unit circle. An empty
-        list if more bits are needed, because a number is not certain, w may be 0, or the point may
-        lie outside.
+        list if more bits are needed to be certain.
     """
     # Each line is bounded from below with ``down`` and from above with ``up``. decimal returns the
     # nearest number for roots and logarithms, so its two neighbours enclose the true value.

@@ -62,10 +62,9 @@ class Quantisation:
     def quantise(self, values: Floats) -> Words:
         """Round values of any shape to integer levels, uint32.
 
-        Values are clipped to -limit..limit. Level 0 stands for -limit, and level 2^bits - 1 for
-        limit. Neighbouring levels are one ``step`` apart, so the rounding error is at most half a
-        step. A NaN or infinite value counts as the value 0. An error instead would tell the server
-        that this site has such a value.
+        Values are clipped to -``limit``..``limit``. Level 0 stands for -limit, and level 2^``bits``
+        - 1 for limit. Neighbouring levels are one ``step`` apart. A NaN or infinite value is
+        replaced by the value 0, because an error would tell the server about it.
         """
         finite = np.where(np.isfinite(values), values, 0.0)
         cut = np.clip(finite, -self.limit, self.limit)
@@ -80,17 +79,16 @@ class Quantisation:
 def quantisation(common: CommonSettings, sites: int, samples: int = SAMPLES) -> Quantisation:
     """Choose how finely numbers are rounded, so that their sum over all sites fits into 32 bits.
 
-    The result has as many levels as possible. Values are clipped to 'secure.clip-norm', which no
-    number of a clipped update exceeds.
+    The result has as many levels as possible, between -'secure.clip-norm' and 'secure.clip-norm'.
 
     Args:
         common: the run's settings.
         sites: the number of summed sites, at least 1.
-        samples: B, the most samples that a site can count as ('secure-samples'). It is the same in
-            all site files.
+        samples: 'secure-samples' from the site files, the same at each site. A site with more
+            samples is weighted as if it had only this number.
 
     Raises:
-        SettingError: the samples of all sites together do not fit into 32 bits.
+        SettingError: ``sites`` times ``samples`` does not fit into 32 bits.
     """
     if sites * samples >= 2**WORD:
         raise SettingError(
@@ -102,10 +100,10 @@ def quantisation(common: CommonSettings, sites: int, samples: int = SAMPLES) -> 
 
 
 def weigh_site(levels: Quantisation, samples: int) -> float:
-    """Return the weight of a site with ``samples`` samples: samples / B, but at most 1.
+    """Return the weight of a site in a secret sum: ``samples`` / ``levels.samples``, at most 1.
 
-    ``levels`` is the quantisation, which has B, the most samples that a site can count as. A site
-    with more samples is not refused, because a refusal would reveal its size.
+    A site with more than ``levels.samples`` samples is weighted as if it had only this number. It
+    is not refused, because a refusal would reveal its size.
     """
     return min(samples, levels.samples) / levels.samples
 
@@ -115,17 +113,14 @@ def why_too_coarse(
 ) -> str | None:
     """Return an error message if rounding would distort the mean too much, otherwise None.
 
-    The limit is an expected error of 1 % of 'secure.clip-norm'. The rounding errors are independent
-    and uniform over a step of the quantisation. So their expected norm is step * sqrt(sites *
-    numbers / 12), times B / ``samples``.
+    The expected norm of the rounding error may be 1 % of 'secure.clip-norm'. It is step *
+    sqrt(sites * numbers / 12) * B / ``samples``, where B is ``levels.samples``.
 
     Args:
         numbers: the number of elements of an update.
-        levels: the quantisation, which has B ('secure-samples'), the most samples that a site can
-            count as.
-        sites: the number of summed sites. With the default of 1, the error is that of a single
-            site.
-        samples: the number of samples at all these sites together. 0 counts as B.
+        levels: the rounding of the secret sum. ``levels.samples`` is 'secure-samples'.
+        sites: the number of summed sites. With 1, the error is that of a single site.
+        samples: the number of samples at all these sites together. 0 means B.
     """
     # A rounding error is uniform over a step and has variance step^2 / 12. Its norm grows with the
     # square root of the numbers in an update and of the sites
@@ -141,14 +136,14 @@ def why_too_coarse(
 
 
 def needed_sites(common: CommonSettings, sites: int) -> int:
-    """Return the number of sites, out of ``sites``, that must stay to the end of a round.
+    """Return the number of sites, out of ``sites``, that must stay connected to the end of a round.
 
     The number is 'secure.threshold'. If the setting is 0, it is the smallest whole number above two
     thirds of the sites, but at least three.
 
     Raises:
-        SettingError: there are fewer than three sites, or the threshold is below three, is at most
-            half of the sites, or is above the number of sites.
+        SettingError: there are fewer than three sites, or the threshold is set but below three, at
+            most half of the sites, or above the number of sites.
     """
     if sites < _FEWEST:
         raise SettingError(
@@ -168,16 +163,11 @@ def needed_sites(common: CommonSettings, sites: int) -> int:
 
 
 def tolerated_colluders(threshold: int, sites: int) -> int:
-    """Compute the most sites that may collude with the server without revealing an update.
+    """Compute how many sites may collude with the server without revealing another site's update.
 
-    The result is the smaller of 2t - n - 1 and t - 2. With c colluding sites, two conditions must
-    hold:
-
-    - 2t > n + c, by theorem 6.5 of Bonawitz et al. (2017).
-    - Each sum that the server opens covers at least two honest sites among its t or more. A sum
-      over one honest site would be that site's update.
-
-    If the result is negative, even a server without colluding sites may learn an update.
+    The result is the smaller of 2t - n - 1 and t - 2. The first term is the limit of Bonawitz et
+    al. (2017, theorem 6.5). The second makes sure that each opened sum has at least two honest
+    sites. A negative result means that even the server alone may learn an update.
 
     Args:
         threshold: t, the fewest sites that must stay to the end of a round.
@@ -207,9 +197,10 @@ def mask_arrays(
 ) -> dict[str, Words]:
     """Return copies of arrays with masks added and subtracted, modulo 2^32.
 
-    ``plus`` holds the keys of masks to add, ``minus`` the keys of masks to subtract. Each key's
-    stream runs through the arrays in the order of their names, so a mask that one site adds and
-    another subtracts cancels in the sum. The result is sorted by name.
+    ``plus`` holds the secret keys of masks to add, ``minus`` the keys of masks to subtract. A key
+    determines its mask's numbers (``MaskStream``), in the order of the arrays' names. If one site
+    adds a mask and another subtracts it, the mask cancels in their sum. The result is sorted by
+    name.
     """
     # uint32 wraps around in numpy, which is the addition modulo 2^32 that masks need
     added = [MaskStream(key) for key in plus]

@@ -20,13 +20,14 @@ TRAIN_LOSS = measurement(TRAINED, "train", "loss")
 
 
 def summed_metrics(trains: bool, measured: Sequence[str], splits: Sequence[str]) -> list[str]:
-    """List the metrics that are added up over sites in a secret sum, in a phase of a run.
+    """List the metrics that are added up over sites in a secret sum, for a part of a run.
+
+    Sites measure ``measured`` on validation and test data, with the model that they have received.
 
     Args:
-        trains: whether sites train in the phase. This adds the training loss if every site has the
-            split ``train``.
-        measured: the metrics of the incoming model that sites measure on validation and test data
-            in this phase (``Task.always``). Empty if they measure nothing.
+        trains: whether sites train in this part of the run. The training loss is then listed if
+            every site has the split ``train``.
+        measured: the metrics that sites measure (``Task.always``). Empty if they measure nothing.
         splits: the splits that every site has. A sum over fewer sites would show which sites lack
             the split.
 
@@ -51,15 +52,17 @@ def split_of(name: str) -> str:
 
 
 def bounds(name: str, limits: Mapping[str, tuple[float, float]]) -> tuple[float, float] | None:
-    """Return the bounds to which a metric is clipped before a secret sum; None if not summed.
+    """Return the bounds to which a metric is clipped before a secure sum, or None if not summed.
 
-    These metrics are summed: the training loss, ``steps`` (0 to 65,536), ``inverse-steps`` (0 to
-    1), and each metric in ``limits`` on validation and test data, such as ``incoming.val.loss``.
+    - ``steps``, the optimiser steps of a round: 0 to 65,536.
+    - ``inverse-steps``, 1 divided by the steps: 0 to 1.
+    - The training loss: the bounds of ``loss`` in ``limits``.
+    - Validation and test metrics such as ``incoming.val.loss``: their bounds in ``limits``.
 
     Args:
         name: the metric's whole name.
-        limits: last part of a name, such as ``loss`` -> the least and the largest value
-            (``Task.limits``). It must include ``loss``.
+        limits: the least and the largest value of each metric by the last part of its name, such as
+            ``loss``, which it must include.
     """
     metric = name.rpartition(".")[2]
     known = (_STEPS, _INVERSE_STEPS, TRAIN_LOSS)
@@ -69,7 +72,7 @@ def bounds(name: str, limits: Mapping[str, tuple[float, float]]) -> tuple[float,
 
 
 def to_unit_range(value: float | None, low: float, high: float) -> float | None:
-    """Map ``value`` from the range ``low``..``high`` to 0..1, clipped.
+    """Map ``value`` linearly from the range ``low``..``high`` to 0..1. Outside, it becomes 0 or 1.
 
     ``high`` must be above ``low``. The result is None if the value is None or not finite.
     """

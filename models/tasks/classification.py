@@ -61,11 +61,13 @@ class Classification(Task):
         return outputs.softmax(dim=-1)
 
     def metrics(self, predictions: Tensor, labels: Tensor) -> dict[str, float]:
-        """Return accuracy, loss, entropy and the metrics of ``classification_metrics``.
+        """Compute the accuracy, the loss and the other metrics of class probabilities, by name.
 
-        ``accuracy`` is the share of samples whose most probable class is right. ``loss`` is the
-        mean negative log-likelihood, in which a probability is at least 1e-12, and ``entropy`` the
-        mean entropy of the probabilities (UEFL, eq. 8), both in nats.
+        - ``accuracy``: the share of samples whose most probable class is right.
+        - ``loss``: the mean negative log-likelihood in nats. Probabilities below 1e-12 count as
+          1e-12.
+        - ``entropy``: the mean entropy of the probabilities in nats.
+        - The metrics of ``classification_metrics``, such as ``auc``.
         """
         from torch.nn.functional import nll_loss
 
@@ -83,15 +85,16 @@ class Classification(Task):
         return values | classification_metrics(predictions, labels)
 
     def counts(self, predictions: Tensor, labels: Tensor, minimum: int) -> dict[str, float]:
-        """Count right and wrong predictions by class and by certainty, with the AUC of each class.
+        """Count the right and wrong predictions of each class and in bins of certainty.
 
-        Names and rules for small numbers are those of ``outcome_counts``.
+        The metrics are those of ``outcome_counts``, such as ``class.0.right``, with the AUC of each
+        class.
 
         Args:
             predictions: class probabilities, (n, classes).
             labels: (n,) int64.
             minimum: the fewest samples behind a value by class. With fewer samples in all, the
-                result is empty.
+                result is empty. A bin may hold fewer samples.
         """
         from fedsilo.models.measures.outcome_counts import outcome_counts
 
@@ -102,10 +105,9 @@ class Classification(Task):
         return labels
 
     def odd_counts(self, counts: Sequence[int]) -> str:
-        """Return "all training samples are of one class" if that holds, otherwise ''.
+        """Return "all training samples are of one class" if that holds, otherwise an empty string.
 
-        ``counts`` has the number of training samples in each class; if all are 0, or the list is
-        empty, the result is ''.
+        ``counts`` has the number of training samples in each class. It may be empty.
         """
         occurring = [count for count in counts if count]
         if len(occurring) == 1:
@@ -119,7 +121,7 @@ class Classification(Task):
         - ``auc`` needs samples of every class.
         - ``average-precision`` needs exactly two classes, and samples of both.
         - ``accuracy``, ``entropy``, ``loss`` and ``calibration-error`` are always defined.
-        - Any other metric is not a metric of classes, so the result is False.
+        - Any other name gives False.
 
         Args:
             metric: the metric's name.
@@ -136,7 +138,7 @@ class Classification(Task):
         return metric in ("calibration-error", *self.always)
 
     def label_fault(self, labels: npt.NDArray[Any], samples: int, names: Sequence[str]) -> str:
-        """Explain why an array cannot be the classes of the samples; '' if it can.
+        """Explain why an array cannot be the samples' class labels, or return '' if it can.
 
         The array must have the shape (samples,), an integer type, and values from 0 to the number
         of classes - 1. The explanation is a predicate, which the caller puts after a subject, such
@@ -145,7 +147,7 @@ class Classification(Task):
         Args:
             labels: the array.
             samples: the number of samples.
-            names: the names of the classes, of which only the number counts.
+            names: the names of the classes. Only their number is used.
         """
         classes = len(names)
         has_form = labels.shape == (samples,) and labels.dtype.kind in "iu"
@@ -161,9 +163,10 @@ class Classification(Task):
         return f"which of: {', '.join(names) or 'classes without names'}"
 
     def answer_columns(self, predictions: Tensor, names: Sequence[str]) -> dict[str, list[Any]]:
-        """Return the columns "predicted" and, for each class, its probability ``p.<class>``.
+        """Return the columns of a table of predictions, one value for each sample.
 
-        "predicted" has the name of each sample's most probable class.
+        "predicted" has the most probable class, by name. ``p.<class>`` has the probability of each
+        class.
         """
         columns: dict[str, list[Any]] = {"predicted": self._classes(predictions, names)}
         for name, probabilities in zip(names, predictions.T.tolist(), strict=True):
@@ -189,20 +192,20 @@ class Classification(Task):
         return torch.repeat_interleave(torch.arange(len(counts)), torch.tensor(counts))
 
     def parts(self, predictions: Tensor, labels: Tensor) -> dict[str, Tensor]:
-        """Compute each sample's contributions to the noisy accuracy, loss and entropy.
+        """Compute each sample's contributions, 0 to 1, to the accuracy, the loss and the entropy.
 
-        Each contribution is in 0..1, the metric's value divided by its value in ``part_ranges``.
-        The arguments and the result are those of ``bounded_parts``.
+        A contribution is the sample's value divided by that in ``part_ranges``. The predictions are
+        (n, classes), the labels (n,) int64, and each metric's contributions are (n,).
         """
         from fedsilo.models.privacy.noisy_metrics import bounded_parts
 
         return bounded_parts(predictions, labels)
 
     def part_ranges(self, outputs: int) -> Mapping[str, float]:
-        """Return the value that a contribution of 1 in ``parts`` stands for: metric -> value.
+        """Return the largest value of a sample in each metric of ``parts``: metric -> value.
 
-        The value is 1 for accuracy, 3 nats for the loss, and the natural logarithm of the number of
-        classes (``outputs``) for entropy.
+        The value is 1 for accuracy, and the natural logarithm of the number of classes
+        (``outputs``) for entropy. A sample's loss is clipped to 3 nats.
         """
         from fedsilo.models.privacy.noisy_metrics import LOSS_BOUND
 
@@ -211,8 +214,8 @@ class Classification(Task):
     def limits(self, outputs: int) -> Mapping[str, tuple[float, float]]:
         """Return the bounds to which each metric is clipped before a secure sum: metric -> bounds.
 
-        Accuracy is from 0 to 1, and entropy from 0 to the logarithm of the number of classes. The
-        loss has the bounds of ``Task.limits``.
+        Accuracy is from 0 to 1, and the loss from -10 to 10. Entropy is from 0 to the natural
+        logarithm of the number of classes.
         """
         entropy = (0.0, math.log(outputs))
         return {**super().limits(outputs), "accuracy": (0.0, 1.0), "entropy": entropy}

@@ -58,10 +58,11 @@ class MultiLabel(Task):
         return outputs.sigmoid()
 
     def metrics(self, predictions: Tensor, labels: Tensor) -> dict[str, float]:
-        """Return ``loss``, and the means of ``auc`` and ``average-precision`` over findings.
+        """Return the loss, and the mean AUC and average precision over findings, by name.
 
-        A finding counts only if some samples have it and others lack it. If there is no such
-        finding, only the loss is returned, in nats per finding.
+        ``loss`` is in nats per finding. ``auc`` and ``average-precision`` are averaged over the
+        findings that some samples have and others lack. Without such a finding, only the loss is
+        returned.
         """
         from fedsilo.models.measures.finding_metrics import mean_over_findings
 
@@ -71,13 +72,13 @@ class MultiLabel(Task):
     def counts(self, predictions: Tensor, labels: Tensor, minimum: int) -> dict[str, float]:
         """Compute each finding's number of positive samples, and its AUC, as metrics by name.
 
-        Names are those of ``finding_counts``. A finding is left out if fewer than ``minimum``
-        samples have it or fewer than ``minimum`` lack it.
+        Finding k has ``finding.<k>.count`` and ``finding.<k>.auc``. It is left out if fewer than
+        ``minimum`` samples have it or fewer than ``minimum`` lack it.
 
         Args:
             predictions: the probability of each finding, (n, findings).
-            labels: (n, findings); a label above 0.5 is positive.
-            minimum: the fewest samples on either side; 1 if it is less.
+            labels: (n, findings). A label above 0.5 is positive.
+            minimum: the fewest positive and the fewest negative samples. Below 1 it counts as 1.
         """
         from fedsilo.models.measures.finding_metrics import finding_counts
 
@@ -88,10 +89,11 @@ class MultiLabel(Task):
         return f"which are present: {', '.join(names)}"
 
     def answer_columns(self, predictions: Tensor, names: Sequence[str]) -> dict[str, list[Any]]:
-        """Return the columns "predicted" and, for each finding, its probability ``p.<finding>``.
+        """Return a table's columns: "predicted", and then ``p.<finding>`` for each finding.
 
         "predicted" has the names of a sample's findings with a probability of at least 0.5, joined
-        by semicolons. It is empty if there are none.
+        by semicolons. For a sample without such a finding it is empty. ``p.<finding>`` has the
+        probabilities.
         """
         columns: dict[str, list[Any]] = {"predicted": _present(predictions, names)}
         for name, probabilities in zip(names, predictions.T.tolist(), strict=True):
@@ -103,9 +105,10 @@ class MultiLabel(Task):
         return {"truth": _present(labels, names)}
 
     def summarise(self, predictions: Tensor, names: Sequence[str]) -> str:
-        """Count the samples that have each finding, in words such as "3 oedema, 0 effusion".
+        """State how many samples have each finding, in words such as "3 oedema, 0 effusion".
 
-        A sample has a finding if its probability is at least 0.5.
+        A sample has a finding if its probability is at least 0.5. Without samples, all numbers are
+        0.
         """
         counts = (predictions >= _THRESHOLD).sum(dim=0).tolist()
         return ", ".join(f"{count} {name}" for count, name in zip(counts, names, strict=True))
@@ -117,11 +120,11 @@ class MultiLabel(Task):
         return torch.zeros(sum(counts), outputs)
 
     def label_fault(self, labels: npt.NDArray[Any], samples: int, names: Sequence[str]) -> str:
-        """Explain why an array cannot be the labels of the samples; '' if it can.
+        """Explain why an array cannot be the labels of the samples, or return '' if it can.
 
         The array must have the shape (samples, findings), a type of numbers or booleans, and only
-        the values 0 and 1. The text is a predicate; if only a value is wrong, it names the first
-        finding with another value.
+        the values 0 and 1. The explanation is a predicate, such as "must be 0 or 1 ...", which the
+        caller puts after a subject. It may name the first finding with a wrong value.
 
         Args:
             labels: the array.
@@ -139,11 +142,11 @@ class MultiLabel(Task):
         return ""
 
     def parts(self, predictions: Tensor, labels: Tensor) -> dict[str, Tensor]:
-        """Compute each sample's contribution, 0 to 1, to the loss to which the site adds noise.
+        """Compute each sample's contribution, 0 to 1, to the site's loss, a sum that gets noise.
 
-        A sample's loss is the mean of its findings' cross-entropies. It is divided by 3 nats and
-        clipped to 0..1. If it is NaN, the contribution is 1, because a NaN in the sum would reveal
-        that sample.
+        A sample's loss is the mean of its findings' cross-entropies. A loss above 3 nats counts as
+        3, and is then divided by 3. If it is NaN, the contribution is 1, because a NaN in the sum
+        would reveal that sample.
 
         Args:
             predictions: the findings' probabilities, (n, findings).

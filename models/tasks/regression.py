@@ -51,10 +51,9 @@ class Regression(Task):
         """Return the training loss, a function of outputs (batch, 1) and labels (batch,).
 
         The function returns the mean over the batch, a scalar. The network's outputs are in
-        standard deviations of the outcome, so the labels are standardised first. The loss is
-        Huber's if 'train.loss' is "huber", otherwise the squared error. Huber's loss is half the
-        squared error up to one standard deviation and grows linearly beyond, so a single far
-        outcome pulls less.
+        standard deviations of the outcome, so the labels are standardised first. The loss is the
+        squared error. If 'train.loss' is "huber", it is half the squared error up to one standard
+        deviation and grows linearly beyond.
         """
 
         def loss(outputs: Tensor, labels: Tensor) -> Tensor:
@@ -70,11 +69,11 @@ class Regression(Task):
     def metrics(self, predictions: Tensor, labels: Tensor) -> dict[str, float]:
         """Return the metrics ``mae``, ``rmse``, ``loss`` and, if it is defined, ``r2``.
 
-        ``mae`` and ``rmse``, the mean absolute error and the root mean square error, are in the
-        outcome's unit. ``r2`` is 1 minus the sum of squared errors divided by the sum of squared
-        deviations of the outcomes from their mean over these samples. If all outcomes are equal,
-        ``r2`` is left out. ``loss`` is the mean training loss over samples (squared error or
-        Huber), computed on standardised predictions and outcomes.
+        - ``mae`` and ``rmse``: the mean absolute error and the root mean square error, in the
+          outcome's unit.
+        - ``loss``: the mean of the training loss, on standardised predictions and outcomes.
+        - ``r2``: 1 - a / b, where a is the sum of squared errors and b is the sum of squared
+          deviations of these outcomes from their mean. Left out if all outcomes are equal.
 
         Args:
             predictions: predicted numbers in the outcome's unit, (n, 1).
@@ -95,9 +94,10 @@ class Regression(Task):
     def counts(self, predictions: Tensor, labels: Tensor, minimum: int) -> dict[str, float]:
         """Compute the sample count, mean prediction and mean outcome in ten bins of predictions.
 
-        The edges of the bins are the deciles of a normal distribution with the mean and standard
-        deviation in ``scale``. So bins may hold different numbers of samples. Bin 0 has the lowest
-        predictions. An empty bin, or a bin with fewer than ``minimum`` samples, is left out.
+        The edges of the bins are the deciles of a normal distribution with the training outcomes'
+        mean and standard deviation (``scale``). Bins may therefore hold different numbers of
+        samples. Bin 0 has the lowest predictions. An empty bin, or a bin with fewer than
+        ``minimum`` samples, is left out.
 
         Args:
             predictions: predicted numbers in the outcome's unit, (n, 1).
@@ -141,12 +141,12 @@ class Regression(Task):
         return torch.zeros(sum(counts))
 
     def parts(self, predictions: Tensor, labels: Tensor) -> dict[str, Tensor]:
-        """Compute each sample's contribution, 0 to 1, to the loss to which the site adds noise.
+        """Compute each sample's contribution, 0 to 1, to the site's loss, a sum that gets noise.
 
-        Predictions and outcomes are first standardised by the outcome's mean and standard deviation
-        (``scale``). A sample's loss is Huber's if 'train.loss' is 'huber', otherwise the squared
-        error. The loss is divided by 3 and clipped to 0..1. If it is NaN, the contribution is 1,
-        because a NaN in the sum would reveal that sample.
+        Predictions and outcomes are first standardised by ``scale``. A sample's loss is the squared
+        error, or Huber's loss if 'train.loss' is 'huber'. A loss above 3 counts as 3, and is then
+        divided by 3. If it is NaN, the contribution is 1, because a NaN in the sum would reveal
+        that sample.
 
         Args:
             predictions: predicted numbers in the outcome's unit, (n, 1).
@@ -172,7 +172,8 @@ class Regression(Task):
     def _losses(self, predicted: Tensor, observed: Tensor) -> Tensor:
         """Return each sample's loss, (n,), for standardised predictions and outcomes, (n,) each.
 
-        The loss is Huber's if 'train.loss' is 'huber', otherwise the squared error.
+        The loss is the squared error. If 'train.loss' is 'huber', errors above 1 have a linear
+        loss.
         """
         from torch.nn.functional import huber_loss, mse_loss
 

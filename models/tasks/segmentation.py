@@ -55,9 +55,13 @@ class Segmentation(Task):
             is_table: ignored.
 
         Raises:
-            SettingError: 'train.loss' is not a loss of the task, class weights are set, sites are
-                trained as one, training is private, or 'server.early-stopping-metric' is neither
-                "none" nor a metric that the task shows.
+            SettingError: in one of these cases:
+
+                - 'train.loss' is not a loss of the task.
+                - Class weights are set.
+                - 'machine.vectorised' is above 1.
+                - Training is private.
+                - 'server.early-stopping-metric' is neither "none" nor in ``shown``.
         """
         super().check(is_table)
         metric = self.settings.early_stopping_metric
@@ -78,11 +82,11 @@ class Segmentation(Task):
         return outputs.softmax(dim=1)
 
     def metrics(self, predictions: Tensor, labels: Tensor) -> dict[str, float]:
-        """Return ``loss`` and the mask metrics of ``overall_metrics``, by name.
+        """Compute the loss and the mean mask metrics, such as ``dice``, by name.
 
         ``loss`` is the mean negative log-likelihood of the pixels' classes, in nats, without the
-        Dice loss. If no predicted and no true mask has a class besides the background, ``loss`` is
-        the only metric.
+        Dice loss. The mask metrics are those of ``overall_metrics``. They are absent if all
+        predicted and all true masks are only background.
         """
         from torch.nn.functional import nll_loss
 
@@ -95,15 +99,15 @@ class Segmentation(Task):
     def counts(self, predictions: Tensor, labels: Tensor, minimum: int) -> dict[str, float]:
         """Compute each class's mask metrics: ``class.<c>.<metric>`` -> value.
 
-        The background is left out. The metrics are those of ``overall_metrics`` (Dice, IoU and two
-        distances between outlines). Each is an average over the images that have the class in the
-        predicted or the true mask. A class with fewer than ``minimum`` of these images is left out.
+        The background is left out. The metrics are ``dice``, ``iou``, ``surface-distance`` and
+        ``hausdorff-95``. Each is an average over the images in which the predicted or the true mask
+        has the class. A class with fewer than ``minimum`` such images is left out.
 
         Args:
             predictions: class probabilities, (n, classes, h, w). The most probable class of a pixel
                 is its predicted class.
             labels: each pixel's true class, (n, h, w).
-            minimum: the fewest images behind a value.
+            minimum: the fewest images of a class.
         """
         from fedsilo.models.measures.mask_metrics import class_metrics
 
@@ -113,20 +117,19 @@ class Segmentation(Task):
     def strata(self, labels: Tensor) -> Tensor:
         """Return the stratum of each mask, (n,) int64: the class with the most pixels.
 
-        The background does not count. An empty mask has stratum 0.
+        The background is ignored. On a tie the lower class is taken. Empty masks have stratum 0.
         """
         from fedsilo.models.measures.mask_metrics import dominant_classes
 
         return dominant_classes(labels)
 
     def odd_counts(self, counts: Sequence[int]) -> str:
-        """Return "all training masks are empty" if all of them are; otherwise an empty string.
-
-        A site with only empty masks learns only the background.
+        """Return "all training masks are empty" if that holds, otherwise an empty string.
 
         Args:
-            counts: the number of training images by the dominant class of their mask; ``counts[0]``
-                counts the empty masks. An empty sequence means that the counts are unknown.
+            counts: the number of training images in each stratum, which is the class with the most
+                pixels. ``counts[0]`` counts the empty masks. An empty sequence means that the
+                numbers are unknown.
         """
         if counts and 0 < counts[0] == sum(counts):
             return "all training masks are empty"

@@ -62,9 +62,10 @@ class Survival(Task):
     def metrics(self, predictions: Tensor, labels: Tensor) -> dict[str, float]:
         """Return the loss and, if they are defined, the C-index and the integrated Brier score.
 
-        The names are ``loss`` (of Cox's model over all samples), ``c-index`` (Harrell's) and
-        ``brier``. The C-index is absent without a comparable pair of patients, and the Brier score
-        with fewer than two times of events before the end of follow-up.
+        - ``loss``: the loss of Cox's model over all samples.
+        - ``c-index``: Harrell's C-index. It needs a pair of patients that can be compared.
+        - ``brier``: the integrated Brier score. It needs two different times of events before the
+          end of follow-up.
         """
         from fedsilo.models.measures.survival_metrics import concordance, integrated_brier_score
 
@@ -82,11 +83,11 @@ class Survival(Task):
         return values
 
     def counts(self, predictions: Tensor, labels: Tensor, minimum: int) -> dict[str, float]:
-        """Return the points of the site's Kaplan-Meier curve that may leave it, as metrics by name.
+        """Return the points of the site's Kaplan-Meier curve that may leave the site, by name.
 
-        The curve depends only on the labels, not on the predictions. ``published_curve`` selects
-        the points: at least ``minimum`` patients have the event between two points, and as many are
-        still followed after each.
+        The metrics are ``survival.<number>.<part>`` (``published_curve``). The curve depends only
+        on the labels. At least ``minimum`` patients must have the event between two points, and at
+        least ``minimum`` must still be followed after each point.
         """
         from fedsilo.models.measures.survival_curves import published_curve
 
@@ -94,10 +95,10 @@ class Survival(Task):
         return published_curve(times, events, minimum)
 
     def label_fault(self, labels: npt.NDArray[Any], samples: int, names: Sequence[str]) -> str:
-        """Explain why an array is not a time and an event for each sample; '' if it is.
+        """Explain why an array cannot be the samples' times and events, or return '' if it can.
 
-        A time is a finite number of at least 0, and an event is 0 or 1. There must be one name,
-        that of the event.
+        The array must be (samples, 2). A time, in the first column, is a finite number of at least
+        0. An event is 0 or 1. ``names`` must have one name, that of the event.
         """
         import numpy as np
 
@@ -132,7 +133,7 @@ class Survival(Task):
         return {"time": labels[:, 0].tolist(), "event": labels[:, 1].long().tolist()}
 
     def summarise(self, predictions: Tensor, names: Sequence[str]) -> str:
-        """Summarise the predicted risks in a clause, such as "risks from -1.2 to 0.85, median 0.1".
+        """Summarise the predicted log hazards in a clause: "risks from -1.2 to 0.85, median 0.1".
 
         The numbers have three significant digits. Without predictions the clause is "no risk".
 
@@ -149,7 +150,7 @@ class Survival(Task):
         return ["censored", *names]
 
     def stand_in_labels(self, counts: Sequence[int], outputs: int) -> Tensor:
-        """Make placeholder labels (n, 2), times and events, for declared numbers of patients.
+        """Make placeholder labels (n, 2), times and events, with given numbers of patients.
 
         All times are 1. The labels are float32.
 
@@ -167,9 +168,9 @@ class Survival(Task):
 def partial_likelihood_loss(outputs: Tensor, labels: Tensor) -> Tensor:
     """Compute minus Cox's log partial likelihood of a batch, divided by its number of events.
 
-    At each event, the patient is compared with all patients of the batch whose time is not shorter.
-    Events at the same time count by Breslow's method. A batch without events has a loss and a
-    gradient of 0. So has a batch in which each event has only its own patient at risk.
+    At each event, the event's patient is compared with all patients of the batch whose time is not
+    shorter. Events at the same time count by Breslow's method. The loss and its gradient are 0 if
+    there is no event, or no event has another patient to compare with.
 
     Args:
         outputs: log hazards, (batch, 1).

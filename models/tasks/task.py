@@ -88,12 +88,12 @@ class Task(ABC):
     scale: tuple[float, float] = (0.0, 1.0)
 
     def scaled_by(self, outcome: FeatureStatistics) -> Task:
-        """Return a copy of the task with the mean and deviation of a numeric outcome in ``scale``.
+        """Return a copy of the task whose ``scale`` is the mean and deviation of an outcome.
 
         This task is not changed.
 
         Args:
-            outcome: the outcome's mean and standard deviation, (1,) each.
+            outcome: the mean and standard deviation of the numeric outcome, (1,) each.
         """
         return replace(self, scale=(float(outcome.mean[0]), float(outcome.std[0])))
 
@@ -113,8 +113,8 @@ class Task(ABC):
     def metrics(self, predictions: Tensor, labels: Tensor) -> dict[str, float]:
         """Compute the metrics of one split (such as the test data) of a site: metric -> value.
 
-        All metrics in ``always`` are present. Another metric is absent if these samples do not
-        define it. A mean of a metric over sites is weighted by the samples of this split.
+        All metrics in ``always`` are present. Another metric is absent if it is not defined for
+        these samples. The server weights each site's value by the number of samples in the split.
 
         Args:
             predictions: (n, ...) float64 on the CPU, with n at least 1.
@@ -122,11 +122,11 @@ class Task(ABC):
         """
 
     def counts(self, predictions: Tensor, labels: Tensor, minimum: int) -> dict[str, float]:
-        """Compute further metrics of a site's test samples: metric -> value.
+        """Compute metrics of a site's test samples beyond those of ``metrics``: metric -> value.
 
-        The site sends them only once, in the final evaluation. This default returns an empty
-        mapping. Each name must belong to a family of ``fedsilo.core.metric_names``, as
-        ``class.0.right`` does.
+        They are sent only once, in the final evaluation. Each name must have a form that
+        ``fedsilo.core.metric_names`` knows, such as ``class.0.right``. The default is an empty
+        mapping.
 
         Args:
             predictions: (n, ...) float64 on the CPU.
@@ -137,11 +137,11 @@ class Task(ABC):
         return {}
 
     def strata(self, labels: Tensor) -> Tensor:
-        """Return the stratum, or group, of each sample, (n,) int64 from 0 to ``stratum_count`` - 1.
+        """Return the stratum of each sample, (n,) int64 from 0 to ``stratum_count`` - 1.
 
-        A site reports the number of its samples in each stratum, such as a class. When its samples
-        are split, each split keeps the strata's shares. By default all samples are in one stratum,
-        0.
+        A stratum is a group of samples, such as a class, that a site counts separately. When the
+        site's samples are split, the strata have the same proportions in each split. By default all
+        samples are in stratum 0.
         """
         import torch
 
@@ -150,30 +150,29 @@ class Task(ABC):
     def stratum_count(self, outputs: int) -> int:
         """Return the number of strata, the groups of samples that are counted separately.
 
-        The table of tasks (``fedsilo/core/tasks.py``) sets it for each task.
+        Some tasks have a fixed number, and others a stratum for each output (``TASKS``).
 
         Args:
-            outputs: the number of outputs of the network, which is the result for a task with a
-                stratum per output.
+            outputs: the number of outputs of the network.
         """
         return count_strata(self.name, outputs)
 
     def odd_counts(self, counts: Sequence[int]) -> str:
-        """Describe unusual training samples of a site, as a clause; empty if nothing is unusual.
+        """Describe a fault in the numbers of a site's training samples, such as a single class.
 
-        The default is an empty string.
+        The text is a clause. It is empty if there is no fault, which is the default.
 
         Args:
             counts: the number of the site's training samples in each stratum (``strata``), such as
-                a class; empty if they are unknown.
+                a class. Empty if the numbers are unknown.
         """
         return ""
 
     def may_report(self, metric: str, counts: Sequence[int], outputs: int) -> bool:
-        """Tell whether samples with these counts can define a metric.
+        """Tell whether a metric is defined for samples with these numbers by stratum.
 
-        The answer decides whether early stopping by the metric could ever act. The default does not
-        look at the counts: it is True for the metrics in ``shown`` and ``always``.
+        Early stopping can act only if its metric is defined. The default ignores the numbers: it is
+        True for the metrics in ``shown`` and ``always``.
 
         Args:
             metric: the metric's name.
@@ -183,15 +182,16 @@ class Task(ABC):
         return metric in (*self.shown, *self.always)
 
     def label_fault(self, labels: npt.NDArray[Any], samples: int, names: Sequence[str]) -> str:
-        """Explain why an array cannot be the labels of the samples; '' if it can.
+        """Explain why an array cannot be the labels of the samples, or return '' if it can.
 
         The explanation is a predicate, which the caller puts after a subject, such as "must be a
-        number for each of 5 samples ...". By default, labels are a finite number for each sample.
+        number for each of 5 samples ...". By default, each sample needs one finite number.
 
         Args:
             labels: the array.
             samples: the number of samples.
-            names: the names of classes or findings, or of a numeric outcome.
+            names: the names of classes or findings, or of a numeric outcome. The default ignores
+                them.
         """
         import numpy as np
 
@@ -211,8 +211,8 @@ class Task(ABC):
     def answer_columns(self, predictions: Tensor, names: Sequence[str]) -> dict[str, list[Any]]:
         """Return the columns of a table of predictions: title -> a value for each sample.
 
-        The first column is the answer itself. The default raises an error: a task whose predictions
-        fit into a table overrides this function.
+        The first column is the predicted label or number. By default there is no table, and the
+        function raises an error.
 
         Args:
             predictions: (n, ...) float64.
@@ -224,7 +224,7 @@ class Task(ABC):
         raise SettingError(f"task '{self.name}' has no table of predictions")
 
     def truth_columns(self, labels: Tensor, names: Sequence[str]) -> dict[str, list[Any]]:
-        """Return the columns of known labels, to stand beside the answers: title -> values.
+        """Return columns of known labels for the table of predictions: title -> a value per sample.
 
         The default is an empty mapping.
 
@@ -245,10 +245,9 @@ class Task(ABC):
         """Return a name for each stratum, to be shown to people.
 
         A stratum is a group of samples that is counted by itself (``strata``). If the task has a
-        stratum for each output of the network, such as each class, the result is ``names`` as a
-        list. If the task has a fixed number of strata (see ``fedsilo/core/tasks.py``), the result
-        is ["samples"], which fits a single stratum. A task with several such strata overrides this
-        function.
+        stratum for each output of the network, such as each class, the names are ``names``.
+        Otherwise the default is ["samples"], for a single stratum. A task with several fixed strata
+        overrides this function.
 
         Args:
             names: the names of the network's outputs, such as the classes.
@@ -261,8 +260,8 @@ class Task(ABC):
     def stand_in_labels(self, counts: Sequence[int], outputs: int) -> Tensor:
         """Make placeholder labels with given numbers of samples in each stratum.
 
-        A hospital may declare its numbers of samples before its real labels are opened. These
-        labels then stand in for the real labels in the checks of a run.
+        A hospital may declare its numbers of samples without opening its real labels. Placeholder
+        labels then take their place where the settings of a run are checked.
 
         Args:
             counts: the number of samples in each stratum, a group of samples such as a class.
@@ -273,12 +272,11 @@ class Task(ABC):
         """
 
     def parts(self, predictions: Tensor, labels: Tensor) -> dict[str, Tensor]:
-        """Compute each sample's contribution, 0 to 1, to the metrics of private training.
+        """Compute each sample's contribution, 0 to 1, to the metrics that a private run measures.
 
-        The contributions are summed over the samples of a split, noise is added to the sums, and
-        only the noisy sums leave the site. A contribution must be finite even if a prediction is
-        not, because the sum would otherwise reveal that sample. The default is an empty mapping, so
-        a private run of the task measures nothing.
+        The contributions are summed over a split, and the sums leave the site with noise. A
+        contribution must be finite even if a prediction is not, because the sum would otherwise
+        reveal that sample. By default the mapping is empty, and a private run measures nothing.
 
         Args:
             predictions: (n, ...) float64 on the CPU.
@@ -298,10 +296,10 @@ class Task(ABC):
         return {}
 
     def limits(self, outputs: int) -> Mapping[str, tuple[float, float]]:
-        """Return the bounds to which each metric of ``always`` is clipped before a secure sum.
+        """Return the bounds to which metrics are clipped before a secure sum: metric -> bounds.
 
-        The result maps each metric to its least and largest value. By default only the loss has
-        bounds, -10 and 10.
+        The metrics are those in ``always``. Bounds are the least and the largest value. By default
+        only the loss has bounds, -10 and 10.
         """
         return {"loss": (-LARGEST_LOSS, LARGEST_LOSS)}
 
@@ -309,15 +307,16 @@ class Task(ABC):
         """Check that the run's settings make sense for the task.
 
         Args:
-            is_table: whether the data set is a table.
+            is_table: whether the data set is a table. The default does not use it.
 
         Raises:
             SettingError: in one of these cases:
 
                 - The loss belongs to another task.
                 - Class weights are set, but the task has no classes.
-                - 'machine.vectorised' trains several sites as one, which the task does not support.
-                - Training is private, which the task does not support.
+                - 'machine.vectorised' is above 1, but the task cannot train several sites in one
+                  batch.
+                - Training is private, but the task does not support it.
         """
         common = self.settings
         if common.loss not in self.losses:
@@ -345,15 +344,15 @@ class Task(ABC):
 def describe_range(numbers: Tensor) -> str:
     """Describe numbers (n,), at least one, by their range: "from 18.8 to 56.4, median 31.9".
 
-    Each number has three significant digits. Of two numbers in the middle, the median is the lower
-    one.
+    Each number has three significant digits. If n is even, the median is the lower of the two
+    middle numbers.
     """
     numbers = numbers.double()
     return f"from {numbers.min():.3g} to {numbers.max():.3g}, median {numbers.median():.3g}"
 
 
 def task_class(name: str) -> type[Task]:
-    """Import and return the class of a task.
+    """Import and return the class of a task, named as in 'task'.
 
     Raises:
         SettingError: no task has that name.
@@ -368,8 +367,8 @@ def task_class(name: str) -> type[Task]:
 def curve_label(metric: str) -> str:
     """Return the label of a metric's axis in plots.
 
-    The first task with a curve of this metric names it. If no task has one, the metric's own name
-    is returned.
+    The label comes from the first task in ``TASKS`` whose ``curves`` have the metric. If there is
+    none, the label is the metric's name.
     """
     for name in TASKS:
         curves = task_class(name).curves
@@ -379,9 +378,9 @@ def curve_label(metric: str) -> str:
 
 
 def task_of(settings: CommonSettings) -> Task:
-    """Create the task that the setting 'task' names, such as classification, with these settings.
+    """Create the task that the setting 'task' names, such as classification.
 
-    The module of the task is imported when it is first needed.
+    The task keeps ``settings``. Its module is imported when it is first needed.
 
     Raises:
         SettingError: no task has that name.
@@ -390,9 +389,9 @@ def task_of(settings: CommonSettings) -> Task:
 
 
 def task_named(name: str) -> Task:
-    """Build a task by its name, with default settings, for work that does not depend on settings.
+    """Build a task by its name with default settings, for callers that know no run's settings.
 
-    Such work uses only labels or strata (groups of samples, such as the classes).
+    Such a task suits work on labels or strata (groups of samples, such as the classes).
 
     Raises:
         SettingError: no task has that name.

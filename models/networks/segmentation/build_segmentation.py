@@ -44,11 +44,11 @@ class PyramidNetwork(Segmenter):
         self.head = pixel_head(pyramid.widths[0], classes)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Map scaled images (batch, channels, h, w) to pixel logits (batch, classes, h, w).
+        """Map images (batch, channels, h, w) to pixel logits (batch, classes, h, w).
 
-        The decoder starts from the encoder's coarsest map. Step by step it resizes its map to the
-        encoder's next finer map, concatenates the two and convolves. The last layer maps the finest
-        result to the logits.
+        The images are scaled by ``float_inputs`` before. The decoder starts from the encoder's
+        coarsest map. Step by step it resizes the map to the encoder's next finer map, concatenates
+        the two maps and convolves them. The last layer turns the finest map into logits.
         """
         *finer, x = self.pyramid(images)
         for skip, block in zip(reversed(finer), reversed(self.decoder), strict=True):
@@ -62,11 +62,13 @@ class PyramidNetwork(Segmenter):
         return last
 
     def trunk(self) -> nn.Module | None:
-        """Return the part of the network that can start from the weights of a trained run.
+        """Return the part of the network that can take the weights of an earlier classifier.
 
-        The part's arrays have the same names as in the network of that run. For the U-Net, the part
-        holds the convolutional encoder under the name 'encoder'. For networks with a ViT it is the
-        whole ViT with its prompts. For Swin it is None.
+        The part's arrays have the same names as in the run of that classifier:
+
+        - U-Net: the convolutional encoder, under the name ``encoder``.
+        - A network with a ViT: the ViT with its prompts.
+        - Swin: no part, None.
         """
         if isinstance(self.pyramid, ConvPyramid):
             return nn.ModuleDict({"encoder": self.pyramid.encoder})
@@ -81,8 +83,8 @@ def build_segmentation(kind: str, settings: CommonSettings, shape: NetworkShape)
     All parts are trained, including a ViT's backbone.
 
     Args:
-        kind: ``unet``, ``vit``, ``swin`` or ``swinunet``. Any other name means ``transunet``.
-        settings: the run's settings, among them the seed, the width and the ViT.
+        kind: ``unet``, ``vit``, ``swin``, ``swinunet`` or ``transunet``.
+        settings: the seed, 'network.width' and the settings of the ViT.
         shape: the image size and the classes, which include the background.
 
     Raises:
@@ -116,11 +118,11 @@ def build_segmentation(kind: str, settings: CommonSettings, shape: NetworkShape)
 
 
 def segmentation_loss(logits: Tensor, masks: Tensor) -> Tensor:
-    """Compute the mean cross-entropy plus the soft Dice loss, a scalar.
+    """Compute the mean cross-entropy over all pixels plus the soft Dice loss, a scalar.
 
     Args:
         logits: (batch, classes, h, w), with at least two classes.
-        masks: (batch, h, w), each pixel's class; 0 is the background.
+        masks: each pixel's class, (batch, h, w). 0 is the background.
     """
     entropy = nn.functional.cross_entropy(logits.float(), masks.long())
     return entropy + soft_dice_loss(logits, masks)

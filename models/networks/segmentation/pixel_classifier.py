@@ -45,7 +45,11 @@ class PixelClassifier(TokenClassifier):
 
     @property
     def vit(self) -> Any:
-        """The ViT that the network contains; AttributeError if it contains none."""
+        """Return the ViT that the network contains.
+
+        Raises:
+            AttributeError: the network contains no ViT.
+        """
         # ``load_backbone`` looks for the ViT whose published weights it reads
         inner = getattr(getattr(self.encoder, "pyramid", None), "network", None)
         if inner is None:
@@ -65,14 +69,15 @@ def build_pixel_classifier(settings: CommonSettings, shape: NetworkShape) -> Pix
     """Build the segmentation network that the settings name, with weights drawn from the seed.
 
     'auto' is ``unet``. A plugin's builder returns a module that maps images (batch, *input_shape)
-    to pixel logits (batch, classes, h, w).
+    to pixel logits (batch, classes, h, w). Such a module is tried with two images.
 
     Args:
         settings: the run's settings, among them the network, its width and the seed.
         shape: the shape of an image, and the number of classes with the background.
 
     Raises:
-        SettingError: the network does not take such images, or is a classifier of whole images.
+        SettingError: the network classifies whole images, does not take such images, or a plugin's
+            module does not return pixel logits.
     """
     name = settings.network
     if name == "auto":
@@ -99,8 +104,8 @@ def _check_segmenter(name: str, module: nn.Module, shape: NetworkShape) -> None:
     """Check with two images of zeros that a plugin's network returns logits for each pixel.
 
     Raises:
-        SettingError: the network fails on such images, or returns anything but a tensor (2,
-            classes, h, w).
+        SettingError: the network fails on such images, or its result is not a tensor (2, classes,
+            h, w) with the images' height and width.
     """
     logits: Any = run_on_zeros(name, module, shape, module)
     returned = tuple(getattr(logits, "shape", ()))

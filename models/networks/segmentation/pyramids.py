@@ -108,10 +108,10 @@ class ViTPyramid(Pyramid):
     def forward(self, images: Tensor) -> list[Tensor]:
         """Map images (batch, channels, h, w) to maps (batch, widths[i], h_i, w_i), finest first.
 
-        - The first map is a convolution of the image, in its full size.
-        - Each further map but the last has half the size of the map before it, rounded up. It comes
-          from the tokens of a deeper layer of the ViT.
-        - The last map comes from the ViT's last layer and has one cell for each patch.
+        - The first map is a convolution of the image, and has the image's size.
+        - Each middle map comes from a layer of the ViT, deeper from map to map. It has half the
+          size of the map before it, rounded up.
+        - The last map comes from the ViT's last layer and has one place for each patch.
         """
         tokens = self.network.encode_with_layers(images)
         maps = [self.stem(images)]
@@ -158,9 +158,10 @@ class TransPyramid(Pyramid):
         self.project = nn.Conv2d(vit.embed_dim, self.widths[-1], 1)
 
     def forward(self, images: Tensor) -> list[Tensor]:
-        """Map images (batch, channels, h, w) to maps at 1/1, 1/2, ... of their size, finest first.
+        """Map images (batch, channels, h, w) to maps, finest first, each half as large as the last.
 
-        All are convolutional maps except the last, which is the ViT's, with one cell per patch.
+        The first map has the images' size. All maps but the last one are convolutional. The last
+        map is the ViT's, with one place for each patch.
         """
         maps, last = _before_pools(self.stages, images)
         if len(maps) + 1 < len(self.widths):
@@ -170,7 +171,7 @@ class TransPyramid(Pyramid):
 
 
 def _before_pools(stages: nn.Sequential, x: Tensor) -> tuple[list[Tensor], Tensor]:
-    """Run the layers of ``stages`` on x.
+    """Run the layers on ``x`` in turn, and keep the maps before they are pooled.
 
     Returns:
         The input of each max-pool, in order, and the final output.
@@ -184,10 +185,13 @@ def _before_pools(stages: nn.Sequential, x: Tensor) -> tuple[list[Tensor], Tenso
 
 
 def _halvings(patch: int) -> int:
-    """Return log2 of a ViT's patch size, the number of halvings that make a patch one cell.
+    """Return how often images are halved until a ViT's patch becomes one place of the map.
+
+    Args:
+        patch: the patch's side in pixels.
 
     Raises:
-        SettingError: the patch size is not a power of two, or is 1.
+        SettingError: the side is not a power of two, or is 1.
     """
     steps = patch.bit_length() - 1
     if patch != 2**steps or steps == 0:
@@ -201,7 +205,8 @@ def _halvings(patch: int) -> int:
 def convolution(before: int, after: int, *, stride: int = 1) -> nn.Sequential:
     """Build a 3x3 convolution from ``before`` to ``after`` channels, with batch norm and ReLU.
 
-    At stride 1 the maps keep their size, and at stride 2 they have half of it, rounded up.
+    At stride 1 the maps keep their size. At stride 2 the maps are halved, with odd sides rounded
+    up.
     """
     return nn.Sequential(
         nn.Conv2d(before, after, 3, stride=stride, padding=1, bias=False),
@@ -218,7 +223,7 @@ def resize_maps(maps: Tensor, size: Sequence[int]) -> Tensor:
 
 
 def pixel_head(channels: int, classes: int) -> nn.Conv2d:
-    """Build the last layer, a 1x1 convolution from maps to the logits of each pixel.
+    """Build the last layer, a 1x1 convolution that turns feature maps into logits of each pixel.
 
     At first the network predicts background almost everywhere, because the initial bias is 0 for
     the background (class 0) and -4 for each other class.

@@ -27,8 +27,9 @@ _BLOCKS = 2  # blocks per decoder stage of Swin-Unet, as published
 def swin_encoder(*, in_channels: int, size: tuple[int, int], width: int) -> Any:
     """Build timm's Swin Transformer, which maps images to a list of maps (batch, h, w, c).
 
-    The maps come finest first. The first map has 1/4 of the image's size and about ``6 * width``
-    channels. Each further map has half the size and twice the channels.
+    There is a map for each stage (``swin_shape``), finest first. The first map has 1/4 of the
+    image's size. Its channels are ``6 * width``, rounded down to a multiple of the attention heads.
+    Each further map has half the size and twice the channels.
 
     Args:
         in_channels: the channels of an image.
@@ -80,10 +81,10 @@ class SwinPyramid(Pyramid):
             self.project.append(nn.Conv2d(before, after, 1))
 
     def forward(self, images: Tensor) -> list[Tensor]:
-        """Map images (batch, channels, h, w) to maps, finest first.
+        """Map images (batch, channels, h, w) to maps (batch, c_i, h_i, w_i), finest first.
 
-        The maps have 1/1, 1/2, 1/4 and so on of the images' size. The first two come from
-        convolutions, the others from Swin. All are channels first.
+        The first map has the images' size, and each further map has half the size of the one
+        before. The first two maps come from convolutions, the further maps from Swin.
         """
         fine = self.stem(images)
         maps = [fine, self.halved(fine)]
@@ -124,12 +125,12 @@ class SwinUnet(Segmenter):
         self.head = pixel_head(channels[0], classes)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Map scaled images (batch, channels, h, w) to pixel logits (batch, classes, h, w).
+        """Map images (batch, channels, h, w) to pixel logits (batch, classes, h, w).
 
-        The decoder starts from the encoder's coarsest map. At each finer scale it expands its map,
-        concatenates the encoder's map of that scale, reduces both by a linear layer and applies two
-        Swin blocks. Finally each cell is expanded to its pixels, which a 1x1 convolution
-        classifies.
+        The images are scaled by ``float_inputs`` before. The decoder starts from the encoder's
+        coarsest map. At each finer scale it doubles its map's sides and concatenates the encoder's
+        map of that scale. A linear layer and two Swin blocks follow. Finally each cell is expanded
+        to its pixels, which a 1x1 convolution classifies.
         """
         *finer, x = self.swin(images)
         x = self.norm(x)
@@ -176,14 +177,14 @@ class PatchExpand(nn.Module):
 def _swin_blocks(channels: int, size: tuple[int, int], stage: int, heads: int) -> nn.Module:
     """Build a stage of Swin-Unet's decoder: two of timm's Swin Transformer blocks.
 
-    The stage maps (batch, rows, columns, channels) to the same shape. It works on the grid of the
-    encoder's ``stage``, in which the side of a cell has 4 * 2^stage pixels. Its attention windows
-    have the encoder's size (``swin_shape``).
+    The stage maps (batch, rows, columns, channels) to the same shape. It has the grid and the
+    attention windows of the encoder's stage of the same index.
 
     Args:
         channels: the channels of the maps.
         size: (height, width) of the image in pixels.
-        stage: the index of the encoder's stage, from 0, the finest.
+        stage: the index of the stage. 0 is the finest, with 4 x 4 pixels for each place, and each
+            further stage doubles the sides.
         heads: the number of attention heads.
     """
     from timm.models.swin_transformer import SwinTransformerStage
@@ -203,17 +204,15 @@ def _swin_blocks(channels: int, size: tuple[int, int], stage: int, heads: int) -
 def swin_shape(size: tuple[int, int]) -> tuple[int, int]:
     """Choose the number of stages and the window of a Swin Transformer for images of ``size``.
 
-    Each stage after the first halves the grid of 4-pixel patches. There are at most four stages,
-    and the last grid must have at least 4 cells per side. The attention window is the largest
-    number up to 8 that divides the sides of the last grid, and therefore of all grids. Images of
-    224 pixels get four stages and a window of 7, as published. Images of 64 pixels get three stages
-    and a window of 4.
+    The first stage has a grid of 4-pixel patches, and each further stage halves the grid. A stage
+    is added if its grid has whole sides of at least 4 cells, up to four stages. The attention
+    window is the largest number up to 8 that divides the sides of the last grid.
 
     Returns:
         The number of stages (1 to 4) and the side of the window in cells (1 to 8).
 
     Raises:
-        SettingError: the image is too small, or its sides are not multiples of 8.
+        SettingError: a side is below 16 pixels, or not a multiple of 8.
     """
     # All sides are multiples of a number exactly if their greatest common divisor is
     common = math.gcd(*size)
