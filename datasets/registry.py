@@ -352,7 +352,7 @@ def load_silo(name: str, settings: CommonSettings, places: Places | None = None)
 
 
 def cut_of(settings: CommonSettings) -> dict[str, Any] | None:
-    """Return which samples a random partition gives to each silo, so that a run can be repeated.
+    """Return the samples that a random partition gives to each silo, so that a run can be repeated.
 
     The partition needs the data set's labels, and loads them if necessary.
 

@@ -379,7 +379,7 @@ class ClassOutcome:
         return of_share(self.right, self.right + self.false)
 
     def negative_predictive_value(self) -> Estimate | None:
-        """Return how often a prediction of another class rightly excludes this class.
+        """Return the share of predictions of other classes that rightly exclude this class.
 
         The result is None if everything is predicted as this class, or if the metrics lack its
         right or its false predictions.

@@ -209,13 +209,12 @@ class _Norm(_Layer):
 
         A site with fewer than ``most`` rows is padded at the end. In training mode, a site's mean
         and variance are those of its real rows, and they update the running statistics. In eval
-        mode, any running statistics are used. If the layer has no momentum, padding is not left
-        out.
+        mode, any running statistics are used.
         """
         layer, arrays, rows = self._of_one[0], self.current_arrays(), self._rows
         assert isinstance(layer, _BatchNorm)
         is_padded = min(rows.sizes) < max(rows.sizes)
-        if not is_padded or not layer.training or layer.momentum is None:
+        if not is_padded or not layer.training:
             return super().map_each_site(inputs)
         # (sites, most, channels, places): the mean of a channel is over rows and places
         places = inputs.unsqueeze(3)
@@ -230,10 +229,15 @@ class _Norm(_Layer):
         variance = (centred.square() * weights).sum((1, 3)) / count
         if layer.track_running_stats:
             with torch.no_grad():
-                arrays["running_mean"].lerp_(mean, layer.momentum)
-                # torch normalises by the biased variance but stores the unbiased one
-                arrays["running_var"].lerp_(variance * count / (count - 1), layer.momentum)
                 arrays["num_batches_tracked"].add_(1)
+                factor: float | Tensor
+                if layer.momentum is None:  # the running statistics are means over all batches
+                    factor = 1 / arrays["num_batches_tracked"][:, None].to(mean.dtype)
+                else:
+                    factor = layer.momentum
+                arrays["running_mean"].lerp_(mean, factor)
+                # torch normalises by the biased variance but stores the unbiased one
+                arrays["running_var"].lerp_(variance * count / (count - 1), factor)
         scale = (variance + layer.eps).rsqrt()
         if not layer.affine:
             return (centred * scale[:, None, :, None]).view_as(inputs)

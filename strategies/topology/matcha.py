@@ -346,8 +346,8 @@ def _solve(problem: Any) -> None:
 
     for accuracy in _ACCURACIES:
         try:
-            # Interior-point solvers fail or warn if several eigenvalues are equal at the optimum,
-            # which is common here
+            # At the optimum, several eigenvalues are often equal, and interior-point solvers then
+            # fail or warn
             problem.solve(solver="SCS", eps_abs=accuracy, eps_rel=accuracy, max_iters=200_000)
             ended = problem.status
         except SolverError:  # a budget close to 0 makes 1 / budget infinite

@@ -185,7 +185,7 @@ def _before_pools(stages: nn.Sequential, x: Tensor) -> tuple[list[Tensor], Tenso
 
 
 def _halvings(patch: int) -> int:
-    """Return how often images are halved until a ViT's patch becomes one place of the map.
+    """Count how often images are halved until a ViT's patch becomes one place of the map.
 
     Args:
         patch: the patch's side in pixels.

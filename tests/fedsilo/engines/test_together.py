@@ -228,20 +228,24 @@ def test_dropout_of_several_sites_has_the_numbers_of_each() -> None:
     assert not found[0, 2].any(), "padding"
 
 
-def test_batch_norm_of_padded_rows_is_of_the_real_ones() -> None:
+@pytest.mark.parametrize("momentum", [0.1, None])
+def test_batch_norm_of_padded_rows_is_of_the_real_ones(momentum: float | None) -> None:
+    def layer() -> torch.nn.BatchNorm2d:
+        # In float64, since float32 sums differ with the order in which a processor adds
+        return torch.nn.BatchNorm2d(3, momentum=momentum).double()
+
     rows = Rows([4, 2])
-    # In float64, since float32 sums differ with the order in which a processor adds
-    stack = StackedNetwork(
-        [torch.nn.Sequential(torch.nn.BatchNorm2d(3).double()) for _ in rows.sizes], rows
-    )
-    images = torch.randn(8, 3, 2, 2, generator=torch.Generator().manual_seed(1)).double()
-    found = rows.split(stack.network(images))
-    for site, size in enumerate(rows.sizes):
-        own = torch.nn.BatchNorm2d(3).double()
-        torch.testing.assert_close(found[site, :size], own(images[4 * site : 4 * site + size]))
-        torch.testing.assert_close(stack.arrays["0.running_mean"][site], own.running_mean)
-        torch.testing.assert_close(stack.arrays["0.running_var"][site], own.running_var)
-        assert stack.arrays["0.num_batches_tracked"][site] == 1
+    stack = StackedNetwork([torch.nn.Sequential(layer()) for _ in rows.sizes], rows)
+    owns = [layer() for _ in rows.sizes]
+    generator = torch.Generator().manual_seed(1)
+    for batch in (1, 2):
+        images = torch.randn(8, 3, 2, 2, generator=generator).double()
+        found = rows.split(stack.network(images))
+        for site, (size, own) in enumerate(zip(rows.sizes, owns, strict=True)):
+            torch.testing.assert_close(found[site, :size], own(images[4 * site : 4 * site + size]))
+            torch.testing.assert_close(stack.arrays["0.running_mean"][site], own.running_mean)
+            torch.testing.assert_close(stack.arrays["0.running_var"][site], own.running_var)
+            assert stack.arrays["0.num_batches_tracked"][site] == batch
 
 
 @pytest.mark.parametrize(
