@@ -111,8 +111,8 @@ class UnlikeColumn:
         """Describe in words how the site's mean compares with the other mean, without numbers.
 
         Let r be the ratio of the two absolute means. The words are "far from" if r is between 1/5
-        and 5. Otherwise they are "less than a fifth of" or "more than five times". Numbers are left
-        out, because a mean of few values reveals too much.
+        and 5. Otherwise they are "less than a fifth of" or "more than five times". Numbers would
+        reveal a count if a column has only few different values.
         """
         if _ratio(self.mean, self.others) < _FACTOR:
             return "far from"
