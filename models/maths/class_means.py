@@ -31,7 +31,7 @@ class ClassTargets(nn.Module):
         """Look up each sample's target vector of length d, for ``matching_loss``.
 
         ``labels`` (batch,) are the samples' classes. The result, (batch, d + 1), has the vector
-        first. The last column is 1 if the class has a target. If not, the whole row is 0.
+        first. The last column is 1 if the class has a target, and otherwise 0.
         """
         known = self.known.to(self.values.dtype)
         return torch.cat([self.values, known[:, None]], dim=1)[labels]
@@ -103,7 +103,7 @@ def class_sums(rows: Tensor, labels: Tensor, classes: int) -> Tensor:
 
     Args:
         rows: the rows to sum, (n, d), on the CPU.
-        labels: the class of each row, (n,) int64.
+        labels: the class of each row, (n,) int64, on the CPU.
         classes: the number of classes.
 
     Returns:

@@ -85,8 +85,8 @@ def transport_costs(u: Tensor, v: Tensor) -> Tensor:
 def cross_masses(u: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     """Compute each token's mass from its similarity to the other map's mean token.
 
-    A token's relevance is its inner product with the other map's mean token, at least 0, plus
-    0.001. The masses are the relevances of a map, scaled to sum to 1.
+    A token's relevance is its inner product with the other map's mean token, plus 0.001. Negative
+    products are first raised to 0. The masses are the relevances of a map, scaled to sum to 1.
 
     Args:
         u: tokens of the first map, (batch, n, c).

@@ -239,10 +239,9 @@ def discriminator_loss(discriminator: nn.Module, own: Tensor, other: Tensor) -> 
 def alignment_loss(discriminator: nn.Module, own: Tensor) -> Tensor:
     """Compute Fed-Align-CL's alignment loss (eq. 3) without other sites' discriminators, a scalar.
 
-    The site's discriminator D gives the probability that an embedding is from this site. The loss
-    is -E log D(own) - E log(1 - D(own)), where E is the mean over a batch. It is smallest if D
-    always gives 1/2, so that the site's embeddings cannot be recognised. In eq. 3, another site's
-    discriminator stands in place of 1 - D.
+    The discriminator D gives the probability that an embedding is from this site. The loss is -E
+    log D(own) - E log(1 - D(own)), where E is the mean over a batch. It is smallest if D always
+    gives 1/2. In eq. 3, another site's discriminator stands in place of 1 - D.
 
     Args:
         discriminator: maps embeddings to the logit of D. It does not get gradients.

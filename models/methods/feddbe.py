@@ -122,11 +122,11 @@ class MeanPull:
     def loss(self, inputs: Tensor, labels: Tensor) -> Tensor:
         """Compute a batch's loss, a scalar: the network's criterion plus kappa times a pull.
 
-        The pull moves the site's mean tokens towards ``mean``, those of all sites. It is half the
-        mean squared difference of ``mean`` and the site's running mean r. Each call first changes
-        r, which starts at 0, to (1 - mu) r + mu * (the batch's mean tokens). The tokens lack the
-        site's trained bias. The pull has gradients only through the batch's tokens. The settings
-        are kappa, 'mean-weight', and mu, 'mean-momentum'.
+        The pull is half the mean squared difference of ``mean``, the mean tokens of all sites, and
+        the site's running mean r. Each call first changes r, which starts at 0, to (1 - mu) r + mu
+        * (the batch's mean tokens). The tokens lack the site's trained bias. The pull has gradients
+        only through the batch's tokens. The settings are 'mean-weight' for kappa and
+        'mean-momentum' for mu.
 
         Args:
             inputs: (batch, *input_shape).

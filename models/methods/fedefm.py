@@ -76,12 +76,8 @@ class FedEFMSettings(TopologySettings):
 def distillation(student: Tensor, teacher: Tensor, temperature: float) -> Tensor:
     """Compute FedEFM's distillation loss (eq. 11): the batch mean of T^2 KL(teacher || student).
 
-    The compared probabilities are the softmax of logits divided by the temperature T.
-
-    Args:
-        student: logits (batch, classes).
-        teacher: logits (batch, classes). No gradient is blocked.
-        temperature: T.
+    The two distributions are the softmax of ``student`` and of ``teacher``, logits (batch,
+    classes), divided by the ``temperature`` T.
     """
     # The paper's cross-entropy of softened outputs has the same gradient, but the divergence
     # is 0 where student and teacher agree. T^2 compensates for the factor 1 / T^2 in the gradients
