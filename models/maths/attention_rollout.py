@@ -15,16 +15,14 @@ from torch import Tensor
 
 
 def attention_weights(q: Tensor, k: Tensor) -> Tensor:
-    """Compute the attention of each head: the softmax of q k^T over the keys.
-
-    The softmax is computed in float32.
+    """Compute the attention weights of each head: the softmax of q k^T over the keys.
 
     Args:
         q: queries that are already scaled, (batch, heads, queries, c).
         k: keys, (batch, heads, keys, c).
 
     Returns:
-        The attention, (batch, heads, queries, keys) float32.
+        The weights, (batch, heads, queries, keys) float32.
     """
     # The softmax is computed in float32, because a rollout multiplies the attention of all layers,
     # and with it their rounding errors
@@ -46,9 +44,9 @@ class _MeanAttention(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor]:
-        """Compute the gradients for q and k, in their types.
+        """Compute the gradients for q and k, in the data types of q and k.
 
-        The forward pass has not kept the attention, so it is computed again.
+        The forward pass did not keep the attention, so it is computed again.
         """
         q, k = ctx.saved_tensors
         attention = attention_weights(q, k)
@@ -60,9 +58,10 @@ class _MeanAttention(torch.autograd.Function):
 
 
 def mean_attention(q: Tensor, k: Tensor) -> Tensor:
-    """Compute the attention of queries to keys, averaged over the heads, in little memory.
+    """Compute attention weights, averaged over the heads, without keeping each head's weights.
 
-    The attention of each head is not kept for the backward pass, which computes it again.
+    The attention of a head is the softmax of q k^T over the keys. The backward pass computes it
+    again, which saves memory between the passes.
 
     Args:
         q: queries that are already scaled, (batch, heads, queries, c).
@@ -76,14 +75,15 @@ def mean_attention(q: Tensor, k: Tensor) -> Tensor:
 
 
 def head_mean_without_prefix(attention: Tensor, prefix: int, renormalise: bool = True) -> Tensor:
-    """Average a layer's attention over its heads, without the columns of the prompts.
+    """Average a layer's attention over its heads, and drop the columns of the prompts.
 
-    Prompts are trained keys and values that a layer puts in front of the tokens' keys and values.
+    Prompts are trained keys and values that a layer puts in front of those of the tokens.
 
     Args:
         attention: (batch, heads, tokens, prefix + tokens), whose rows sum to 1.
         prefix: the number of prompts. Their columns come first.
-        renormalise: whether each remaining row is scaled to sum to 1 again.
+        renormalise: whether each row is scaled to sum to 1 again without the prompts. A row of
+            zeros then becomes uniform.
 
     Returns:
         The mean attention between tokens, (batch, tokens, tokens).
@@ -94,14 +94,13 @@ def head_mean_without_prefix(attention: Tensor, prefix: int, renormalise: bool =
 def without_prefix(attention: Tensor, prefix: int, renormalise: bool = True) -> Tensor:
     """Drop the prompts' columns from attention that is already averaged over its heads.
 
-    Prompts are trained keys and values that a layer puts in front of the tokens' keys and values.
+    Prompts are trained keys and values that a layer puts in front of those of the tokens.
 
     Args:
         attention: (batch, tokens, prefix + tokens), whose rows sum to 1.
         prefix: the number of prompts. Their columns come first.
-        renormalise: whether each remaining row is scaled to sum to 1 again. A row of zeros becomes
-            uniform. Without scaling, a row lacks the share that the prompts took, so that the
-            result has a gradient for the prompts.
+        renormalise: whether each row is scaled to sum to 1 again. A row of zeros then becomes
+            uniform. If False, a row lacks the share of the prompts.
 
     Returns:
         The mean attention between tokens, (batch, tokens, tokens).
@@ -115,15 +114,15 @@ def without_prefix(attention: Tensor, prefix: int, renormalise: bool = True) -> 
 def rollout(attentions: Sequence[Tensor], prefix_tokens: int = 1) -> Tensor:
     """Compute attention rollout: how much the class token attends to each patch over all layers.
 
-    The matrices (A + I) / 2 of all layers are multiplied, where the identity I stands for the
-    residual connection. The class token, the first token, has one row in the product. The prefix
-    tokens are dropped from this row, and the rest is scaled to sum to 1.
+    The matrices (A + I) / 2 are multiplied, with the last layer's on the left. The identity I
+    stands for the residual connection. The result is the class token's row of the product, without
+    the prefix tokens and scaled to sum to 1. A row of zeros becomes uniform.
 
     Args:
         attentions: the attention A of each layer, first to last, (batch, tokens, tokens), with rows
             that sum to 1. There must be at least one layer.
-        prefix_tokens: the number of tokens before the patches: the class token and any register
-            tokens.
+        prefix_tokens: the number of tokens before the patches. The class token comes first, and
+            register tokens may follow.
 
     Returns:
         The share of each patch, (batch, patches).
@@ -147,14 +146,16 @@ def _normalise_rows(rows: Tensor) -> Tensor:
 
 
 def upsampling_gram(grid: tuple[int, int], size: tuple[int, int]) -> Tensor:
-    """Compute the matrix U^T U of a bilinear upsampling U, (cells, cells) float64.
+    """Compute the matrix U^T U of a bilinear upsampling U, to compare maps without upsampling them.
 
-    It gives the squared length of an upsampled map a as a^T U^T U a. So the distance of two maps at
-    image resolution can be computed without upsampling either map.
+    The squared length of a map a after upsampling is a^T U^T U a.
 
     Args:
-        grid: (height, width) of the map in cells, which are counted row by row.
+        grid: (height, width) of a map before upsampling. Its cells are counted row by row.
         size: (height, width) after upsampling.
+
+    Returns:
+        The matrix, (cells, cells) float64.
     """
     # U is linear, so upsampling each unit vector gives the rows of U^T
     cells = grid[0] * grid[1]
@@ -168,13 +169,16 @@ def upsampling_gram(grid: tuple[int, int], size: tuple[int, int]) -> Tensor:
 def scaled_maps(maps: Tensor, scale: str) -> Tensor:
     """Scale rollout maps for the distillation loss of FedEvPrompt (eq. 7).
 
-    A rollout map has the attention of a network to each patch of an image.
+    A rollout map says how much a network attends to each patch of an image.
 
     Args:
         maps: the maps, (..., cells), each of which sums to 1.
-        scale: ``sum`` leaves the maps unchanged. ``byte`` makes the maximum of each map 255, as in
-            an 8-bit image. Any other name counts as ``max``, which makes the maximum 1. With
-            ``max`` and ``byte``, a map of zeros becomes NaN.
+        scale: ``sum`` leaves the maps unchanged. ``byte`` makes the maximum of each map 255.
+            ``max`` makes it 1, and so does any other name. If a maximum is 0, ``max`` and ``byte``
+            give NaN.
+
+    Returns:
+        The scaled maps, (..., cells).
     """
     # The paper does not say the scale, but its lambda depends on the scale
     if scale == "sum":
@@ -207,17 +211,20 @@ class BufferMoments:
 
 
 def buffer_moments(maps: Mapping[int, Tensor], classes: int, gram: Tensor) -> BufferMoments:
-    """Summarise the other sites' rollout maps of each class, for ``distillation_loss``.
+    """Summarise other sites' rollout maps of each class, as ``distillation_loss`` needs them.
 
-    A rollout map has the attention of a network to each patch of an image. For each class the
-    result has the number n of maps, their mean, and their spread. The spread is the mean of |U (a -
-    mean)|^2 over the maps a, where U upsamples a map to image resolution. All values are float64. A
-    class without maps gets the count, mean and spread 0.
+    A rollout map says how much a network attends to each patch of an image. For each class, the
+    result has the number of maps, the mean map and the spread. The spread is the mean of |U (a -
+    mean)|^2 over the maps a, where U upsamples to image resolution. A class without maps gets 0 for
+    all three.
 
     Args:
         maps: class -> maps (n, cells). A class may be missing or have no maps.
         classes: the number of classes.
         gram: U^T U, (cells, cells), from ``upsampling_gram``.
+
+    Returns:
+        The summary, in float64.
     """
     counts = torch.zeros(classes, dtype=torch.float64)
     means = torch.zeros(classes, len(gram), dtype=torch.float64)
@@ -238,16 +245,16 @@ def distillation_loss(
 ) -> Tensor:
     """Compute FedEvPrompt's distillation loss (eq. 7), which pulls maps towards other sites' maps.
 
-    The maps are rollout maps: the attention of a network to each patch of an image. The loss of a
-    sample sums a squared distance over the other sites' maps of its class, and divides the sum by
-    M. The distance is between the two maps after upsampling to image resolution. A sample whose
-    class has no such map has the loss 0, but counts in the mean. Autocast is switched off.
+    A rollout map says how much a network attends to each patch of an image. A sample's loss sums
+    the squared distances at image resolution between its map and the other sites' maps of its
+    class, divided by ``per_site``. Without such maps the loss is 0, and the sample still counts in
+    the mean.
 
     Args:
         maps: rollout maps of the batch, (batch, cells), which get gradients.
         labels: class of each sample, (batch,) int64.
-        moments: the count, mean and spread of the other sites' maps for each class.
-        per_site: M, the largest number of maps per class that a site sends.
+        moments: the summary of the other sites' maps, from ``buffer_moments``.
+        per_site: the largest number of maps per class that a site sends, M in the paper.
 
     Returns:
         The mean loss of the batch, a scalar.

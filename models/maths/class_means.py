@@ -28,22 +28,27 @@ class ClassTargets(nn.Module):
         self.register_buffer("known", known)
 
     def forward(self, labels: Tensor) -> Tensor:
-        """Look up each sample's target vector, for ``matching_loss``.
+        """Look up each sample's target vector of length d, for ``matching_loss``.
 
-        ``labels`` (batch,) are the samples' classes. The result is (batch, d + 1). Its last column
-        is 1 if the class has a target, and 0 if not.
+        ``labels`` (batch,) are the samples' classes. The result, (batch, d + 1), has the vector
+        first. The last column is 1 if the class has a target, and otherwise 0.
         """
         known = self.known.to(self.values.dtype)
         return torch.cat([self.values, known[:, None]], dim=1)[labels]
 
 
 def large_classes(counts: Sequence[int], min_samples: int) -> dict[int, int]:
-    """Select the classes whose mean may leave a site: class -> number of samples.
+    """Select the classes with enough samples for their mean to leave a site.
 
-    ``counts`` has the number of training samples per class. Classes are numbered from 0. A class
-    needs at least ``min_samples`` samples (1 or more), because a mean over few samples nearly
-    reveals one of them. Server and site both apply this rule, so the server expects exactly the
-    means that the site sends.
+    A mean over few samples nearly reveals one of them. Server and site both apply this rule, so the
+    server knows which means to expect.
+
+    Args:
+        counts: the number of training samples of each class, from class 0.
+        min_samples: the fewest samples of a class, at least 1.
+
+    Returns:
+        Class -> number of samples, for each selected class.
     """
     large: dict[int, int] = {}
     for label, count in enumerate(counts):
@@ -68,8 +73,8 @@ def class_targets(
         None if ``arrays`` is empty.
 
     Raises:
-        SiteError: an array's name is not ``prefix`` and a known class, its shape is not (size,), or
-            it has a value that is not finite.
+        SiteError: a name is not ``<prefix><class>`` for one of the classes, an array's shape is not
+            (size,), or an array has a value that is not finite.
     """
     values, known = torch.zeros(classes, size), torch.zeros(classes, dtype=torch.bool)
     names = {f"{prefix}{label}": label for label in range(classes)}
@@ -94,15 +99,16 @@ def class_targets(
 
 
 def class_sums(rows: Tensor, labels: Tensor, classes: int) -> Tensor:
-    """Sum the rows (n, d) of each class, (classes, d).
-
-    Sums of int64 rows stay int64, because private releases are computed in whole numbers. All other
-    sums are float64. Rows, labels and result are on the CPU.
+    """Sum the rows of each class.
 
     Args:
-        rows: the rows to sum, (n, d).
-        labels: the class of each row, (n,) int64.
-        classes: the number of classes. A class without rows gets 0.
+        rows: the rows to sum, (n, d), on the CPU.
+        labels: the class of each row, (n,) int64, on the CPU.
+        classes: the number of classes.
+
+    Returns:
+        The sums, (classes, d). They are int64 for int64 rows, and otherwise float64. A class
+        without rows gets a row of zeros.
     """
     kind = torch.float64
     if rows.dtype == torch.int64:
@@ -119,8 +125,8 @@ def matching_loss(
 ) -> Tensor:
     """Compute a loss that pulls samples' vectors towards the target vectors of their classes.
 
-    A sample's error is the mean squared difference over the d coordinates, computed in float32. If
-    a sample's class has no target, its error is 0, but the sample counts in the mean.
+    A sample's error is the mean squared difference over the coordinates of its vector, computed in
+    float32. If the sample's class has no target, the error is 0 and is still passed to ``mean``.
 
     Args:
         values: the samples' vectors, (batch, d), which get gradients.

@@ -44,10 +44,11 @@ class FollowUp:
         return len(self.times)
 
     def risk_sets(self) -> "RiskSets":
-        """Number the distinct times, to sum values over the patients at risk at each time.
+        """Build the index of times that sums over the patients at risk need.
 
-        The times are numbered from 0 in rising order. The result has the number of each patient's
-        time, the indices of the patients with an event, and the number of events at each time.
+        The distinct times of events and censorings are numbered from 0 in rising order. The result
+        holds, for each patient, the number of the patient's time. It also holds the indices of the
+        patients with an event, and how many events each distinct time has.
         """
         distinct, places = np.unique(self.times, return_inverse=True)
         places = places.reshape(-1)
@@ -93,12 +94,11 @@ class RiskSets:
         """Compute the share of the tied patients that each event leaves out of its risk set.
 
         Tied patients have their event at the same time. Efron's method treats d tied events as if
-        they followed each other: the l-th of them, from 0, leaves out l / d of the d tied patients.
-        Breslow's method leaves out none.
+        they followed each other. The first leaves out none of the tied patients, the second 1 / d
+        of them, the third 2 / d. Breslow's method always leaves out none.
 
         Returns:
-            A share for each event, (events,), in the order of ``dying``: l / d by Efron, 0 by
-            Breslow.
+            The share for each event, (events,), in the order of the attribute ``dying``.
         """
         shares = np.zeros(len(self.dying))
         if ties == "breslow":
@@ -122,10 +122,10 @@ class CoxSums:
 def cox_sums(x: Floats, follow_up: FollowUp, beta: Floats) -> CoxSums:
     """Compute one hospital's log partial likelihood at ``beta``, its gradient and its Hessian.
 
-    At each event, the patient with the event is compared with all patients of the hospital who are
-    still at risk. ``follow_up.ties`` decides how events at the same time count: by Efron's or by
-    Breslow's method. "Hessian" here means minus the matrix of second derivatives. The results of
-    several hospitals add up.
+    Each event compares its patient with all patients of the hospital who are still at risk.
+    ``follow_up.ties`` selects Efron's or Breslow's method for events at the same time. The Hessian
+    is minus the second derivatives. Adding the results of several hospitals gives a model
+    stratified by hospital.
 
     Args:
         x: the patients' columns, (n, k), without an intercept, which would cancel.
@@ -151,21 +151,23 @@ def cox_sums(x: Floats, follow_up: FollowUp, beta: Floats) -> CoxSums:
 
 
 def risks_and_residuals(x: Floats, follow_up: FollowUp, beta: Floats) -> tuple[Floats, Floats]:
-    """Compute each patient's weight in the Hessian and martingale residual, (n,) each.
+    """Compute each patient's Hessian weight and martingale residual in Cox's model.
 
-    At each event, a patient at risk has the probability p of being the patient with the event. It
-    is exp(x beta) divided by the sum of exp(x beta) over all patients at risk.
+    At each event, a patient at risk has a probability p of being the one with the event. It is
+    exp(x beta), divided by the sum of exp(x beta) over all patients at risk.
 
-    - The weight is the sum of p (1 - p) over all events at which the patient is at risk.
-    - The residual is 1 with an event or 0 without, minus the sum of p over the same events.
+    - The weight sums p (1 - p) over the events at which the patient is at risk.
+    - The residual is the patient's event indicator, 0 or 1, minus the sum of p over those events.
 
-    Events at the same time always count by Breslow's method, whatever ``follow_up.ties`` is. So the
-    sum over patients of residual times columns is the gradient by Breslow's method.
+    Events at the same time count by Breslow's method, whatever ``follow_up.ties`` is.
 
     Args:
         x: the patients' columns, (n, k).
         follow_up: times and events of these n patients.
         beta: the coefficients, (k,).
+
+    Returns:
+        The weights and the residuals, (n,) each.
     """
     sets = follow_up.risk_sets()
     _, weights = _relative_hazards(x, beta)
@@ -178,13 +180,14 @@ def risks_and_residuals(x: Floats, follow_up: FollowUp, beta: Floats) -> tuple[F
 
 
 def _relative_hazards(x: Floats, beta: Floats) -> tuple[Floats, Floats]:
-    """Compute each patient's log hazard x beta, shifted against overflow, and its exponential.
+    """Compute each patient's log hazard and hazard, shifted so that exp cannot overflow.
 
-    All log hazards are shifted by the same amount, so that the largest is 0. This changes no
-    partial likelihood. Log hazards that are then below -300 are raised to -300.
+    The log hazard is x beta. One shift for all patients makes the largest log hazard 0, which
+    changes no partial likelihood. After the shift, log hazards below -300 are raised to -300. The
+    hazard is the exponential of the result.
 
     Returns:
-        The log hazards and their exponentials, (n,) each.
+        The log hazards and the hazards, (n,) each.
     """
     eta = x @ beta
     eta = np.maximum(eta - eta.max(initial=-np.inf), -_MOST_DISTANCE)
@@ -192,17 +195,17 @@ def _relative_hazards(x: Floats, beta: Floats) -> tuple[Floats, Floats]:
 
 
 def _total_risks(sets: RiskSets, weights: Floats, total: Floats, shares: Floats) -> Floats:
-    """Sum over all events each patient's probability of being the patient with the event, (n,).
+    """Compute each patient's expected number of events, (n,): the sum of a probability per event.
 
-    At an event the probability is the patient's hazard divided by the total hazard of all patients
-    at risk. It is 0 if the patient is no longer at risk. If the patient has an event at the same
-    time, the probability is multiplied by 1 minus the event's share in ``shares``.
+    At one event, the probability is the patient's hazard divided by the total hazard at risk. It is
+    0 for patients who are no longer at risk. It is multiplied by 1 minus the event's entry of
+    ``shares`` for tied patients, whose event is at the same time.
 
     Args:
         sets: the risk sets.
         weights: the patients' hazards, (n,).
         total: the total hazard of the patients at risk at each event, (events,).
-        shares: the share that each event leaves out of the patients tied with it, (events,), from
+        shares: the share of the tied patients that each event leaves out, (events,), from
             ``tied_shares``.
     """
     places = sets.places[sets.dying]

@@ -21,12 +21,16 @@ def evidence_of(logits: Tensor, kind: str = "softplus") -> Tensor:
 
 
 def skewed_prior(counts: Tensor) -> Tensor:
-    """Compute the prior weights W of the classes for evidential learning (eq. 3), (K,) float32.
+    """Compute FedEvPrompt's prior weights of the classes (eq. 3), larger for rare classes.
 
-    The equation is FedEvPrompt's: W_k = K / (K - 1) * (1 - N_k / N), for N_k samples of class k
-    (``counts``, (K,)) among N. So rare classes get a larger prior. Weights below ``PRIOR_FLOOR``
-    (0.01) are raised to it. Then all weights are scaled to sum to K, after which a weight may be
-    slightly below the floor.
+    The weight of class k is W_k = K / (K - 1) * (1 - N_k / N). Weights below ``PRIOR_FLOOR`` (0.01)
+    are raised to it. Then all weights are scaled to sum to K.
+
+    Args:
+        counts: the number of samples N_k of each of the K classes, (K,). N is their sum.
+
+    Returns:
+        The weights, (K,) float32.
 
     Raises:
         SettingError: there are fewer than two classes, or all counts are 0.
@@ -80,10 +84,11 @@ def evidential_mse(alpha: Tensor, targets: Tensor) -> Tensor:
 
 
 def dirichlet_kl(alpha: Tensor, prior: Tensor) -> Tensor:
-    """Compute KL(Dir(alpha) || Dir(prior)) (eq. 5) over the last axis of two tensors (..., K).
+    """Compute the divergence KL(Dir(alpha) || Dir(prior)) of FedEvPrompt's eq. 5.
 
-    The result has the shape (...). All entries of ``alpha`` and ``prior`` must be above 0. The
-    result is at least 0 apart from rounding.
+    ``alpha`` and ``prior`` are parameters of Dirichlet distributions over K classes, (..., K). All
+    must be above 0. The result has one value for each distribution, (...), which is at least 0
+    apart from rounding.
     """
     # The ratio of the two normalising constants, then the expectation of the remaining logarithm:
     # E ln p_k = digamma(alpha_k) - digamma(S)
@@ -102,15 +107,15 @@ def annealing(epochs: int) -> float:
 def evidential_loss(alpha: Tensor, labels: Tensor, prior: Tensor, kl_weight: float) -> Tensor:
     """Compute the batch mean of FedEvPrompt's evidential loss (eq. 4), a scalar.
 
-    A sample's loss is ``evidential_mse`` plus ``kl_weight`` times a KL divergence from the prior.
-    For the divergence, the true class's entry of ``alpha`` is replaced by its prior weight. So the
-    divergence penalises only evidence for wrong classes.
+    A sample's loss is ``evidential_mse`` plus ``kl_weight`` times KL(Dir(a) || Dir(prior)). The
+    vector a equals ``alpha``, but has the prior weight at the true class. Therefore the divergence
+    penalises only evidence for wrong classes.
 
     Args:
         alpha: parameters of the Dirichlet distributions, (batch, K).
         labels: the true classes, (batch,) int64.
         prior: the prior weights W, (K,).
-        kl_weight: lambda_KL, 0 to 1.
+        kl_weight: the weight of the divergence, from 0 to 1.
     """
     targets = nn.functional.one_hot(labels, alpha.shape[-1]).to(alpha.dtype)
     # alpha~ = y W + (1 - y) alpha: the true class's evidence is replaced by the prior, so the

@@ -46,10 +46,15 @@ EXACTING = Sinkhorn(regularisation=0.002, tolerance=1e-4, steps=50_000)
 
 
 def pooled_tokens(maps: Tensor, side: int) -> Tensor:
-    """Convert maps (batch, rows, columns, channels) to tokens (batch, n, channels), row by row.
+    """Convert feature maps to tokens, row by row, and pool large maps first.
 
-    If a side of the map is longer than ``side``, adaptive average pooling first reduces it to this
-    length. A shorter side stays. A ``side`` of 0 means no pooling.
+    Args:
+        maps: the maps, (batch, rows, columns, channels).
+        side: the most rows and columns after adaptive average pooling. Shorter sides keep their
+            length. 0 means no pooling.
+
+    Returns:
+        The tokens, (batch, n, channels), one for each cell.
     """
     rows, columns = maps.shape[1:3]
     if side and max(rows, columns) > side:
@@ -80,12 +85,12 @@ def transport_costs(u: Tensor, v: Tensor) -> Tensor:
 def cross_masses(u: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     """Compute each token's mass from its similarity to the other map's mean token.
 
-    The masses are relu(<u_p, mean(V)>) + 1e-3 and relu(<v_q, mean(U)>) + 1e-3, scaled so that the
-    masses of a map sum to 1.
+    A token's relevance is its inner product with the other map's mean token, plus 0.001. Negative
+    products are first raised to 0. The masses are the relevances of a map, scaled to sum to 1.
 
     Args:
-        u: tokens (batch, n, c).
-        v: tokens (batch, m, c).
+        u: tokens of the first map, (batch, n, c).
+        v: tokens of the second map, (batch, m, c).
 
     Returns:
         The masses of ``u`` (batch, n) and of ``v`` (batch, m), float64.
@@ -102,21 +107,25 @@ def cross_masses(u: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def closeness(u: Tensor, v: Tensor, solver: str = "pot", *, differentiable: bool = False) -> Tensor:
-    """Compute the earth mover's closeness of two maps' tokens, (batch,) float64, from -1 to 1.
+    """Compute the earth mover's closeness of two maps, from -1 to 1, where equal maps have 1.
 
-    The closeness is the sum of (1 - cost) * x over the flow x of least cost, which moves the mass
-    of one map to the other. It is 1 for equal maps.
+    Each token has a mass (``cross_masses``). Moving mass between two tokens costs 1 minus their
+    cosine. The closeness is the sum of flow times cosine, for the flow of least total cost that
+    moves one map's mass to the other map.
 
     Args:
         u: the student's tokens, (batch, n, channels).
         v: the teacher's tokens, (batch, n, channels).
-        solver: ``pot`` is exact. ``sinkhorn`` adds an entropy term, of weight 0.002 with
-            ``differentiable`` and of 0.02 otherwise, and warns if it misses its tolerance.
-            ``cvxpylayers`` solves the linear program with quadratic smoothing.
-        differentiable: whether gradients reach u and v. If False, the result has no gradient.
+        solver: ``pot`` is exact. ``sinkhorn`` adds an entropy term, and warns if it misses its
+            tolerance. ``cvxpylayers`` adds a quadratic term, 0.0005 times the squared flow.
+        differentiable: whether gradients reach u and v. It also lowers the weight of the entropy
+            term from 0.02 to 0.002.
+
+    Returns:
+        The closeness, (batch,) float64.
 
     Raises:
-        SettingError: the maps are too large for ``cvxpylayers``.
+        SettingError: a map has too many tokens for ``cvxpylayers`` (``refuse_large``).
         SiteError: the maps differ in shape, or values are not finite.
     """
     _check_maps(u, v)
@@ -143,17 +152,17 @@ def closeness(u: Tensor, v: Tensor, solver: str = "pot", *, differentiable: bool
 def optimal_flow(costs: Tensor, supply: Tensor, demand: Tensor, solver: str = "pot") -> Tensor:
     """Compute the flow of least cost between the tokens of two maps, for each image of a batch.
 
-    A flow x (n, m) is the mass that moves from each token of the first map to each token of the
-    second. Its cost is the sum of ``costs`` * x.
+    A flow x (n, m) says how much mass moves from each token of the first map to each of the second.
+    Its cost is the sum of ``costs`` * x.
 
     Args:
         costs: the cost of moving a unit of mass from one token to another, (batch, n, m).
-        supply: the mass of each token in the first map, the sum of a row of x, (batch, n).
-        demand: the mass of each token in the second map, the sum of a column of x, (batch, m). The
-            totals of ``supply`` and ``demand`` must be equal, which is not checked.
-        solver: ``sinkhorn`` adds an entropy term of weight 0.02, and warns if it misses its
-            tolerance. ``cvxpylayers`` adds a small quadratic term. Any other name counts as
-            ``pot``, which is exact and solves one image after the other on the CPU.
+        supply: the mass of each token in the first map, (batch, n). Row i of x sums to entry i.
+        demand: the mass of each token in the second map, (batch, m). Column j of x sums to entry j.
+            The caller must ensure that both maps have the same total mass.
+        solver: ``pot`` is exact, and so is any unknown name. ``sinkhorn`` adds an entropy term of
+            weight 0.02, and warns if it misses its tolerance. ``cvxpylayers`` adds 0.0005 |x|^2 to
+            the cost.
 
     Returns:
         The flows, (batch, n, m) float64. Only the flows of ``cvxpylayers`` have gradients.
@@ -177,17 +186,17 @@ def optimal_flow(costs: Tensor, supply: Tensor, demand: Tensor, solver: str = "p
 
 
 def transport_cost(costs: Tensor, supply: Tensor, demand: Tensor, solver: str = "pot") -> Tensor:
-    """Compute the cost of the optimal flow for each image, with gradients for all arguments.
+    """Compute the least cost of moving mass between two maps, with gradients, for each image.
 
-    Use ``optimal_flow`` where only the flow itself is needed. The gradients come from the dual
-    variables of the optimal flow.
+    The gradients reach costs, supply and demand. Use ``optimal_flow`` where only the flow itself is
+    needed.
 
     Args:
         costs: the cost of moving a unit of mass from one token to another, (batch, n, m).
         supply: the sum of each row of a flow, (batch, n).
         demand: the sum of each column, (batch, m), with the same total as ``supply``.
-        solver: ``pot`` is exact. Any other name counts as ``sinkhorn``, with an entropy term of
-            weight 0.002.
+        solver: ``pot`` is exact. Every other name, not only ``sinkhorn``, selects Sinkhorn's method
+            with an entropy term of weight 0.002.
 
     Returns:
         The costs, (batch,) float64.
@@ -213,14 +222,14 @@ def _sinkhorn(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Solve entropy-regularised optimal transport by Sinkhorn's iterations, without gradients.
 
-    The flow is returned even if its row sums miss ``supply`` by more than the tolerance (in L2
-    norm, for any image). A RuntimeWarning then says so. The column sums are not checked.
+    A RuntimeWarning says so if the row sums of any image's flow miss ``supply`` by more than the
+    tolerance, in L2 norm. The flow is returned all the same.
 
     Args:
-        costs: (batch, n, m) float64.
+        costs: the cost of moving a unit of mass from one token to another, (batch, n, m) float64.
         supply: the sum of each row of a flow, (batch, n).
         demand: the sum of each column, (batch, m).
-        rule: the weight of the entropy, the tolerance and the most iterations.
+        rule: the weight of the entropy, the tolerance and the maximum number of iterations.
 
     Returns:
         The flow (batch, n, m), and the dual variables of supply (batch, n) and demand (batch, m).
@@ -257,14 +266,14 @@ def _sinkhorn(
 def _smoothed_flow(costs: Tensor, supply: Tensor, demand: Tensor) -> Tensor:
     """Compute the flow of least cost by cvxpylayers, with gradients for all arguments.
 
-    A term of 0.0005 |x|^2 is added to the cost of a flow x, because a linear program would give no
+    A term of 0.0005 |x|^2 is added to the cost of a flow x, because a linear program lacks usable
     gradients. The program is solved on the CPU.
 
     Args:
         costs: the cost of moving a unit of mass from one token to another, (batch, n, m).
         supply: the sum of each row of a flow, (batch, n).
-        demand: the sum of each column, (batch, m). Its last entry is not used, because it follows
-            from all other sums.
+        demand: the sum of each column, (batch, m). The last entry is not used, because all other
+            sums determine it.
 
     Returns:
         The flows, (batch, n, m), on the device of ``costs``.
@@ -282,9 +291,10 @@ def _smoothed_flow(costs: Tensor, supply: Tensor, demand: Tensor) -> Tensor:
 def _program(rows: int, columns: int) -> Any:
     """Build the cvxpylayers layer that solves a smoothed transport problem.
 
-    A flow x (rows, columns) has no negative entry. Its row sums are the supply, and its column sums
-    are the demand. The layer takes the costs c, the supply, and the demand without its last entry.
-    It returns the flow that minimises <c, x> + smoothing/2 |x|^2.
+    The layer minimises <c, x> + 0.0005 |x|^2 over flows x (rows, columns) without negative entries.
+    The rows of a flow sum to the supply, and its columns to the demand. The layer takes the costs
+    c, the supply and the demand. The demand comes without its last entry, which all other sums
+    determine.
     """
     import cvxpy as cp
     from cvxpylayers.torch import CvxpyLayer
@@ -325,8 +335,8 @@ def refuse_large(tokens: int) -> None:
     """Check that a map of ``tokens`` tokens is small enough for the solver cvxpylayers.
 
     Raises:
-        SettingError: there are more than 25 tokens, so the solver would take too long. The error
-            estimates the time per image, which grows with the fourth power of the tokens.
+        SettingError: there are more than 25 tokens, so the solver would take too long. The message
+            estimates the time per image, which grows with the fourth power of the number of tokens.
     """
     if tokens > LARGEST_LAYER:
         raise SettingError(

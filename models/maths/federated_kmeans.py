@@ -41,17 +41,20 @@ def local_centroids(
     each: int = 1,
     min_samples: int = 1,
 ) -> Centroids:
-    """Cluster a silo's features by K-means and return only the centres that may leave the silo.
+    """Cluster a silo's feature rows by K-means and return only the centres that may leave the silo.
+
+    Each sample contributes ``each`` consecutive rows. A centre over few samples would reveal
+    patients, so two checks apply to every cluster.
 
     Args:
-        features: the rows to cluster, (n, d), n at least 1, ordered by sample.
-        clusters: the largest number of centres, at least 1. There are never more than n.
+        features: the rows to cluster, (n, d), at least one, ordered by sample.
+        clusters: the largest number of clusters, at least 1. Fewer rows give fewer clusters.
         seed: decides K-means' first centres.
-        min_count: a centre is left out if it is the mean of fewer rows than this.
+        min_count: the fewest rows in a cluster whose centre is returned.
         each: the number of rows that come from one sample.
-        min_samples: a centre is also left out if its effective number of samples is below this.
-            Such a centre rests almost wholly on few patients and would reveal them. 1 switches the
-            check off.
+        min_samples: the smallest effective number of samples behind a centre that is returned. This
+            number is low if few samples contribute almost the whole centre. 1 switches this check
+            off.
 
     Returns:
         The centres float32 and the number of rows of each. Both may be empty.
@@ -72,17 +75,18 @@ def local_centroids(
 def _effective_samples(features: FloatArray, samples: npt.NDArray[np.int64]) -> float:
     """Compute the effective number of samples on which the mean of ``features`` rests.
 
-    A mean over many rows may still reveal one patient, if nearly all of it comes from that
-    patient's sample. For one coordinate the number is (Σ a_i)² / Σ a_i², where a_i is the sum of
-    the absolute values in the rows of sample i. It is the number of samples if all contribute
-    equally, and 1 if one sample contributes everything.
-
-    The result is the smallest number over all coordinates, and at most the number of distinct
-    samples. Coordinates that are 0 in all rows are ignored. Without rows the result is 0.
+    A mean over many rows may still reveal one patient, if nearly the whole mean comes from one
+    sample. For one coordinate the number is (Σ a_i)² / Σ a_i², where a_i sums the absolute values
+    in the rows of sample i. It is n if n samples contribute equally, and 1 if one contributes
+    everything.
 
     Args:
         features: the rows, (n, d).
         samples: the number of the sample to which each row belongs, (n,).
+
+    Returns:
+        The smallest number over all coordinates that are not 0 in every row. If there is no such
+        coordinate, the number of distinct samples.
     """
     owners, where = np.unique(samples, return_inverse=True)
     each = np.zeros((len(owners), features.shape[1]))
@@ -100,8 +104,7 @@ def merge_centroids(parts: list[Centroids], clusters: int, seed: int) -> FloatAr
     count. Otherwise they are concatenated in the order of ``parts`` and returned unchanged.
 
     Args:
-        parts: the centroids of each silo, at least one silo. In K-means their order can change only
-            ties and the last bits of the result.
+        parts: the centroids of each silo, for at least one silo.
         clusters: the largest number of centres.
         seed: decides K-means' first centres.
     """
@@ -119,13 +122,13 @@ def merge_centroids(parts: list[Centroids], clusters: int, seed: int) -> FloatAr
 def _kmeans(
     points: FloatArray, weights: npt.NDArray[np.float64] | None, clusters: int, seed: int
 ) -> KMeans:
-    """Fit scikit-learn's K-means once to points (n, d), in one thread, and return the fitted model.
+    """Fit scikit-learn's K-means from one start, in one thread, and return the fitted model.
 
     Args:
-        points: (n, d), at least one. They are converted to float64.
-        weights: the weight of each point, (n,); None weights all points equally.
+        points: the points to cluster, (n, d), at least one. They are converted to float64.
+        weights: the weight of each point, (n,). None weights all points equally.
         clusters: the number of clusters. If there are fewer points, the number of points is used.
-        seed: decides the first centres. Only its remainder modulo 2^32 matters.
+        seed: decides the first centres.
     """
     # Imported late, because every message imports this module, but only few need scikit-learn
     from sklearn.cluster import KMeans

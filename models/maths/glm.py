@@ -59,8 +59,9 @@ class GLMSums:
     def vector(self) -> Floats:
         """Concatenate all sums into one vector, so that the vectors of several sites can be added.
 
-        The order is ``objective``, ``patients`` and ``outcomes``, one number each, then the
-        gradient (k,), and then the Hessian's upper triangle with its diagonal, row by row.
+        The vector begins with three numbers: ``objective``, ``patients`` and ``outcomes``. The
+        gradient (k,) follows. The last k (k + 1) / 2 numbers are the Hessian's upper triangle with
+        its diagonal, row by row.
         """
         upper = self.hessian[np.triu_indices(len(self.gradient))]
         numbers = [self.objective, self.patients, self.outcomes]
@@ -68,9 +69,10 @@ class GLMSums:
 
     @classmethod
     def from_vector(cls, vector: Floats, size: int) -> "GLMSums":
-        """Rebuild the sums from the result of ``vector``, or from a total of such vectors.
+        """Rebuild the sums from a vector of the method ``vector``, or from a total of such vectors.
 
-        ``size`` is k, the number of coefficients. The Hessian is made symmetric.
+        ``size`` is k, the number of coefficients. The Hessian's upper triangle is mirrored to the
+        lower one.
         """
         gradient = vector[_NUMBERS : _NUMBERS + size]
         hessian = np.zeros((size, size))
@@ -102,10 +104,10 @@ class Moments:
     squares: Floats
 
     def vector(self) -> Floats:
-        """Concatenate all sums into one vector, so that the vectors of several sites can be added.
+        """Concatenate all moments into one vector, so that vectors of several sites can be added.
 
-        The order is ``patients``, one number, and then ``known``, ``totals`` and ``squares``, each
-        with one number per column.
+        The vector begins with ``patients``, one number. Then each column's number of known values
+        (``known``), its sum (``totals``) and its sum of squares (``squares``) follow.
         """
         return np.concatenate([[self.patients], self.known, self.totals, self.squares])
 
@@ -126,11 +128,16 @@ class Moments:
 
 
 def moments_of(values: Floats) -> Moments:
-    """Compute the count, sum and sum of squares of each column's values.
+    """Compute the count, sum and sum of squares of each column's known values.
 
-    These moments add up over sites, and the totals give the means and deviations over all sites.
-    NaN in ``values`` (n, columns) marks a missing value, which is not counted and adds 0 to the
-    sums. The result also has n, the number of patients.
+    These moments can be added over sites. The totals give the means and deviations over all sites.
+
+    Args:
+        values: a row for each patient, (n, columns). NaN marks a missing value, which is left out
+            of all three moments.
+
+    Returns:
+        The three moments of each column, and the number of patients n.
     """
     missing = np.isnan(values)
     known = np.where(missing, 0.0, values)
@@ -151,20 +158,17 @@ def has_intercept(family: Family) -> bool:
 def weights_and_residuals(
     family: Family, x: Floats, y: Outcomes, beta: Floats
 ) -> tuple[Floats, Floats]:
-    """Compute each patient's weight in the Hessian and residual at the coefficients ``beta``.
+    """Compute each patient's weight in the Hessian, and the patient's residual, at ``beta``.
 
-    Let the mean be the patient's expected outcome. The residual is the outcome minus the mean, and
-    the weight is the variance of an outcome with this mean:
+    The residual is the outcome minus the mean, the outcome that the model expects.
 
-    - In a linear model the mean is x beta, and the weight is 1.
-    - In a logistic model the mean is the logistic function of x beta, and the weight is mean * (1 -
-      mean).
-    - In a Poisson model mean and weight are exp(x beta), where x beta counts as at most 700.
-    - If ``y`` is a ``FollowUp``, ``family`` is ignored and both come from Cox's model
-      (``risks_and_residuals``).
+    - Linear: the mean is x beta, and the weight is 1.
+    - Logistic: the mean is the logistic function of x beta, and the weight is mean * (1 - mean).
+    - Poisson: the mean and the weight are exp(x beta), with x beta limited to 700.
+    - Cox: see ``risks_and_residuals``.
 
     Args:
-        family: the family of the model.
+        family: the family of the model. It is ignored if ``y`` is a ``FollowUp``, which means Cox.
         x: (n, k), with a first column of 1 unless the family is Cox's.
         y: the outcomes of n patients.
         beta: the coefficients, (k,).
@@ -187,9 +191,11 @@ def weights_and_residuals(
 def log_likelihood(family: Family, x: Floats, y: Floats, beta: Floats) -> float:
     """Compute the log-likelihood of outcomes ``y`` (n,) with columns ``x`` (n, k) at ``beta`` (k,).
 
-    For a linear model the result is minus half the sum of squared residuals, without constants. For
-    the other families it includes all constants. Any family other than 'linear' and 'logistic'
-    counts as 'poisson'. Cox's model uses ``cox_sums`` instead.
+    - 'linear': minus half the sum of squared residuals, with variance 1 and no constant term.
+    - 'logistic': the full log-likelihood.
+    - Any other family: the full log-likelihood of a Poisson model.
+
+    Cox's model must use ``cox_sums`` instead.
     """
     eta = x @ beta
     if family == "linear":
@@ -204,14 +210,14 @@ def log_likelihood(family: Family, x: Floats, y: Floats, beta: Floats) -> float:
 def sums_at(family: Family, x: Floats, y: Outcomes, beta: Floats) -> GLMSums:
     """Compute the sums over a hospital's patients that a step of Newton's method needs.
 
-    These are the log-likelihood (the objective), the number of patients, the sum of their outcomes,
-    the gradient, and minus the second derivatives (the Hessian).
+    The result has the log-likelihood, the number of patients, the sum of the outcomes, the gradient
+    and the Hessian. The Hessian is minus the second derivatives. For Cox's model the sum of the
+    outcomes is the number of events.
 
     Args:
-        family: the family of the model.
+        family: the family of the model. It is ignored if ``y`` is a ``FollowUp``.
         x: (n, k), with a first column of 1 unless the family is Cox's.
-        y: the outcomes of n patients. If they are a ``FollowUp``, the sums are computed for Cox's
-            model, and the sum of outcomes is the number of events.
+        y: the outcomes of n patients. A ``FollowUp`` selects Cox's model.
         beta: the coefficients at which the sums are computed, (k,).
     """
     if isinstance(y, FollowUp):
@@ -229,9 +235,10 @@ def sums_at(family: Family, x: Floats, y: Outcomes, beta: Floats) -> GLMSums:
 
 
 def effective_patients(values: Floats) -> float:
-    """Return the number of patients over which ``values`` (n,) are spread: (sum |v|)^2 / sum v^2.
+    """Return the effective number of patients behind a sum of ``values``: (sum |v|)^2 / sum v^2.
 
-    The result is n if all values are equally large, 1 if only one is not 0, and 0 if all are 0.
+    ``values`` (n,) has one number per patient. The result is n if all are equally large in absolute
+    value, and 1 if only one patient contributes. If all values are 0, the result is 0.
     """
     squares = float(np.square(values).sum())
     if squares == 0:
@@ -242,16 +249,16 @@ def effective_patients(values: Floats) -> float:
 def start_from(family: Family, moments: Moments, size: int) -> Floats:
     """Return the coefficients from which Newton's method starts, (size,).
 
-    In logistic and Poisson models these are the coefficients of the model with only an intercept:
-    the intercept, which comes first, is the log odds of the mean outcome (logistic) or its
-    logarithm (Poisson), and all others are 0. In linear and Cox's models all coefficients are 0.
+    - Logistic: the intercept is the log odds of the mean outcome. Outcomes must include 0 and 1.
+    - Poisson: the intercept is the logarithm of the mean outcome, which must be above 0.
+    - Linear and Cox: all coefficients are 0.
 
-    The outcomes of a logistic model must differ, and the mean count of a Poisson model must be
-    above 0. This is not checked here.
+    The intercept comes first, and all other coefficients are 0. The two conditions are not checked
+    here.
 
     Args:
-        family: the family.
-        moments: the moments of the outcome, which is column 0, and of the other columns.
+        family: the family of the model.
+        moments: the moments over all patients. Column 0 is the outcome.
         size: the number of coefficients.
     """
     beta, mean = np.zeros(size), float(moments.means()[0])
@@ -263,11 +270,14 @@ def start_from(family: Family, moments: Moments, size: int) -> Floats:
 
 
 def find_redundant(hessian: Floats) -> list[int]:
-    """Find the columns that are linear combinations of earlier columns, and return their indices.
+    """Find the columns that are linear combinations of earlier columns.
 
-    A column is redundant if the columns before it explain all but 1e-7 of its sum of squares. The
-    squares are weighted as in the Hessian. If index 0 is the intercept, a constant column is
-    therefore redundant. The indices are in rising order.
+    A column is redundant if the earlier columns that are not redundant leave less than 1e-7 of its
+    sum of squares unexplained. The squares are the Hessian's, so they carry its weights. With an
+    intercept as column 0, a constant column is redundant.
+
+    Returns:
+        The indices of the redundant columns, in rising order.
     """
     scale = np.sqrt(np.maximum(np.diag(hessian), 1e-300))
     left = hessian / np.outer(scale, scale)
@@ -285,24 +295,23 @@ def find_redundant(hessian: Floats) -> list[int]:
 def fit_alone(family: Family, x: Floats, y: Outcomes, rounds: int = 30) -> tuple[Floats, Floats]:
     """Fit a model to the patients of only one hospital, by Newton's method.
 
-    The first step starts at the coefficients of ``start_from``. The fit has converged if a step
-    changes every coefficient by less than 1e-9 * (1 + m), where m is the largest absolute value of
-    a coefficient. It fails if a coefficient other than the intercept exceeds 12 in absolute value,
-    or if it has not converged after ``rounds`` steps.
+    The fit has converged if a step changes every coefficient by less than 1e-9 * (1 + m), where m
+    is the largest absolute coefficient after the step. The fit fails in two cases: a coefficient
+    other than the intercept exceeds 12 in absolute value, or ``rounds`` steps are not enough.
 
     Args:
         family: the family of the model.
         x: (n, k), with a first column of 1 unless the family is Cox's.
         y: the outcomes of n patients.
-        rounds: the most steps.
+        rounds: the maximum number of steps.
 
     Returns:
         The coefficients (k,) and their covariance (k, k).
 
     Raises:
-        UndeterminedError: the outcomes are all alike (in Cox's model: no event), a column is
-            redundant, or the fit fails, for example because a column separates the outcomes.
-        LinAlgError: the Hessian of a step is singular.
+        UndeterminedError: the outcomes are all alike, Cox's model has no event, a column is
+            redundant, or the fit fails.
+        LinAlgError: the Hessian becomes singular during the steps.
     """
     sums = sums_at(family, x, y, np.zeros(x.shape[1]))
     if isinstance(y, FollowUp):
@@ -330,8 +339,8 @@ def fit_alone(family: Family, x: Floats, y: Outcomes, rounds: int = 30) -> tuple
 def dispersion(family: Family, sums: GLMSums) -> float:
     """Return the factor that turns the inverse Hessian into the coefficients' covariance.
 
-    In a linear model it is the residual variance: the sum of squared residuals divided by the
-    number of patients minus the number of coefficients. In any other model it is 1.
+    In a linear model it is the residual variance: the sum of squared residuals divided by (n - k),
+    for n patients and k coefficients. In any other model it is 1.
     """
     if family != "linear":
         return 1.0

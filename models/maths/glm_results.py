@@ -39,10 +39,10 @@ class Units:
     def transformation(self) -> Floats:
         """Build the matrix (k, k) that converts coefficients from standardised to original columns.
 
-        The matrix divides each coefficient by the deviation of its column. If the model has an
-        intercept, the matrix also subtracts the effect of the columns' centres from the intercept.
-        It then multiplies all coefficients by the outcome's deviation. The outcome's centre is not
-        part of the matrix, so the caller adds it to the intercept.
+        It divides each coefficient by its column's deviation. In a model with an intercept it also
+        subtracts the effect of the columns' centres from the intercept, and multiplies all
+        coefficients by the outcome's deviation. The caller must add the outcome's centre to the
+        intercept.
         """
         if not self.has_intercept:
             return np.diag(1 / self.deviations)
@@ -81,16 +81,17 @@ def results_document(fitted: Fitted, units: Units) -> dict[str, Any]:
     Returns:
         JSON values by key:
 
-        - 'family', and 'patients', their number.
-        - 'events', their number, only for logistic and Cox's models.
-        - 'log-likelihood', and 'aic', which is 2 k - 2 log-likelihood for k coefficients.
-        - 'coefficients', a row for each coefficient (``_coefficients``).
+        - 'family': the family of the model.
+        - 'patients': the number of patients.
+        - 'events': the number of events, only in logistic and Cox's models.
+        - 'log-likelihood': the log-likelihood of the fit.
+        - 'aic': 2 k - 2 log-likelihood, for k coefficients.
+        - 'coefficients': one row per coefficient, with its estimate, error and interval.
 
-        Two keys follow only if the sites also sent fits to their own patients:
+        Two keys follow only if each site was also fitted alone:
 
-        - 'heterogeneity', a row for each column that compares the sites' coefficients
-          (``_heterogeneity``).
-        - 'sites-without-fit', the names of the sites whose patients determine no fit.
+        - 'heterogeneity': one row per column, which compares the sites' coefficients.
+        - 'sites-without-fit': the names of the sites whose fit failed.
     """
     sums, size = fitted.sums, len(fitted.beta)
     likelihood = _log_likelihood(fitted, units)
@@ -110,11 +111,12 @@ def results_document(fitted: Fitted, units: Units) -> dict[str, Any]:
 
 
 def _log_likelihood(fitted: Fitted, units: Units) -> float:
-    """Return the log-likelihood of a fit, converted to the outcome's own unit.
+    """Return the log-likelihood of a fit, for the outcome in its original unit.
 
-    A linear model was fitted to a standardised outcome. Its result is the Gaussian log-likelihood,
-    with the residual variance that maximises it. For Cox's model the result is the log partial
-    likelihood.
+    - Linear: the fit used a standardised outcome, so the result is converted. It is the Gaussian
+      log-likelihood with the residual variance that maximises it.
+    - Logistic and Poisson: the log-likelihood of the fit, unchanged.
+    - Cox: the log partial likelihood, unchanged.
     """
     sums = fitted.sums
     if fitted.family != "linear":
@@ -126,16 +128,17 @@ def _log_likelihood(fitted: Fitted, units: Units) -> float:
 
 
 def _coefficients(fitted: Fitted, units: Units) -> Iterator[dict[str, Any]]:
-    """Yield a row for each coefficient, converted to the columns' own units.
+    """Yield a row for each coefficient, converted to the columns' original units.
 
     The keys of a row are:
 
-    - 'name', 'estimate', 'standard-error', and 'statistic', which is estimate / error.
-    - 'p', the two-sided p value, and 'low' and 'high', the ends of the 95 % interval. They come
-      from the normal distribution. In a linear model with n patients and k coefficients they come
-      from the t distribution with n - k degrees of freedom.
-    - Except in a linear model: 'ratio-estimate', 'ratio-low' and 'ratio-high', the exponentials of
-      'estimate', 'low' and 'high'. In a logistic model they are odds ratios.
+    - 'name', 'estimate' and 'standard-error'.
+    - 'statistic': 'estimate' divided by 'standard-error'.
+    - 'p', the two-sided p value, and 'low' and 'high', the ends of the 95 % interval. A linear
+      model with n patients and k coefficients takes them from the t distribution with n - k degrees
+      of freedom. All other models take them from the normal distribution.
+    - 'ratio-estimate', 'ratio-low' and 'ratio-high': the exponentials of 'estimate', 'low' and
+      'high'. A linear model lacks them.
     """
     matrix, sums = units.transformation(), fitted.sums
     beta = matrix @ fitted.beta
@@ -172,12 +175,14 @@ def _ratio(value: float) -> float:
 
 
 def _heterogeneity(fitted: Fitted, units: Units) -> Iterator[dict[str, Any]]:
-    """Yield a row for each column, to compare the coefficients that the sites fitted alone.
+    """Yield a row for each column, to compare the coefficients of fits to single sites.
 
-    The keys of a row are 'name' and 'sites', which has 'estimate' and 'standard-error' for each
-    site whose patients determine a fit. Both are in the column's own unit. If there are at least
-    two such sites, the row also has the attributes of ``CombinedEffects``, with '-' for '_' in
-    their names. The intercept has no row.
+    The intercept has no row. The keys of a row, in the column's original unit, are:
+
+    - 'name': the name of the column.
+    - 'sites': site -> 'estimate' and 'standard-error', only for sites whose fit succeeded.
+    - The results of the meta-analysis ``combine_effects``, such as 'fixed' and 'tau-squared', if at
+      least two sites have a fit.
     """
     first = int(units.has_intercept)
     for place in range(first, len(fitted.names)):

@@ -105,30 +105,28 @@ def first_progress(model: FittedModel) -> FitProgress:
 
 
 def next_progress(model: FittedModel, progress: P, vector: Floats | None) -> P:
-    """Work out the next question of a regression from the hospitals' total for the last question.
+    """Advance a regression by one round, and decide which sums the hospitals compute next.
 
-    A question asks all hospitals for sums over their patients, at given units and coefficients.
-    Units are the centre and deviation by which each column is standardised.
+    The hospitals' answer, ``vector``, is one of three kinds:
 
-    - If ``vector`` is None, the same question is asked again with a 16 times larger ``scale``, the
-      number by which the hospitals divide their sums.
-    - While ``beta`` is empty, the total has the columns' moments. They give better units or, once
-      the units fit, the first coefficients.
-    - After that, the total has the sums at ``beta``, and gives a step of Newton's method.
+    - None, if a hospital had to clip its numbers. The same sums are asked for again, divided by a
+      16 times larger ``scale``.
+    - The columns' moments, while ``progress.beta`` is empty. They give better units or, if the
+      units are good enough, the first coefficients. A unit is a column's centre and deviation.
+    - The sums at the coefficients ``progress.beta``. They give a step of Newton's method.
 
     Args:
         model: the family and the columns.
-        progress: the progress, with the question that the total answers.
-        vector: the total over all hospitals, as ``Moments.vector`` or ``GLMSums.vector``. None if a
-            hospital had to clip its numbers.
+        progress: the state of the regression, with which the hospitals computed their sums.
+        vector: the total over all hospitals, as ``Moments.vector`` or ``GLMSums.vector``, or None.
 
     Returns:
-        The progress with the next question. If its ``sums`` are not empty, the fit has converged.
+        The next state. If its ``sums`` are not empty, the fit has converged.
 
     Raises:
-        FitError: the outcomes determine no regression (``one_outcome_fault``), a column is constant
-            or follows from other columns, a coefficient grows without end, the Hessian of a step is
-            singular, or the sums are too large to send.
+        FitError: the data determine no regression, for example because outcomes are all alike,
+            columns are collinear or a coefficient grows without end. The sums may also be too large
+            to send.
     """
     if vector is None:
         if progress.scale > _MOST_RESCALED:
@@ -146,21 +144,16 @@ def next_progress(model: FittedModel, progress: P, vector: Floats | None) -> P:
 
 
 def differs(asked: FitProgress, expected: FitProgress, vector: Floats | None) -> bool:
-    """Tell whether the server's question differs from the expected one by more than rounding.
+    """Tell whether the server asks for other sums than expected, by more than rounding.
 
-    A question asks a hospital for sums over its patients at given coefficients. A hospital that
-    works out the questions itself refuses any question that differs.
-
-    - The units (centres and deviations) and the scale must be equal.
-    - The coefficients may differ by d if no element of H d exceeds 1e-12 times its largest possible
-      size, where H is the last Hessian. This bound allows for rounding on another machine, even if
-      columns are nearly collinear.
-    - NaN counts as a difference.
+    Centres, deviations and ``scale`` must be equal. The coefficients may differ by a vector d if
+    each element of H d is at most 1e-12 * r * (1 + b). Here r is the largest row sum of |H|, and b
+    is the largest absolute expected coefficient. NaN counts as a difference.
 
     Args:
-        asked: the server's question, of which only the units, coefficients and scale are compared.
-        expected: the question that follows from the last total.
-        vector: this total, if it has a Hessian. If None, H is the identity.
+        asked: the server's state of the regression.
+        expected: the state that a hospital worked out from the last total.
+        vector: the last total, which contains the Hessian H. If None, H is the identity.
     """
     ours, theirs = np.array(expected.beta), np.array(asked.beta)
     exact = [(asked.centers, expected.centers), (asked.deviations, expected.deviations)]
@@ -178,25 +171,24 @@ def differs(asked: FitProgress, expected: FitProgress, vector: Floats | None) ->
 
 
 def _find_units(model: FittedModel, progress: P, moments: Moments) -> P:
-    """Choose new units or, if the current units fit, the first coefficients of a regression.
+    """Choose new units or, if the current units are good enough, the first coefficients.
 
-    Units are the centre and deviation by which each column is standardised. They fit if each
-    column, measured in them, has a mean from -10 to 10 and a deviation from 0.1 to 10. In a linear
-    model the outcome must fit too. New units are chosen at least once and at most four times. After
-    each choice, the hospitals are asked for moments again. The first coefficients are those of
-    ``start_from``.
+    A unit is the centre and deviation by which a column is standardised. It is good enough if the
+    column, in this unit, has a mean between -10 and 10 and a deviation between 0.1 and 10. In a
+    linear model this applies to the outcome too. New units are chosen at least once and at most
+    four times.
 
     Args:
         model: the family and the columns.
-        progress: the progress with the current units, in which the moments are measured.
-        moments: the moments of the outcome and the columns over all sites.
+        progress: the state of the regression, with the current units.
+        moments: the moments of outcome and columns over all sites, in the current units.
 
     Returns:
-        The progress with the next question.
+        The next state of the regression. The hospitals send moments again if it has new units.
 
     Raises:
-        FitError: the outcomes determine no regression (``one_outcome_fault``), or a column does not
-            fit even in the fourth units, so that it is taken to be constant.
+        FitError: the outcomes are too alike (``one_outcome_fault``), or the fourth unit of a column
+            is not good enough, so the column counts as constant.
     """
     means, deviations = moments.means(), moments.deviations()
     sizes = np.sqrt(moments.squares / np.maximum(moments.known, 1.0))
@@ -230,21 +222,21 @@ def _find_units(model: FittedModel, progress: P, moments: Moments) -> P:
 def _step(model: FittedModel, progress: P, sums: GLMSums) -> P:
     """Take a step of Newton's method, or halve the last step if it was too long.
 
-    The last step was too long if it lowered the objective by more than rounding. The new
-    coefficients are then halfway between the current ones and those before the step. Otherwise a
-    full step is taken. The fit has converged if this step changes every coefficient by less than
-    1e-8 * (1 + m), where m is the largest absolute value of a coefficient.
+    The last step was too long if it lowered the objective by more than rounding. Otherwise a full
+    step follows. The fit has converged if the full step changes every coefficient by less than 1e-8
+    * (1 + m), where m is the largest absolute coefficient after the step.
 
     Args:
         model: the family and the columns.
-        progress: the progress with the current coefficients.
+        progress: the state of the regression, with the current coefficients.
         sums: the sums over all patients at these coefficients.
 
     Returns:
-        The progress with the new coefficients. Once the fit has converged, it also has ``sums``.
+        The state with the new coefficients. If the fit has converged, it also has ``sums``.
 
     Raises:
-        FitError: a coefficient is too large for data to determine, or the Hessian is singular.
+        FitError: the Hessian is singular, or a coefficient other than the intercept exceeds 12 in
+            absolute value. The second rule does not apply to linear models.
     """
     beta = np.array(progress.beta)
     # Near the optimum, rounding alone may lower the objective; no step is halved for that
@@ -273,10 +265,12 @@ def _refuse(fault: str) -> None:
 
 
 def one_outcome_fault(family: Family, moments: Moments) -> str:
-    """Describe why outcomes are too alike for a regression, or return an empty string.
+    """Describe why the outcomes rule out a regression, or return an empty string.
 
-    A logistic model needs patients with both outcomes, a Poisson model at least one count above 0,
-    and Cox's model at least one event. A linear model always gives an empty string.
+    - A logistic model needs patients with each of the two outcomes.
+    - A Poisson model needs at least one count above 0.
+    - Cox's model needs at least one event.
+    - A linear model always gives an empty string.
 
     Args:
         family: the family of the regression.
@@ -294,14 +288,15 @@ def one_outcome_fault(family: Family, moments: Moments) -> str:
 
 
 def constant_fault(names: Sequence[str], is_fit: npt.NDArray[np.bool_]) -> str:
-    """Describe the columns, and the outcome, that have the same value for all patients.
+    """Describe the columns whose values vary too little for a regression.
 
     Args:
-        names: the names of the outcome and of the columns.
-        is_fit: for each name, in the same order, whether its values vary enough for a regression.
+        names: the names to describe. The outcome may be among them.
+        is_fit: for each name, in the same order, False if it counts as constant.
 
     Returns:
-        One line for the error, with the names that do not vary; empty if all vary.
+        One line for the error, which lists the names that count as constant. An empty string if
+        none does.
     """
     constant = join_names([name for name, fit in zip(names, is_fit, strict=True) if not fit])
     if not constant:
@@ -318,7 +313,7 @@ def redundant_fault(names: Sequence[str], hessian: Floats) -> str:
             columns.
 
     Returns:
-        One line for the error, with the names of these columns; empty if there are none.
+        One line for the error, which lists these columns. An empty string if there are none.
     """
     redundant = find_redundant(hessian)
     if not redundant:
@@ -331,11 +326,11 @@ def redundant_fault(names: Sequence[str], hessian: Floats) -> str:
 
 
 def endless_fault(family: Family, names: Sequence[str], beta: Floats) -> str:
-    """Explain that a fit diverges because a column separates the outcomes, or return ''.
+    """Describe a fit whose coefficients grow without end, because a column separates the outcomes.
 
-    A fit diverges if a coefficient other than the intercept is above 12 (``LARGEST``) in absolute
-    value. Such a coefficient would grow in every further step. For a linear model the result is
-    always ''.
+    A coefficient grows without end if its absolute value is above 12 (``LARGEST``). On columns of
+    deviation 1, Newton's method gets beyond it only if the outcomes are separated. The intercept is
+    not checked, and linear models are not checked.
 
     Args:
         family: the family of the model.
@@ -343,7 +338,8 @@ def endless_fault(family: Family, names: Sequence[str], beta: Floats) -> str:
         beta: the coefficients of standardised columns, (k,).
 
     Returns:
-        One line for the error, with the name of the largest coefficient.
+        One line for the error, which names the largest coefficient. An empty string if none is too
+        large.
     """
     first = int(has_intercept(family))
     sizes = np.abs(beta[first:])

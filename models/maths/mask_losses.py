@@ -28,14 +28,14 @@ class PixelLoss:
 def soft_dice_loss(logits: Tensor, masks: Tensor) -> Tensor:
     """Compute the soft Dice loss of a batch of masks, a scalar.
 
-    Dice measures the overlap of two masks; here probabilities replace predicted pixels, so the loss
-    has a gradient. For a class with probabilities p (the softmax of the logits) and true pixels t
-    (1 or 0), the loss is 1 - (2 sum p t + 1) / (sum p + sum t + 1). The sums are over all pixels of
-    all images together. The result is the mean over all classes except the background.
+    Dice measures the overlap of two masks. Here p is the softmax of the logits, and t is 1 for a
+    class's true pixels and 0 elsewhere. The loss of a class is 1 - (2 sum p t + 1) / (sum p + sum t
+    + 1), with sums over all pixels of the batch. The result is the mean over all classes but the
+    background.
 
     Args:
         logits: (batch, classes, h, w), with at least two classes.
-        masks: (batch, h, w), each pixel's class; 0 is the background.
+        masks: the class of each pixel, (batch, h, w). 0 is the background.
     """
     # A catheter covers a few per cent of the pixels, so cross-entropy alone is near its
     # minimum if all pixels are called background. Dice is summed over the batch, because for one

@@ -15,11 +15,11 @@ def predictive_entropy(probabilities: Tensor) -> Tensor:
 
 @contextmanager
 def only_dropout_active(module: nn.Module, dropout: bool = True) -> Iterator[None]:
-    """Put ``module`` in eval mode inside a ``with`` block, except for its dropout layers.
+    """Put ``module`` in eval mode inside a ``with`` block, but keep its dropout layers active.
 
-    Dropout layers stay active there, so that predictions vary. They are in eval mode too if
-    ``dropout`` is False, or if they have the attribute ``only_trains``. At the end, the modes of
-    all layers are restored.
+    Active dropout makes predictions vary. Dropout layers are switched off too if ``dropout`` is
+    False. A layer with the attribute ``only_trains`` is always off. At the end of the block, every
+    layer gets its old mode back.
     """
     # module.train() would let batch norm learn from test batches. With only module.eval(), all
     # passes would be identical, as they are in UEFL's published code
@@ -43,11 +43,12 @@ def mc_dropout_mean(
 ) -> Tensor:
     """Average predictions over ``passes`` passes with random dropout, (batch, ...) float64.
 
-    Call it inside ``only_dropout_active``, which switches dropout on, and inside
-    ``fedsilo.core.seeding.seed_generators``, which seeds the dropout masks.
+    Call it inside ``only_dropout_active``, which switches dropout on. To get repeatable dropout
+    masks, call it also inside ``fedsilo.core.seeding.seed_generators``.
 
     Args:
-        classify: maps features to the network's outputs (batch, ...), and contains all dropout.
+        classify: maps features to the network's outputs, (batch, ...). All dropout layers must be
+            in this part of the network.
         features: (batch, ...).
         passes: the number of passes, at least 1.
         predict: maps outputs to predictions (``Task.predict``), such as class probabilities.

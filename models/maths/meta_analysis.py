@@ -45,14 +45,18 @@ class CombinedEffects:
 def combine_effects(estimates: Sequence[float], errors: Sequence[float]) -> CombinedEffects:
     """Combine one coefficient's estimates from at least two hospitals, by a meta-analysis.
 
-    The fixed effect is the mean weighted by 1 / variance. The random effect also has the variance
-    between hospitals, tau², in its weights; tau² is DerSimonian and Laird's estimate, at least 0.
-    The p value of Cochran's Q comes from a chi-squared distribution. Its degrees of freedom are the
-    number of hospitals minus 1.
+    The fixed effect weights each estimate by 1 / v, where v is its variance. The random effect
+    weights it by 1 / (v + tau²). Here tau² is the variance between hospitals by DerSimonian and
+    Laird, at least 0. Cochran's Q tests whether the hospitals differ, against a chi-squared
+    distribution.
 
     Args:
         estimates: the coefficient at each hospital.
-        errors: their standard errors, above 0.
+        errors: the standard error of each estimate, above 0.
+
+    Returns:
+        The number of hospitals, the two effects with their standard errors, Q with its p value,
+        tau² and I².
     """
     values, variances = np.asarray(estimates), np.square(np.asarray(errors))
     weights = 1 / variances

@@ -16,16 +16,16 @@ _LEAST = 2  # samples in a step, because batch norm has no variance over one sam
 def check_pace(settings: CommonSettings) -> None:
     """Check the settings that decide the length of a round, and 'train.micro-batch'.
 
-    If 'train.epoch-steps' is set, a round has 'train.pace' optimiser steps. If it is 0, the round
-    is set in epochs or steps.
+    If 'train.epoch-steps' is above 0, it is the number of optimiser steps in an epoch, and a round
+    has 'train.pace' of them. If it is 0, 'train.local-epochs' or 'train.local-steps' decides.
 
     Raises:
         SettingError: in one of these cases:
 
-            - 'train.micro-batch' is 1.
-            - 'train.epoch-steps' is 0, but 'train.pace' is changed from its default.
-            - 'train.epoch-steps' is set, and 'train.local-epochs', 'train.local-steps' or
-              'train.batch-size' is changed too.
+            - 'train.micro-batch' is 1, for which batch norm has no variance.
+            - 'train.epoch-steps' is 0, but 'train.pace' is not its default.
+            - 'train.epoch-steps' is above 0, but 'train.local-epochs', 'train.local-steps' or
+              'train.batch-size' is not its default.
             - 'train.pace' does not divide 'train.epoch-steps'.
     """
     values, usual = as_mapping(settings), defaults(CommonSettings)
@@ -85,9 +85,12 @@ def batch_of(samples: int, settings: CommonSettings) -> int:
 def steps_of_round(settings: CommonSettings, samples: int) -> int:
     """Return the number of optimiser steps per round at a site with ``samples`` training samples.
 
-    If 'train.epoch-steps' is set, the number is 'train.pace'. Otherwise it is 'train.local-steps'.
-    If that is 0, it is 'train.local-epochs' times the number of batches in an epoch, of which the
-    last may be smaller than 'train.batch-size'.
+    The first of these settings that is above 0 decides:
+
+    - 'train.epoch-steps': the number is 'train.pace'.
+    - 'train.local-steps': the number is this setting.
+    - 'train.local-epochs': the number is this setting times the batches in an epoch. An incomplete
+      last batch counts.
     """
     if settings.epoch_steps:
         return settings.pace

@@ -18,7 +18,8 @@ from fedsilo.core.site_facts import FeatureStatistics, Sums
 def sums_of(rows: Tensor) -> Sums:
     """Compute each feature's count, sum and sum of squares over ``rows`` (n, features).
 
-    NaN marks a missing value, which adds 0 to all three. The result is float64, (features,) each.
+    NaN marks a missing value, which adds 0 to all three. Each of the three has the shape
+    (features,). The sums are float64.
     """
     # float64, because pooling subtracts squares that nearly cancel
     values = rows.numpy().astype(np.float64)
@@ -27,15 +28,14 @@ def sums_of(rows: Tensor) -> Sums:
 
 
 def pooled_statistics(sums: Sequence[Sums]) -> FeatureStatistics:
-    """Combine the sums of several sites into each feature's mean and deviation over all rows.
+    """Combine the sums of several sites into each feature's mean and deviation over all sites.
 
-    The variance is divided by n, not by n - 1. A constant feature gets the deviation 1, so that
-    standardising only shifts it. A feature counts as constant if its deviation is at most a
-    millionth of the root mean square of its values. A feature without any value gets mean 0 and
-    deviation 1.
+    The variance is divided by n, not by n - 1. A feature counts as constant if its deviation is at
+    most a millionth of the root mean square of its values. A constant feature gets the deviation 1,
+    so that standardising only shifts it. A feature without any value gets mean 0 and deviation 1.
 
     Args:
-        sums: the sums of each site, at least one. The order of the sites can change the last bits.
+        sums: the sums of each site, for at least one site.
     """
     count = np.sum([site.count for site in sums], axis=0, dtype=np.float64)
     total = np.sum([site.total for site in sums], axis=0, dtype=np.float64)

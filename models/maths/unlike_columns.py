@@ -86,14 +86,14 @@ class UnlikeColumn:
     def sentence(self, others: str, title: str = "") -> str:
         """Describe the difference in one line that ends by asking whether the unit differs.
 
-        An example is "column 'chol': mean 5.2 at site b, 201 at the other sites: is it in another
-        unit (cholesterol in mg/dl against mmol/l)?". Both means have three significant digits. The
-        site is left out if its name is empty.
+        An example for 'b' is "column 'chol': mean 5.2 at site b, 201 at the other sites: is it in
+        another unit (cholesterol in mg/dl against mmol/l)?". Means are rounded to three significant
+        digits. The words "at site b" are left out if ``site`` is empty.
 
         Args:
             others: the origin of the other mean, in words such as "at the other sites".
-            title: the words for the column; if empty, "column" and the column's name, shortened to
-                80 characters.
+            title: the words for the column. If empty, they are "column" and the name, of which at
+                most 80 characters are shown.
         """
         where = ""
         if self.site:
@@ -108,11 +108,11 @@ class UnlikeColumn:
         return "is it in another unit, or not measured at one of them?"
 
     def relation(self) -> str:
-        """Describe in words how the site's mean differs from the other mean, without numbers.
+        """Describe in words how the site's mean compares with the other mean, without numbers.
 
-        The words are "less than a fifth of" or "more than five times" if the absolute means differ
-        by a factor of five or more. Otherwise they are "far from". Numbers are left out because the
-        mean of a few values would reveal a count.
+        Let r be the ratio of the two absolute means. The words are "far from" if r is between 1/5
+        and 5. Otherwise they are "less than a fifth of" or "more than five times". Numbers would
+        reveal a count if a column has only few different values.
         """
         if _ratio(self.mean, self.others) < _FACTOR:
             return "far from"
@@ -124,23 +124,20 @@ class UnlikeColumn:
 def compare_sites(
     features: Sequence[str], sums: Mapping[str, Sums], floor: int
 ) -> list[UnlikeColumn]:
-    """Find the columns whose values at one site differ so much that the unit may differ.
+    """Find the columns whose values at one site are so unusual that their unit may differ.
 
-    ``_is_unlike`` decides whether a column differs between two sites, by the distance of the means,
-    the deviations and known changes of unit.
+    Each site is compared with the other site that has the median mean among all other sites. Of two
+    sites in the middle, the nearer one is taken. If only two sites have enough values, only the
+    first by name is compared. ``_is_unlike`` decides by means, deviations and known changes of
+    unit.
 
-    Each site is compared with one other site: the site with the median mean among all other sites.
-    So one odd site does not make all sites look odd. If two sites are in the middle, the site with
-    the nearer mean is taken. If only two sites have enough values, only the first by name is
-    compared, because either could be the odd site. A single site is not compared.
-
-    Levels of a category are skipped, and so are columns with only 0 and 1 at all compared sites.
+    Levels of a category are skipped. Columns of only 0 and 1 are skipped too.
 
     Args:
         features: names of the table's features.
         sums: site -> sums over its training rows, (features,) each.
-        floor: the fewest values of a column (1 if it is less). A site with fewer values is left out
-            for this column.
+        floor: the smallest number of known values in a column for which a site is compared. 0
+            counts as 1.
 
     Returns:
         The unlike columns, in the order of ``features``, then by site.
@@ -158,10 +155,11 @@ def compare_sites(
 
 
 def _compare_spreads(column: str, spreads: Mapping[str, Spread]) -> Iterator[UnlikeColumn]:
-    """Yield each site whose values in a column differ from those at the other sites.
+    """Yield each site whose values in a column are unlike those of a typical other site.
 
-    ``spreads`` is site -> spread, in the order of comparison. Of two sites only the first is
-    compared, and a single site yields nothing.
+    The typical site has the median mean among the other sites. ``_is_unlike`` compares the two. Of
+    two sites, only the first is compared. A single site is not compared. ``spreads`` is site ->
+    mean and deviation.
     """
     compared = list(spreads)
     if len(spreads) == 2:
@@ -188,25 +186,23 @@ def _median_spread(spreads: Sequence[Spread], mean: float) -> Spread:
 def compare_with(
     features: Sequence[str], own: Sums, others: FeatureStatistics, floor: int
 ) -> list[UnlikeColumn]:
-    """Find the columns whose values at a site differ from pooled or declared statistics.
+    """Find the columns whose values at a site are unlike pooled or declared statistics.
 
-    ``_is_unlike`` decides whether a column differs, by the distance of the means, the deviations
-    and known changes of unit.
-
-    Three kinds of columns are skipped:
+    ``_is_unlike`` decides by means, deviations and known changes of unit. Three kinds of columns
+    are skipped:
 
     - Levels of a category, whose names have '='.
-    - Columns with fewer known values than ``floor``, or with none.
-    - Columns of only 0 and 1 at this site, if the other mean is from 0 to 1.
+    - Columns with fewer known values than ``floor``, and columns without any.
+    - Columns of only 0 and 1 at this site, if the mean to compare with is from 0 to 1.
 
     Args:
         features: names of the table's features.
         own: sums over the site's training rows, (features,) each.
         others: the means and standard deviations to compare with, (features,) each.
-        floor: the fewest known values of a column at the site.
+        floor: the smallest number of known values in a column that is compared.
 
     Returns:
-        The unlike columns, in the order of ``features``, with an empty ``site``.
+        The unlike columns, in the order of ``features``. Their attribute ``site`` is empty.
     """
     found = []
     for place, feature in enumerate(features):
@@ -235,9 +231,9 @@ def _is_binary(sums: Sums, place: int) -> bool:
 
 
 def _spread_of(sums: Sums, place: int) -> Spread:
-    """Compute mean and standard deviation (divided by n) of the column with index ``place``.
+    """Compute the mean and the standard deviation of the column with index ``place``.
 
-    The column must have at least one value.
+    The column must have at least one value. The variance is divided by their number n.
     """
     count = float(sums.count[place])
     mean = float(sums.total[place]) / count
@@ -247,9 +243,9 @@ def _spread_of(sums: Sums, place: int) -> Spread:
 
 
 def _ratio(first: float, second: float) -> float:
-    """Divide the larger absolute value of two numbers by the smaller; the result is at least 1.
+    """Divide the larger absolute value of two numbers by the smaller, which gives at least 1.
 
-    It is 1 if both values are 0, and infinite if only one value is 0.
+    Two zeros give 1. A single zero gives infinity.
     """
     low, high = sorted((abs(first), abs(second)))
     if high == 0.0:
@@ -260,16 +256,16 @@ def _ratio(first: float, second: float) -> float:
 
 
 def _is_unlike(first: Spread, second: Spread) -> bool:
-    """Tell whether the spreads of a column at two sites differ so much that the units may differ.
+    """Tell whether a column's values at two sites differ so much that the units may differ.
 
-    There are two rules, and either one is enough. "Deviation" means the larger of the two standard
-    deviations, and ratios compare absolute values.
+    Let s be the larger standard deviation, and r the ratio of the absolute means, at least 1. The
+    result is True in three cases:
 
-    - The means differ by a factor of five or more. In addition, they are more than one deviation
-      apart, or the standard deviations differ in the same direction and by about the same factor
-      (within a factor of 2).
-    - The means differ by a smaller factor, but are more than three deviations apart, and a known
-      change of unit converts one spread to the other.
+    - r is 5 or more, and the means are more than s apart.
+    - r is 5 or more, and the larger mean has the larger deviation. The ratio of the deviations
+      equals r within a factor of 2.
+    - r is below 5, the means are more than 3 s apart, and a known change of unit explains the
+      difference (``_explain``).
     """
     means = _ratio(first.mean, second.mean)
     apart = abs(first.mean - second.mean)
@@ -282,11 +278,11 @@ def _is_unlike(first: Spread, second: Spread) -> bool:
 
 
 def _explain(first: Spread, second: Spread) -> str:
-    """Name the known change of unit that best fits two spreads, or return an empty string.
+    """Name the known change of unit that best explains two spreads, or return an empty string.
 
-    The change must convert the smaller mean to the larger mean within a factor of 1.2, and the
-    deviation within a factor of 2. It does not fit if the smaller mean, before or after conversion,
-    is 0 or below.
+    A spread is a mean and a deviation. The change converts the spread with the smaller mean. The
+    converted mean must match the larger mean within a factor of 1.2, and the deviations must match
+    within 2. The best match of means wins. Means of 0 or below never match.
     """
     small, large = sorted((first, second), key=lambda spread: spread.mean)
     best, words = _SAME_MEAN, ""

@@ -18,11 +18,13 @@ from torch import Tensor
 
 
 def rows_needed(coverage: float) -> int:
-    """Return the fewest calibration samples with which the conformal threshold is finite.
+    """Return the smallest number of calibration samples that gives a finite conformal threshold.
 
-    With fewer samples, each prediction set would have to contain all classes. ``coverage``, above 0
-    and below 1, is the wanted share of prediction sets that contain the true class. For a coverage
-    of 0.9 the result is 9.
+    With fewer samples, each prediction set would have to contain all classes.
+
+    Args:
+        coverage: the wanted share of prediction sets that contain the true class, above 0 and below
+            1. For 0.9 the result is 9.
     """
     # The smallest n with ceil((n + 1) coverage) <= n; see ``_rank`` for the tolerance
     return math.ceil(coverage / (1 - coverage) - 1e-9)
@@ -37,11 +39,11 @@ def conformity_scores(probabilities: Tensor, labels: Tensor) -> Tensor:
 
 
 def threshold(scores: Tensor, coverage: float) -> float:
-    """Return the conformal threshold: the ceil((n + 1) coverage)-th smallest of n scores.
+    """Return the conformal threshold of n scores, which decides the classes of a prediction set.
 
-    The prediction set of a new sample contains each class whose score, 1 minus its probability, is
-    at most the threshold. With fewer than ``rows_needed`` scores the threshold is infinite, so that
-    the set contains all classes.
+    The threshold is the k-th smallest score, with k = ceil((n + 1) coverage). The prediction set of
+    a new sample contains each class whose score, 1 minus its probability, is at most the threshold.
+    If k is more than n, the threshold is infinite, so the set contains all classes.
 
     Args:
         scores: the score of each calibration sample's true class, (n,), ascending.
@@ -57,13 +59,13 @@ def threshold(scores: Tensor, coverage: float) -> float:
 def coverage_range(rows: int, coverage: float) -> tuple[float, float]:
     """Return the range in which the real coverage of prediction sets lies with probability 90 %.
 
-    The real coverage depends on the calibration samples that happen to be drawn. Without ties it
-    follows a Beta(k, n + 1 - k) distribution with k = ceil((n + 1) coverage) (Vovk 2012). The
-    results are its 5 % and 95 % quantiles.
+    The real coverage depends on the drawn calibration samples. If no scores are equal, it has the
+    Beta distribution (k, n + 1 - k) with k = ceil((n + 1) coverage) (Vovk 2012). The range runs
+    from the 5 % to the 95 % quantile of this distribution.
 
     Args:
-        rows: n, the number of calibration samples. Below ``rows_needed(coverage)``, both results
-            are NaN.
+        rows: n, the number of calibration samples. Below ``rows_needed(coverage)``, both ends are
+            NaN.
         coverage: the wanted share of prediction sets that contain the true class.
     """
     from scipy.stats import beta
@@ -92,11 +94,17 @@ _SMALLEST = 1e-12  # least probability, as in the reported losses
 
 
 def apply_temperature(probabilities: Tensor, temperature: float) -> Tensor:
-    """Rescale class probabilities (n, classes) by a temperature above 0; the result is float64.
+    """Rescale class probabilities by a temperature, to make them more certain or less.
 
-    The logarithms of the probabilities are divided by the temperature, and a softmax follows. A
-    temperature above 1 makes probabilities less certain, below 1 more certain. Probabilities below
-    1e-12 count as 1e-12.
+    The logarithms of the probabilities are divided by the temperature, and a softmax follows.
+    Temperatures above 1 make probabilities less certain. Probabilities below 1e-12 count as 1e-12.
+
+    Args:
+        probabilities: (n, classes).
+        temperature: the temperature, above 0.
+
+    Returns:
+        The rescaled probabilities, (n, classes) float64.
     """
     logits = probabilities.double().clamp_min(_SMALLEST).log() / temperature
     return torch.softmax(logits, dim=1)
@@ -125,10 +133,13 @@ def fit_temperature(probabilities: Tensor, labels: Tensor) -> float:
 
 
 def mean_loss(probabilities: Tensor, labels: Tensor) -> float:
-    """Compute the mean negative log-likelihood of the labels (n,), in nats.
+    """Compute the mean negative log-likelihood of true classes, in nats.
 
-    ``probabilities`` are (n, classes); a probability below 1e-12 counts as 1e-12. Without samples
-    the result is NaN.
+    A probability below 1e-12 counts as 1e-12. Without samples the result is NaN.
+
+    Args:
+        probabilities: class probabilities, (n, classes).
+        labels: the true classes, (n,) int64.
     """
     right = probabilities.gather(1, labels[:, None]).clamp_min(_SMALLEST)
     return float(-right.log().mean())

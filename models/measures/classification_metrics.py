@@ -13,17 +13,18 @@ CALIBRATION_BINS = 15
 
 
 def bin_counts(values: Tensor, right: Tensor, bins: int) -> dict[str, float]:
-    """Count samples and right predictions in ``bins`` equal ranges of certainty from 0 to 1.
+    """Count samples and right predictions in equal ranges, or bins, of certainty from 0 to 1.
 
     Args:
-        values: the certainty of each sample, (n,). A value on an edge falls in the upper bin, and 1
-            in the last bin.
+        values: the certainty of each sample, (n,). A value on an edge falls in the upper bin. The
+            value 1 falls in the last bin.
         right: whether each prediction is right, (n,) bool.
         bins: the number of bins.
 
     Returns:
-        For each bin, numbered from 0: ``<bin>.count``, ``<bin>.right`` (the number of right
-        predictions) and ``<bin>.mean`` (the mean certainty). The mean of an empty bin is 0.
+        Three numbers for each bin, numbered from 0 for the least certainty: ``<bin>.count``
+        samples, ``<bin>.right`` right predictions and the mean certainty ``<bin>.mean``. The mean
+        of an empty bin is 0.
     """
     # A value of exactly 1 would be in a bin of its own; the clamp puts it into the last one
     places = (values * bins).long().clamp(0, bins - 1)
@@ -42,14 +43,14 @@ def bin_counts(values: Tensor, right: Tensor, bins: int) -> dict[str, float]:
 def calibration_error(probabilities: Tensor, labels: Tensor, bins: int) -> float:
     """Compute the expected calibration error of class probabilities, 0 to 1.
 
-    The samples are put into bins by their largest probability. In each bin, the gap is the absolute
-    difference between the accuracy and the mean largest probability. The error is the mean gap,
-    weighted by the samples in the bins.
+    The confidence of a sample is its largest probability. Samples are put into bins of confidence.
+    The gap of a bin is the absolute difference between accuracy and mean confidence. The error is
+    the mean gap, weighted by the number of samples in each bin.
 
     Args:
         probabilities: (n, classes), rows summing to 1.
-        labels: (n,) int64.
-        bins: the number of bins of equal width. A probability of exactly 1 falls in an extra bin.
+        labels: the true classes, (n,) int64.
+        bins: the number of bins of equal width. Confidences of exactly 1 have one more bin.
     """
     confidence, predicted = probabilities.max(dim=1)
     confidence, right = confidence.float(), (predicted == labels).float()
@@ -66,14 +67,14 @@ def calibration_error(probabilities: Tensor, labels: Tensor, bins: int) -> float
 
 
 def roc_auc(scores: Tensor, positive: Tensor) -> Tensor:
-    """Compute the area under the ROC curve by the trapezoidal rule, a scalar in 0..1.
+    """Compute the area under the ROC curve by the trapezoidal rule, a scalar from 0 to 1.
 
-    Samples with equal scores share one threshold. So a pair of a positive and a negative sample
-    with equal scores counts as half right.
+    Samples with equal scores share one threshold. As a consequence, a positive and a negative
+    sample with equal scores count as a pair that is half right.
 
     Args:
         scores: (n,), larger for samples that are more likely positive.
-        positive: (n,) bool; both values must occur.
+        positive: whether each sample is positive, (n,) bool. Both values must occur.
     """
     # The 0 in front is the point of a threshold above all scores, where the curve begins
     false, true = _count_positives(scores, positive)
@@ -86,8 +87,8 @@ def average_precision(scores: Tensor, positive: Tensor) -> float:
     The result is from 0 to 1.
 
     Args:
-        scores: (n,), larger for samples that are more likely positive. Equal scores are one step.
-        positive: (n,) bool; True must occur.
+        scores: (n,), larger for samples that are more likely positive. Equal scores form one step.
+        positive: whether each sample is positive, (n,) bool. True must occur.
     """
     false, true = _count_positives(scores, positive)
     # Flipped, so that recall falls from 1. The 0 at its end is a threshold above all scores, so
@@ -114,20 +115,19 @@ def _count_positives(scores: Tensor, positive: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def classification_metrics(probabilities: Tensor, labels: Tensor) -> dict[str, float]:
-    """Compute every classification metric that these labels define: metric -> value.
+    """Compute classification metrics by name, without those that the labels do not define.
 
-    - ``calibration-error``: the expected calibration error over ``CALIBRATION_BINS`` bins of the
-      largest probability (Guo et al. 2017).
-    - ``balanced-accuracy``: the mean recall over the classes that occur. At least two must occur,
-      because with one class it would equal the accuracy.
-    - ``auc``: with two classes the AUC of the second class, otherwise the mean AUC of each class
+    - ``calibration-error``: the expected calibration error over 15 bins of the largest probability
+      (Guo et al. 2017). It is always defined.
+    - ``balanced-accuracy``: the mean recall over the classes that occur, at least two.
+    - ``auc``: with two classes the AUC of the second one, and otherwise the mean AUC of each class
       against the rest. All classes must occur.
-    - ``average-precision``: the area under the precision-recall curve of the second class, only for
-      two classes that both occur.
+    - ``average-precision``: the area under the precision-recall curve of the second of two classes.
+      Both must occur.
 
     Args:
         probabilities: (n, classes), rows summing to 1.
-        labels: (n,) int64.
+        labels: the true classes, (n,) int64.
     """
     classes = probabilities.shape[1]
     predicted = probabilities.argmax(dim=1)

@@ -10,7 +10,7 @@ def net_benefit(true: int, false: int, samples: int, threshold: float) -> float:
         true: TP, patients with the condition whose probability is at least the threshold.
         false: FP, patients without the condition whose probability is at least the threshold.
         samples: n, the number of all patients, at least 1.
-        threshold: p, above 0 and below 1. Acting at p means that a missed case is (1 - p) / p times
-            as bad as a false alarm.
+        threshold: p, above 0 and below 1. Choosing p means that a missed case counts as (1 - p) / p
+            times as bad as a false alarm.
     """
     return true / samples - false / samples * threshold / (1 - threshold)

@@ -12,15 +12,16 @@ from fedsilo.models.measures.classification_metrics import average_precision, ro
 def mean_over_findings(probabilities: Tensor, present: Tensor) -> dict[str, float]:
     """Average the AUC and the average precision over the findings.
 
-    A finding is a label that each sample has or lacks. It counts only if some samples have it and
-    others lack it, because both metrics are undefined otherwise.
+    A finding is a label that each sample has or lacks. The mean leaves out findings that all
+    samples have and findings that no sample has, because both metrics are undefined for them.
 
     Args:
         probabilities: the probability of each finding, (n, findings).
-        present: whether a sample has each finding, (n, findings) bool.
+        present: True where a sample has a finding, (n, findings) bool.
 
     Returns:
-        The two means under the names ``auc`` and ``average-precision``; empty if no finding counts.
+        The two means under the names ``auc`` and ``average-precision``. The result is empty if all
+        findings are left out.
     """
     areas, precisions = [], []
     for place in range(present.shape[1]):
@@ -37,16 +38,19 @@ def mean_over_findings(probabilities: Tensor, present: Tensor) -> dict[str, floa
 
 
 def finding_counts(probabilities: Tensor, present: Tensor, minimum: int) -> dict[str, float]:
-    """Compute the number of samples with each finding, and the finding's AUC, as metrics by name.
+    """Compute the number of samples with each finding and the finding's AUC.
 
-    A finding is a label that each sample has or lacks. Findings are numbered from 0. The metrics of
-    finding k are ``finding.<k>.count`` and ``finding.<k>.auc``.
+    A finding is a label that each sample has or lacks. Small counts could reveal patients, so the
+    finding is left out if too few samples have it or too few lack it.
 
     Args:
         probabilities: the probability of each finding, (n, findings).
-        present: whether a sample has each finding, (n, findings) bool.
-        minimum: the fewest samples that must have a finding, and the fewest that must lack it (1 if
-            it is less). Any other finding is left out.
+        present: True where a sample has a finding, (n, findings) bool.
+        minimum: the smallest number of samples that must have a finding. As many must lack it. 0
+            counts as 1.
+
+    Returns:
+        ``finding.<k>.count`` and ``finding.<k>.auc`` for finding k, numbered from 0.
     """
     found = {}
     for place in range(present.shape[1]):
@@ -73,8 +77,12 @@ class FindingOutcome:
 def finding_outcomes(metrics: Mapping[str, float], names: list[str]) -> list[FindingOutcome]:
     """Read each finding's number of samples and AUC from a site's final test metrics.
 
-    ``metrics`` has the names of ``finding_counts``. A finding whose metrics are missing has None
-    for both. The result is in the order of ``names``, the names of the findings.
+    Finding k, numbered from 0, has the metrics ``finding.<k>.count`` and ``finding.<k>.auc``. Where
+    a metric is missing, the result has None.
+
+    Args:
+        metrics: metric -> value.
+        names: the names of the findings, whose order the result keeps.
     """
     outcomes = []
     for place, name in enumerate(names):

@@ -21,7 +21,7 @@ class Interval:
 
 
 def wilson(successes: int, samples: int) -> Interval:
-    """Compute Wilson's 95 % confidence interval (1927) for ``successes`` out of ``samples``.
+    """Compute Wilson's 95 % confidence interval for the share ``successes`` / ``samples``.
 
     There must be at least one sample.
     """
@@ -45,10 +45,10 @@ def of_share(successes: int, samples: int) -> Estimate:
 
 
 def of_auc(auc: float, positives: int, negatives: int) -> Interval | None:
-    """Compute the 95 % confidence interval of an AUC; None for an AUC of 0 or 1.
+    """Compute the 95 % confidence interval of an AUC, or return None if the AUC is 0 or 1.
 
-    The standard error is Hanley and McNeil's (Radiology 143:29, 1982) in Newcombe's form
-    (Statistics in Medicine 25:559, 2006), which stays the same if the classes are swapped:
+    The standard error is Hanley and McNeil's (1982) in Newcombe's form (2006), which stays the same
+    if the classes are swapped:
 
         SE² = A(1-A) (1 + N (1-A)/(2-A) + N A/(1+A)) / (n₁n₀), with N = (n₁+n₀)/2 - 1
 
@@ -62,6 +62,7 @@ def of_auc(auc: float, positives: int, negatives: int) -> Interval | None:
     if not _TINY < auc < 1 - _TINY:
         # All pairs are in the same order, so the standard error would be 0
         return None
+    # Radiology 143:29 and Statistics in Medicine 25:559
     each = (positives + negatives) / 2 - 1
     spread = auc * (1 - auc) * (1 + each * ((1 - auc) / (2 - auc) + auc / (1 + auc)))
     error = math.sqrt(spread / (positives * negatives))

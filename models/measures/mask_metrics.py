@@ -28,15 +28,15 @@ class _ClassMetrics:
 
 
 def overall_metrics(predicted: Tensor, masks: Tensor, classes: int) -> dict[str, float]:
-    """Average the metrics of predicted masks over the classes, metric -> value.
+    """Average four metrics of predicted masks over the classes, except the background.
 
-    - ``dice``: 2 |P and T| / (|P| + |T|) of the predicted pixels P and the true pixels T, 0 to 1.
-    - ``iou``: |P and T| / |P or T|, 0 to 1.
+    - ``dice``: twice the common pixels, divided by the predicted pixels plus the true pixels.
+    - ``iou``: the common pixels, divided by the pixels in at least one of the masks.
     - ``surface-distance``: the average distance between the outlines, in pixels.
-    - ``hausdorff-95``: the 95 % Hausdorff distance between the outlines, in pixels.
+    - ``hausdorff-95``: the 95th percentile of the distances between the outlines, in pixels.
 
-    Only classes that occur in a predicted or a true mask are averaged, without the background. If
-    there is no such class, the result is empty.
+    A class's metrics are means over the images in which either mask has the class. Classes without
+    such images are left out. If no class remains, the result is empty.
 
     Args:
         predicted: each pixel's predicted class, (n, h, w).
@@ -55,17 +55,17 @@ def overall_metrics(predicted: Tensor, masks: Tensor, classes: int) -> dict[str,
 def class_metrics(
     predicted: Tensor, masks: Tensor, classes: int, minimum: int = 1
 ) -> dict[str, float]:
-    """Compute the metrics of ``overall_metrics`` for each class: ``class.<c>.<metric>`` -> value.
+    """Compute four metrics of predicted masks for each class, by name ``class.<c>.<metric>``.
 
-    Class 0, the background, has no metrics, so c begins at 1. Each metric is averaged over the
-    images in which the predicted or the true mask has the class. If there are fewer than
-    ``minimum`` such images, or none, the class is left out.
+    The metrics are ``dice``, ``iou``, ``surface-distance`` and ``hausdorff-95``
+    (``overall_metrics``). Each is averaged over the images in which the predicted or the true mask
+    has the class. Class 0, the background, is left out.
 
     Args:
         predicted: each pixel's predicted class, (n, h, w).
         masks: each pixel's true class, (n, h, w).
         classes: the number of classes, with the background.
-        minimum: the fewest images of a class.
+        minimum: the smallest number of such images. A class with fewer is left out.
     """
     metrics = {}
     for number, measured in _by_class(predicted, masks, classes).items():
@@ -77,15 +77,17 @@ def class_metrics(
 
 
 def _by_class(predicted: Tensor, masks: Tensor, classes: int) -> dict[int, _ClassMetrics]:
-    """Compute the metrics of each class that occurs in any mask: class -> metrics.
+    """Measure each class that occurs in a predicted or a true mask, except the background.
 
-    Predicted and true masks both count, and the background is left out. ``_measure_class`` averages
-    the metrics over the images in which the class occurs.
+    Each metric is averaged over the images in which either mask has the class.
 
     Args:
         predicted: each pixel's predicted class, (n, h, w).
         masks: each pixel's true class, (n, h, w).
         classes: the number of classes, with the background.
+
+    Returns:
+        Class -> the mean metrics and the number of averaged images.
     """
     found = {}
     for number in range(1, classes):
@@ -98,16 +100,16 @@ def _by_class(predicted: Tensor, masks: Tensor, classes: int) -> dict[int, _Clas
 def _measure_class(found: Tensor, truth: Tensor) -> _ClassMetrics | None:
     """Average the metrics of one class over the images in which either mask has the class.
 
-    For each image, Dice, IoU and the two distances between the outlines (``surface_distances``) are
-    computed. If only one of the image's masks has the class, Dice and IoU are 0, and both distances
-    are the image's diagonal. Images in which neither mask has the class are left out.
+    The metrics are Dice, IoU, and the average and the 95 % Hausdorff distance between the outlines
+    (``surface_distances``). If only one of an image's masks has the class, Dice and IoU are 0. The
+    two distances are then the length of the image's diagonal.
 
     Args:
         found: the pixels that are predicted as the class, (n, h, w) bool.
         truth: the pixels that have the class, (n, h, w) bool.
 
     Returns:
-        The averages and the number of images behind them; None if no image has the class.
+        The averages and the number of averaged images. None if no image has the class.
     """
     dice = image_dice(overlaps(found, truth))
     dice = dice[~dice.isnan()]
@@ -130,9 +132,10 @@ def _measure_class(found: Tensor, truth: Tensor) -> _ClassMetrics | None:
 
 
 def image_scores(predicted: Tensor, masks: Tensor, classes: int) -> Tensor:
-    """Compute each image's Dice, averaged over the classes that either mask has, (n,) float64.
+    """Compute each image's Dice score, averaged over its classes, (n,) float64.
 
-    The background does not count. The score is NaN for an image in which both masks are empty.
+    Only classes in the predicted or the true mask of the image count, without the background. The
+    score is NaN if both masks contain only background.
 
     Args:
         predicted: each pixel's predicted class, (n, h, w).

@@ -44,12 +44,12 @@ class Seen:
     few: bool
 
     def beyond(self, values: Floats) -> Floats:
-        """Score new values (k,) of a feature: 0 if familiar, else 1 plus the gap to training.
+        """Score new values (k,) of a feature: 0 if familiar, or 1 plus the gap to training.
 
-        If the feature took few values in training (``few``), a value is familiar if it equals one
-        of them. Otherwise it is familiar if it lies between the lowest and the highest. The gap is
-        the distance to the nearest of ``values``. A gap within the rounding of float32 counts as 0.
-        All scores are 1 if every training sample lacks the feature.
+        The gap is the distance to the nearest number in the attribute ``values``. If the attribute
+        ``few`` is True, a value is familiar if it equals one of these numbers. Otherwise it is
+        familiar if it lies between the lowest and the highest of them. Differences within float32
+        rounding are ignored. If no training sample has the feature, all scores are 1.
         """
         if not len(self.values):
             # The feature was missing in every training sample, so any value is new
@@ -110,15 +110,14 @@ class Familiar:
     def novelty(self, samples: Floats, missing: Booleans) -> Novelty:
         """Score how far samples are from the training samples, in three parts.
 
-        In each part a score of about 1 is at the edge of the training samples:
-
         - ``values`` (k, f): the score of each single value, by ``Seen.beyond``. An imputed value
-          has 0. All are 0 if ``seen`` is empty, as for features of a network.
-        - ``distance`` (k,): the sample's Mahalanobis distance to the nearest group mean, divided by
-          ``reach``. 99 % of the training samples are within ``reach``.
-        - ``missing`` (k,): the surprise of the sample's missing values, divided by ``lacking``. The
-          surprise is the sum of -ln(rate) over them, and 99 % of the training samples do not exceed
-          ``lacking``.
+          scores 0. For features of a network all values score 0.
+        - ``distance`` (k,): the Mahalanobis distance to the nearest group mean, divided by
+          ``reach``.
+        - ``missing`` (k,): the sum of -ln(rate) over the sample's missing features, divided by
+          ``lacking``. A feature's rate is the share of training samples that lack it.
+
+        With these divisors, 99 % of the training samples score at most 1 in the last two parts.
 
         Args:
             samples: (k, f), standardised and imputed as in training.
@@ -138,19 +137,18 @@ def estimate_region(
 
     The region has these parts:
 
-    - The mean of each group, and the inverse of a covariance that all groups share (Ledoit and
-      Wolf's estimate).
+    - The mean of each group, and one inverse covariance for all groups (Ledoit and Wolf).
     - The 99 % quantile of the training samples' Mahalanobis distances to their nearest mean.
-    - The rate at which each feature is missing, counted with one additional sample that has the
-      value and one that lacks it. So no rate is 0.
-    - The 99 % quantile of the training samples' surprise, but at least ln 20. A sample's surprise
+    - The rate at which each feature is missing. One sample with the value and one without it are
+      added, so that no rate is 0.
+    - The 99 % quantile of the training samples' surprise, at least ln 20. The surprise of a sample
       is the sum of -ln(rate) over its missing features.
-    - Only if ``groups`` is None: the values that each feature takes in training (``Seen``).
+    - The values that each feature takes in training, only if ``groups`` is None.
 
     Args:
-        samples: the training samples, (n, f): standardised and imputed rows of a table, or a
-            network's features.
-        missing: which values are imputed, (n, f) bool.
+        samples: the training samples, (n, f). They are standardised and imputed rows of a table, or
+            a network's features.
+        missing: True where a value was imputed, (n, f) bool.
         groups: the group of each sample, such as its class, (n,). None, for rows of a table, puts
             all samples in one group.
     """
@@ -181,15 +179,16 @@ def estimate_region(
 def limit_of(scores: Floats, share: float) -> float:
     """Choose the score above which a sample counts as unusual, from scores of familiar samples.
 
-    The limit is the smallest of the n scores that meets this condition: with probability 0.9, at
-    most ``share`` of all similar samples exceed it. The share beyond the k-th smallest score
-    follows a Beta(n + 1 - k, k) distribution (Vovk 2012).
+    The first rule that applies decides:
 
-    If no score meets the condition, the limit is the largest score, which a share of 1 / (n + 1)
-    exceeds on average. If 1 / (n + 1) is more than ``share``, the limit is infinite.
+    - If ``share`` is below 1 / (n + 1), the limit is infinite.
+    - The limit is the smallest score that, with probability 0.9, at most ``share`` of all familiar
+      samples exceed. The share beyond the k-th smallest score follows Beta(n + 1 - k, k) (Vovk
+      2012).
+    - If no score meets this condition, the limit is the largest score.
 
     Args:
-        scores: scores of held-out samples, (n,). Without scores the limit is infinite.
+        scores: scores of n held-out samples, (n,). Without scores the limit is infinite.
         share: the accepted share of false alarms, above 0 and below 1.
     """
     from scipy.stats import beta
@@ -207,10 +206,10 @@ def limit_of(scores: Floats, share: float) -> float:
 
 
 def _find_seen_values(values: Floats, missing: Booleans) -> Seen:
-    """Summarise the values that one feature takes in training, leaving out imputed values.
+    """Summarise the values that one feature takes in training, without imputed values.
 
     The summary lists all distinct values if there are at most 10, and otherwise only the lowest and
-    the highest.
+    the highest. If all values are imputed, the list is empty.
 
     Args:
         values: the feature's value in each training sample, (n,).
@@ -223,7 +222,7 @@ def _find_seen_values(values: Floats, missing: Booleans) -> Seen:
 
 
 def _distance(samples: Floats, means: Floats, precision: Floats) -> Floats:
-    """Compute the Mahalanobis distance of samples (k, f) to the nearest mean, (k,)."""
+    """Compute the Mahalanobis distance of samples (k, f) to the nearest of the means (m, f)."""
     apart = samples[:, None] - means  # (k, m, f)
     squares = np.einsum("kmi,ij,kmj->km", apart, precision, apart)
     # Rounding can make the square of a tiny distance negative

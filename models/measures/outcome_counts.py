@@ -17,22 +17,21 @@ from fedsilo.models.measures.intervals import Estimate, of_share
 
 
 def outcome_counts(probabilities: Tensor, labels: Tensor, minimum: int) -> dict[str, float]:
-    """Count right and wrong predictions by class and by certainty, as metrics by name.
+    """Count right and wrong predictions by class and by certainty.
 
-    - ``class.<c>.right``: the samples of class c that are classified as c.
-    - ``class.<c>.false``: the samples of other classes that are classified as c.
+    - ``class.<c>.right``: the number of samples of class c that are classified as c.
+    - ``class.<c>.false``: the number of samples of other classes that are classified as c.
     - ``class.<c>.auc``: the AUC of c against the rest.
-    - ``confidence.<bin>.<part>``: samples in ten equal bins of the largest probability. The parts
-      are ``count``, ``right`` and ``mean`` (``bin_counts``).
-    - ``uncertainty.<bin>.<part>``: the same in ten bins of the entropy divided by ln K, for K
-      classes.
+    - ``confidence.<bin>.<part>``: ten equal bins of the largest probability. The parts are the
+      number of samples ``count``, of right predictions ``right``, and the mean ``mean``.
+    - ``uncertainty.<bin>.<part>``: the same parts in ten bins of the entropy, scaled to 0..1.
 
     Args:
         probabilities: (n, classes), rows summing to 1.
-        labels: (n,) int64.
-        minimum: the smallest number of samples. With fewer samples in all, the result is empty.
-            ``right`` needs this many samples of class c, ``false`` this many of other classes, and
-            ``auc`` both. Otherwise it is left out. Single bins may be smaller.
+        labels: the true classes, (n,) int64.
+        minimum: the smallest number of samples. With fewer in total, the result is empty. ``right``
+            needs as many of class c, ``false`` as many of other classes, and ``auc`` both. Bins
+            have no minimum.
     """
     if len(labels) < minimum:
         return {}
@@ -49,10 +48,13 @@ def outcome_counts(probabilities: Tensor, labels: Tensor, minimum: int) -> dict[
 def _by_class(
     probabilities: Tensor, predicted: Tensor, labels: Tensor, minimum: int
 ) -> dict[str, float]:
-    """Compute ``right``, ``false`` and ``auc`` of each class, with names such as ``class.0.right``.
+    """Count right and wrong predictions of each class c, and compute its AUC.
 
-    A value is left out if fewer than ``minimum`` samples are behind it: samples of the class for
-    ``right``, other samples for ``false``, and both for ``auc``.
+    - ``class.<c>.right``: samples of c that are classified as c.
+    - ``class.<c>.false``: other samples that are classified as c.
+    - ``class.<c>.auc``: the AUC of c against the rest.
+
+    ``right`` needs ``minimum`` samples of c, ``false`` as many other samples, and ``auc`` both.
     """
     counts = {}
     for label in range(probabilities.shape[1]):
@@ -89,9 +91,10 @@ class Bin:
         return of_share(self.right, self.count)
 
     def with_(self, other: "Bin") -> "Bin":
-        """Return this bin merged with another; the mean is weighted by the counts.
+        """Return this bin merged with another.
 
-        At least one of the two bins must contain a sample.
+        The counts are added, and the mean is weighted by them. At least one of the two bins must
+        contain a sample.
         """
         count = self.count + other.count
         mean = (self.count * self.mean + other.count * other.mean) / count
@@ -101,12 +104,14 @@ class Bin:
 def bins(metrics: Iterable[Mapping[str, float]], family: str) -> list[Bin]:
     """Add up each certainty bin over all sites, and return the bins with samples, lowest first.
 
-    A bin counts the predictions, and the right ones, in one of ten ranges of certainty. A hospital
-    may add noise to its counts, so the right predictions of a bin are limited to its count. The
-    mean of a bin is weighted by the counts.
+    Each site reports, for ten ranges of certainty, the number of predictions, the number of right
+    ones and the mean certainty. A bin's mean is weighted by the counts. Noise at a site may make
+    right predictions outnumber all predictions. The sum of right predictions is then lowered to
+    that of all predictions.
 
     Args:
-        metrics: metric -> value, for each site.
+        metrics: metric -> value, for each site. The names are ``<family>.<bin>.count``, ``.right``
+            and ``.mean``.
         family: the kind of certainty, one of ``BIN_FAMILIES``, such as ``confidence``.
     """
     total: dict[int, tuple[int, int, float]] = {}
@@ -123,9 +128,9 @@ def bins(metrics: Iterable[Mapping[str, float]], family: str) -> list[Bin]:
 def merge_bins(ordered: Sequence[Bin], floor: int) -> list[Bin]:
     """Merge neighbouring bins until each has at least ``floor`` samples.
 
-    ``ordered`` are bins from low to high certainty. A bin that is too small joins the next bin; a
-    last bin that is too small joins the bin before it. A ``floor`` of 0 counts as 1. The result is
-    empty if all bins together have fewer than ``floor`` samples.
+    ``ordered`` are bins from low to high certainty. A bin that is too small is merged with the next
+    bins until the sum is large enough. A remainder at the end is merged with the bin before it. The
+    result is empty if all bins together have fewer than ``floor`` samples.
     """
     kept: list[Bin] = []
     waiting = Bin(0, 0, 0.0)

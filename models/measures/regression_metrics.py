@@ -58,9 +58,10 @@ class OutcomeBin:
 
 
 def pool_outcome_bins(metrics: Iterable[Mapping[str, float]]) -> list[OutcomeBin]:
-    """Pool the bins of several sites, weighted by their samples; lowest predictions first.
+    """Pool the bins that ``outcome_bins`` made at several sites, lowest predictions first.
 
-    A bin that no site has is left out. ``metrics`` has metric -> value for each site.
+    Counts are added. Mean predictions and mean outcomes are weighted by the counts. Bins that no
+    site has are left out. ``metrics`` has metric -> value for each site.
     """
     pooled: dict[int, list[float]] = {}
     for by_name in metrics:

@@ -26,15 +26,18 @@ def image_dice(counts: Tensor) -> Tensor:
 
 
 def segmentation_metrics(predicted: Tensor, masks: Tensor) -> dict[str, float]:
-    """Compute metrics of predicted binary masks (n, h, w), by name; leave out undefined ones.
+    """Compute the metrics of predicted binary masks (n, h, w) by name, without undefined ones.
 
-    P and T are the predicted and the true pixels of the object to find, such as a catheter.
+    Pixels of the object to find, such as a catheter, are not 0.
 
-    - ``dice``: 2 |P and T| / (|P| + |T|), averaged over the images where P or T is not empty.
-    - ``jaccard``: |P and T| / |P or T|, averaged over the same images.
-    - ``dice-pooled``: the Dice score over all pixels of all images.
-    - ``miou``: the mean of the pooled Jaccard scores of background and object. An undefined score
-      is left out of the mean.
+    - ``dice``: twice the common pixels, divided by the predicted plus the true pixels. It is
+      averaged over the images in which either mask has the object.
+    - ``jaccard``: the common pixels, divided by the pixels in either mask, averaged in the same
+      way.
+    - ``dice-pooled``: the Dice score over all pixels of all images together.
+    - ``miou``: the mean of the object's and the background's Jaccard scores over all pixels.
+
+    A metric is undefined if its divisor is 0.
     """
     counts = overlaps(predicted, masks)
     dice = image_dice(counts)

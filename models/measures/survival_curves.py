@@ -36,22 +36,22 @@ class CurvePoint:
 
 
 def published_curve(times: Floats, events: Floats, minimum: int) -> dict[str, float]:
-    """Select the points of a site's Kaplan-Meier curve that may leave the site, as metrics by name.
+    """Select the points of a site's Kaplan-Meier curve that may leave the site.
 
     The candidates are round times up to the longest follow-up (``round_times``). A time becomes a
-    point if at least ``minimum`` patients had the event since the last point and at least
-    ``minimum`` are followed beyond it. If a time is skipped, its events count for the next point.
+    point if at least ``minimum`` patients had the event since the last point. As many patients must
+    be followed beyond the time. The events of a skipped time count for the next point.
 
     Args:
         times: the time to the event or to censoring, (n,).
         events: 1 for an event, 0 if censored, (n,).
-        minimum: the fewest patients for both conditions. If it is 0, each point still needs an
-            event since the last point.
+        minimum: the smallest number of patients in both rules. With 0, each point still needs one
+            event.
 
     Returns:
         ``survival.<number>.<part>`` for each point, numbered from 0 in rising order. The parts are
-        those of ``CurvePoint``: the time, the share without the event, the ends of its 95 %
-        interval, and the number still followed. Empty if no time becomes a point.
+        ``time``, ``share`` (without the event), ``low`` and ``high`` (its 95 % interval), and
+        ``followed`` (patients beyond the time). Empty if no time becomes a point.
     """
     curve = kaplan_meier(times, events)
     if not len(curve.times):
@@ -75,9 +75,10 @@ def published_curve(times: Floats, events: Floats, minimum: int) -> dict[str, fl
 
 
 def read_curve(values: Mapping[str, float]) -> list[CurvePoint]:
-    """Read the points that ``published_curve`` made, in rising order; [] if there are none.
+    """Read the points of a survival curve from the metrics of ``published_curve``, in rising order.
 
-    Reading stops at the first point that lacks a part.
+    Reading stops at the first point that lacks one of its metrics. Without points the list is
+    empty.
     """
     points: list[CurvePoint] = []
     while f"{SURVIVAL_CURVE}.{len(points)}.time" in values:
@@ -90,11 +91,11 @@ def read_curve(values: Mapping[str, float]) -> list[CurvePoint]:
 
 
 def round_times(longest: float, most: int) -> Floats:
-    """Return rising round times up to ``longest``, at most ``most`` of them.
+    """Return the round times from 0 to ``longest``, without 0, for the points of a curve.
 
-    The times are the multiples of a step, which is 1, 2 or 5 times a power of ten. It is the
-    smallest such step with which ``most`` times reach ``longest``. The result is empty if
-    ``longest`` is 0.
+    The times are the multiples of a step: 1, 2 or 5 times a power of ten. The step is the smallest
+    for which no more than ``most`` times are needed to reach ``longest``. If ``longest`` is 0, the
+    result is empty.
     """
     if longest <= 0:
         return np.zeros(0)

@@ -70,9 +70,9 @@ class SurvivalCurve:
 def kaplan_meier(times: Floats, events: Floats) -> SurvivalCurve:
     """Estimate the share of patients without the event over time (Kaplan and Meier 1958).
 
-    The share falls at each distinct time of an event by the factor 1 - d / n, for d events among n
-    patients at risk. At risk are all patients whose time is not shorter, so a patient who is
-    censored at the time of an event still counts.
+    At each distinct time of an event the share is multiplied by 1 - d / n, for d events among n
+    patients at risk. A patient is at risk until the end of the patient's time, so a censoring at
+    the time of an event still counts as at risk.
 
     Args:
         times: the time to the event or to censoring, (n,).
@@ -90,8 +90,9 @@ def kaplan_meier(times: Floats, events: Floats) -> SurvivalCurve:
 def censoring_curve(times: Floats, events: Floats) -> SurvivalCurve:
     """Estimate the share of patients who are not censored yet, as a curve over time.
 
-    This is a Kaplan-Meier curve whose events are the censorings. A patient who has the event at the
-    time of a censoring is no longer at risk of being censored at that time.
+    This is a Kaplan-Meier curve whose events are the censorings. If an event and a censoring have
+    the same time, the event comes first. The patient with the event is then no longer at risk of
+    censoring.
 
     Args:
         times: the time to the event or to censoring, (n,).
@@ -109,12 +110,12 @@ def censoring_curve(times: Floats, events: Floats) -> SurvivalCurve:
 def _product_limit(distinct: Floats, at_risk: Floats, deaths: Floats) -> SurvivalCurve:
     """Build a Kaplan-Meier curve from the deaths and the patients at risk at each time.
 
-    At each time the survival falls by the factor 1 - d / n, for d deaths among n patients at risk.
-    The variance is Greenwood's running sum of d / (n (n - d)). It is infinite from the time after
-    which nobody is left.
+    At each time the survival is multiplied by 1 - d / n, for d deaths among n patients at risk. The
+    variance of log(survival) is Greenwood's running sum of d / (n (n - d)). Once all patients at
+    risk have died, the variance is infinite.
 
     Args:
-        distinct: the times of events, rising, (k,).
+        distinct: the times of deaths, rising, (k,).
         at_risk: n at each time, (k,).
         deaths: d at each time, (k,).
     """
@@ -128,17 +129,17 @@ def _product_limit(distinct: Floats, at_risk: Floats, deaths: Floats) -> Surviva
 def concordance(times: Floats, events: Floats, risks: Floats) -> float | None:
     """Compute Harrell's C-index: how often the patient of higher risk has the event earlier.
 
-    A pair is comparable if the patient with the shorter time had the event, or if both times are
-    equal and only one of them had it. Two events at the same time are not comparable, as in R's
-    ``survival`` and in lifelines. A pair of equal risks counts one half.
+    Only comparable pairs count. A pair is comparable if the patient with the shorter time had the
+    event. With equal times, exactly one of the two must have had it, and this patient counts as
+    earlier. A pair of equal risks counts one half.
 
     Args:
         times: the time to the event or to censoring, (n,).
         events: 1 for an event, 0 if censored, (n,).
-        risks: predicted risks, (n,); higher means an earlier event.
+        risks: predicted risks, (n,). A higher risk predicts an earlier event.
 
     Returns:
-        0 to 1, 0.5 for random risks; None without a comparable pair.
+        The index, from 0 to 1, which is 0.5 for random risks. None without a comparable pair.
     """
     right = pairs = 0.0
     for place in np.flatnonzero(events == 1):
@@ -158,11 +159,11 @@ def baseline_hazard(times: Floats, events: Floats, risks: Floats) -> tuple[Float
     Args:
         times: the time to the event or to censoring, (n,).
         events: 1 for an event, 0 if censored, (n,).
-        risks: log hazard ratios, (n,).
+        risks: the log hazard ratio of each patient, (n,).
 
     Returns:
-        The distinct times of events, rising, and the hazard up to each of them, (k,) each, for a
-        patient whose log hazard ratio is 0.
+        The distinct times of events, rising, and the cumulative hazard at each of them for a
+        patient whose log hazard ratio is 0, (k,) each.
     """
     distinct, deaths = np.unique(times[events == 1], return_counts=True)
     weights = np.exp(risks)
@@ -175,22 +176,21 @@ def baseline_hazard(times: Floats, events: Floats, risks: Floats) -> tuple[Float
 def brier_score(times: Floats, events: Floats, survival: Floats, horizons: Floats) -> Floats:
     """Compute the Brier score of predicted survival at each of several times.
 
-    The score at a time is the weighted mean squared error of the predicted survival. The truth is 0
-    for a patient with an event at or before the time, with the weight 1 / G just before the event.
-    The truth is 1 for a patient who is followed beyond the time, with the weight 1 / G at the time.
-    G is the Kaplan-Meier estimate of being uncensored, at least 1e-12.
+    The score at a time t is a weighted mean squared error. G is the Kaplan-Meier estimate of the
+    probability of not being censored yet, at least 1e-12.
 
-    A patient who was censored at or before the time adds 0, but counts in the mean. The weights of
-    the other patients make up for this.
+    - Event at or before t: the true value is 0, and the weight is 1 / G just before the event.
+    - Followed beyond t: the true value is 1, and the weight is 1 / G(t).
+    - Censored at or before t: the weight is 0, but the patient counts in the mean.
 
     Args:
         times: the time to the event or to censoring, (n,).
         events: 1 for an event, 0 if censored, (n,).
-        survival: predicted probabilities of surviving beyond each time, (n, horizons).
-        horizons: the times, (horizons,), beyond which at least one patient must be followed.
+        survival: predicted probabilities of surviving beyond each time t, (n, k).
+        horizons: the k times t, (k,). At least one patient must be followed beyond each.
 
     Returns:
-        (horizons,). 0 is perfect, and a constant prediction of 0.5 has about 0.25.
+        The scores, (k,). 0 is perfect, and a constant prediction of 0.5 has about 0.25.
     """
     censoring = censoring_curve(times, events)
     # Censorings at the time of an event come after it, so they do not change this event's weight
@@ -210,20 +210,19 @@ def brier_score(times: Floats, events: Floats, survival: Floats, horizons: Float
 def integrated_brier_score(times: Floats, events: Floats, risks: Floats) -> float | None:
     """Compute the Brier score of a Cox model, averaged over the times of events.
 
-    A patient's predicted survival is exp(-H exp(risk)). The baseline hazard H is Breslow's estimate
-    over these patients, because a network learns risks only. So the score tells how well the risks
-    separate patients, not whether the baseline hazard of other patients would fit.
-
-    The average over time is an integral by the trapezoidal rule. It runs from the first time of an
-    event to the last such time before the end of follow-up.
+    A patient's predicted survival is exp(-H exp(risk)). The baseline hazard H is estimated from the
+    same patients, so the score tells only how well the risks separate them. The average is an
+    integral by the trapezoidal rule, divided by its length. It covers the times of events before
+    the end of follow-up.
 
     Args:
         times: the time to the event or to censoring, (n,).
         events: 1 for an event, 0 if censored, (n,).
-        risks: log hazard ratios, (n,). A risk further than 50 from the mean risk counts as 50 away.
+        risks: log hazard ratios, (n,). They are limited to 50 above and below their mean.
 
     Returns:
-        0 or more, and lower is better. None if there are fewer than two such times.
+        The mean score, at least 0. Lower is better. None if there are fewer than two distinct times
+        of events before the end of follow-up.
     """
     # A common shift of all risks moves the baseline only, and exp of a large risk would overflow
     centred = np.clip(risks - risks.mean(), -50.0, 50.0)

@@ -47,7 +47,7 @@ class CDLSettings(MatchaSettings):
 def divergence(
     predicted: Tensor, target: Tensor, mean: Callable[[Tensor], Tensor] = torch.mean
 ) -> Tensor:
-    """Compute the mean over a batch of KL(predicted || target), called H in the paper.
+    """Compute the batch mean of the divergence KL(predicted || target) of class probabilities.
 
     Args:
         predicted: logits of the first distribution, (batch, classes), which get gradients.
@@ -63,9 +63,10 @@ def divergence(
 def contrastive_divergence(
     main: Tensor, support: Tensor, beta: float, mean: Callable[[Tensor], Tensor] = torch.mean
 ) -> Tensor:
-    """Compute the loss beta * H(main, support) + (1 - beta) * H(support, main) of a silo.
+    """Compute the loss by which a silo's main model and its support model learn from each other.
 
-    H is ``divergence``. The first term trains only the main model, and the second term only the
+    The loss is beta * KL(main || support) + (1 - beta) * KL(support || main), with KL as in
+    ``divergence``. The first term has gradients only for the main model, the second only for the
     support model.
 
     Args:

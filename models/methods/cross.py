@@ -14,10 +14,11 @@ CROSSED = ("accuracy", "balanced-accuracy", "auc", "average-precision")
 
 
 def crossed_metrics(task: str) -> tuple[str, ...]:
-    """Return the metrics that are measured when each site's model is tested at every other site.
+    """Return the names of the metrics that are measured when sites test each other's models.
 
-    For classification they are accuracy, balanced accuracy, AUC and average precision. For any
-    other task they are all metrics in the task's result tables except the loss.
+    For classification they are ``accuracy``, ``balanced-accuracy``, ``auc`` and
+    ``average-precision``. For any other task they are the metrics that the task shows in result
+    tables, in the same order, without ``loss``.
     """
     if task == CLASSIFICATION:
         return CROSSED

@@ -108,13 +108,13 @@ def mix_models(
 ) -> dict[str, Tensor]:
     """Compute the weighted mean of several sites' models, array by array: name -> array.
 
-    A site that is missing in ``models``, such as a neighbour that failed, is left out. The weights
-    of the remaining sites are scaled to sum to 1. The mean is computed in float64. Each array then
-    gets the type that it has at the first site in alphabetical order.
+    The weights of the sites in ``models`` are scaled to sum to 1. A site that is missing there,
+    such as a neighbour that failed, has no influence. The mean is computed in float64. Each array
+    then gets the data type that it has at the first site in alphabetical order.
 
     Args:
-        models: site -> arrays by name.
-        weights: site -> mixing weight, for at least all sites in ``models``. The sum of their
+        models: site -> arrays by name. All sites must have the same arrays.
+        weights: site -> mixing weight. Every site in ``models`` needs one, and the sum of these
             weights must be above 0.
     """
     # Replies arrive in any order, but the sum must not depend on it: hence the order of the sites,

@@ -56,9 +56,9 @@ class DisTransSettings(OwnSettings):
     )
 
     def check(self, common: CommonSettings, is_table: bool) -> None:
-        """Check that the network is not a classifier of timm, whose head DisTrans cannot use.
+        """Check that the network is not a classifier of the library timm.
 
-        All other networks are checked when they are built, by ``double_channels``.
+        DisTrans cannot use the head of such a classifier.
 
         Args:
             common: the run's common settings.
@@ -72,11 +72,10 @@ class DisTransSettings(OwnSettings):
 
 
 def no_head_to_double(common: CommonSettings) -> SettingError:
-    """Build the error for a network whose head DisTrans cannot use; the caller raises it.
+    """Build the error for a network whose head DisTrans cannot use, which the caller raises.
 
-    DisTrans replaces the last linear layer of a head by a layer that reads two channels. So it
-    needs one of fedsilo's own networks, or a ``TokenClassifier`` whose head ends in a linear layer.
-    The error names the network in ``common`` and asks for another 'network.name'.
+    DisTrans replaces the last linear layer of a network's head. The error names the network in
+    ``common`` and asks for another 'network.name'.
     """
     return SettingError(
         f"method 'distrans' doubles the head of fedsilo's own networks, or of a TokenClassifier "
@@ -86,14 +85,14 @@ def no_head_to_double(common: CommonSettings) -> SettingError:
 
 
 def transform_images(images: Tensor, offsets: Tensor, alpha: float) -> tuple[Tensor, Tensor]:
-    """Shift images x towards the offset t and away from it, as inputs of the two channels.
+    """Shift images x towards the offset t and away from it, for DisTrans's two channels.
 
     The results are (1 - alpha) x + alpha t and (1 + alpha) x - alpha t, whose mean is x.
 
     Args:
         images: x, (batch, channels, height, width).
         offsets: t, of the same shape.
-        alpha: the strength of the shift, 0 for none.
+        alpha: the strength of the shift. With 0 the images are not shifted.
 
     Returns:
         The images shifted towards t, then those shifted away from it.
@@ -106,7 +105,7 @@ def transform_images(images: Tensor, offsets: Tensor, alpha: float) -> tuple[Ten
 def to_pixels(values: Tensor, settings: CommonSettings) -> Tensor:
     """Map values from -1..1 to the range of the network's inputs.
 
-    The range is 0..255 if the run trains on raw pixels; otherwise the values are unchanged.
+    If 'data.pixel-scale' is "raw", the range is 0..255. Otherwise the values are unchanged.
     """
     if settings.pixel_scale == "raw":
         return 127.5 * (values + 1)
@@ -121,10 +120,11 @@ def from_pixels(pixels: Tensor, settings: CommonSettings) -> Tensor:
 
 
 def first_offset(settings: CommonSettings, shape: tuple[int, ...], *key: str) -> Tensor:
-    """Draw a site's initial offset, (pixels, 1), uniform over the range of the network's inputs.
+    """Draw a site's random initial offset, which DisTrans trains and by which it shifts images.
 
-    DisTrans trains an offset for each site and shifts the site's images by it. An offset has a
-    number for each pixel of each channel. The same seed and ``key`` give the same offset.
+    An offset is an image, as one column of pixel values for all channels, (channels * height *
+    width, 1). The values are uniform in 0..255 if the run trains on raw pixels, and otherwise in
+    -1..1. The same seed and ``key`` give the same offset.
 
     Args:
         settings: the run's settings: its seed, and whether it trains on raw pixels.
@@ -208,11 +208,18 @@ class DoubleChannelClassifier(TokenClassifier):
             return torch.cat(transform_images(inputs.float(), offsets, self.alpha))
 
     def encode(self, inputs: Tensor) -> Tensor:
-        """Map images (batch, channels, height, width) to both channels' tokens, (batch, 2 l, c).
+        """Compute an encoder's tokens for both channels of a batch of images.
 
-        One channel sees each image shifted towards the offset, and the other sees it shifted away.
-        The encoder gives l tokens for each, and those of the first channel come first. The encoder
-        gets both channels in one batch, so batch norm computes its statistics over both.
+        The first channel sees each image shifted towards the site's offset. The second channel sees
+        it shifted away. One batch contains both channels, so batch norm computes its statistics
+        over both.
+
+        Args:
+            inputs: images, (batch, channels, height, width).
+
+        Returns:
+            The tokens, (batch, 2 l, c). Each image has l tokens of the first channel, then l of the
+            second.
         """
         tokens = super().encode(self.both_channels(inputs))
         return torch.cat(_halves(tokens), dim=1)
@@ -232,11 +239,11 @@ def double_channels(
     """Build DisTrans's two-channel network, with a random offset, from an ordinary network.
 
     One channel sees each image shifted towards the offset, and the other sees it shifted away. Only
-    the last layer is new. At first its logits are those of ``single``'s last layer for the mean of
-    the two channels' dense features.
+    the last layer is new. Its first weights give the logits that the last layer of ``single`` gives
+    for the mean of the two channels' features.
 
     Args:
-        single: the ordinary network, whose encoder and dense layers are used without a copy.
+        single: the ordinary network. The new network shares all layers but the last with it.
         settings: the run's settings.
         shape: the shape of an image, (channels, height, width).
         key: further parts of the offset's random key besides the seed, such as the site's name.
@@ -273,10 +280,10 @@ class OffsetEmbedding(nn.Module):
         return offset[:, None]
 
     def fit(self, shares: Tensor, offset: Tensor, rate: float) -> None:
-        """Take one step of SGD to bring the embedding of a site's class shares near its offset.
+        """Take one step of SGD, so that a site's class shares predict the site's offset better.
 
-        The loss is the mean squared difference between the embedding and the offset. After
-        training, the embedding can give an offset for class shares alone.
+        The loss is the mean squared difference between the embedding of the class shares and the
+        offset.
 
         Args:
             shares: the site's class shares, (classes,).

@@ -39,17 +39,18 @@ class AdaptiveSettings(OwnSettings):
         """Compute the server's adaptive step for the global model, and the new moments.
 
         - The mean m becomes beta_1 m + (1 - beta_1) delta, where beta_1 is ``mean_decay``.
-        - ``second_moment`` updates the second moment v.
-        - The step is 'server-learning-rate' * m / (sqrt(v) + tau), without Adam's bias correction.
+        - The second moment v becomes ``second_moment`` (v, delta^2), which each method defines.
+        - The step is 'server-learning-rate' * m / (sqrt(v) + 'tau'), without Adam's bias
+          correction.
 
         Args:
-            delta: the mean of the sites' models minus the global model.
+            delta: the sites' mean model, minus the global model, as an array.
             moments: m and v of the last round, stacked. None before the first round, where m starts
                 at 0 and v at tau^2.
 
         Returns:
-            The step, which is added to the global model and has the shape of ``delta``, and the new
-            m and v, stacked float64.
+            The step, to add to the global model, and the new m and v, stacked float64. The step has
+            the shape of ``delta``.
         """
         # Adam's bias correction is left out. The paper starts v at tau^2 instead, which bounds the
         # first steps

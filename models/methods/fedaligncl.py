@@ -92,7 +92,9 @@ class FedAlignCLSettings(OwnSettings):
         return self.curriculum and epoch >= self.warmup_epochs
 
     def check(self, common: CommonSettings, is_table: bool) -> None:
-        """Check that epochs are counted in steps, and that the warm-up ends before the run does.
+        """Check that 'train.epoch-steps' is set, and that the warm-up ends before the run does.
+
+        The warm-up is the first 'warmup-epochs' epochs, without alignment or curriculum.
 
         Args:
             common: the run's common settings.
@@ -102,8 +104,8 @@ class FedAlignCLSettings(OwnSettings):
             SettingError: in one of these cases:
 
                 - 'train.epoch-steps' is 0.
-                - Alignment is on, and the precision is fp16. The alignment loss lacks the scaling
-                  that fp16 needs.
+                - Alignment is on and the precision is fp16, which would need a scaled alignment
+                  loss.
                 - Alignment or the curriculum is on, but the warm-up takes the whole run.
         """
         if not common.epoch_steps:
@@ -133,7 +135,7 @@ class EmbeddingNotes(Notes):
 
 
 def curriculum_scores(local_right: Tensor, global_right: Tensor, weight: float) -> Tensor:
-    """Score samples for a curriculum that shows forgotten samples early (eq. 4), (n,) float64.
+    """Score samples for Fed-Align-CL's curriculum (eq. 4), in which high scores tend to come early.
 
     A sample is forgotten if the site's own model classifies it correctly, but the averaged model
     does not. Its score is ``weight``, and the score of any other sample is 1.
@@ -141,7 +143,10 @@ def curriculum_scores(local_right: Tensor, global_right: Tensor, weight: float) 
     Args:
         local_right: whether the site's own model is right, (n,) bool.
         global_right: whether the averaged model is right, (n,) bool.
-        weight: the score of a forgotten sample.
+        weight: the score of a forgotten sample. Above 1, such samples come earlier.
+
+    Returns:
+        The scores, (n,) float64.
     """
     forgotten = local_right & ~global_right
     return torch.where(forgotten, weight, 1.0).double()
@@ -180,7 +185,9 @@ class Discriminator(nn.Module):
 
 
 def load_discriminator(arrays: Mapping[str, Tensor], channels: int, site: str) -> Discriminator:
-    """Build the discriminator that another site sent, a network that tells sites' embeddings apart.
+    """Build the discriminator that another site sent, from its weights.
+
+    A discriminator is a network that tells one site's embeddings from those of other sites.
 
     Args:
         arrays: the discriminator's parameters by name.
@@ -191,7 +198,8 @@ def load_discriminator(arrays: Mapping[str, Tensor], channels: int, site: str) -
         A new network with these weights, in training mode.
 
     Raises:
-        SiteError: arrays are missing, are surplus, have another shape or are not finite.
+        SiteError: the names or shapes of the arrays do not fit the network, or values are not
+            finite.
     """
     discriminator = Discriminator(channels)
     wanted = discriminator.state_dict()
@@ -214,29 +222,29 @@ def load_discriminator(arrays: Mapping[str, Tensor], channels: int, site: str) -
 
 
 def discriminator_loss(discriminator: nn.Module, own: Tensor, other: Tensor) -> Tensor:
-    """Compute the loss that trains a discriminator D to recognise the site's embeddings, a scalar.
+    """Compute Fed-Align-CL's loss L_D (eq. 2), which trains a site's discriminator D, a scalar.
 
-    The loss is -E log D(own) - E log(1 - D(other)), which is L_D of eq. 2.
+    D gives the probability that an embedding is from this site. The loss is -E log D(own) - E log(1
+    - D(other)), where E is the mean over a batch.
 
     Args:
         discriminator: maps embeddings to the logit of D.
         own: the site's own embeddings, (n, c), which do not get a gradient.
-        other: embeddings of another site, to which that site added noise, (m, c).
+        other: embeddings of another site, to which the other site added noise, (m, c).
     """
     # -log sigmoid(z) of a logit z is softplus(-z), which does not overflow
     return softplus(-discriminator(own.detach())).mean() + softplus(discriminator(other)).mean()
 
 
 def alignment_loss(discriminator: nn.Module, own: Tensor) -> Tensor:
-    """Compute the alignment loss L_F (eq. 3) without other sites' discriminators, a scalar.
+    """Compute Fed-Align-CL's alignment loss (eq. 3) without other sites' discriminators, a scalar.
 
-    The loss is -E log D(own) - E log(1 - D(own)). Here 1 - D takes the place of the other sites'
-    discriminators, which this site does not know. The loss is least if D cannot tell the site's
-    embeddings from those of other sites.
+    The discriminator D gives the probability that an embedding is from this site. The loss is -E
+    log D(own) - E log(1 - D(own)), where E is the mean over a batch. It is smallest if D always
+    gives 1/2. In eq. 3, another site's discriminator stands in place of 1 - D.
 
     Args:
-        discriminator: maps embeddings to the logit of the site's discriminator D, which does not
-            get gradients.
+        discriminator: maps embeddings to the logit of D. It does not get gradients.
         own: the site's embeddings, (n, c), which get gradients.
     """
     # A site's features are the source for its own discriminator in eq. 3, -E log D(own), and the
@@ -251,16 +259,19 @@ def alignment_loss(discriminator: nn.Module, own: Tensor) -> Tensor:
 def paired_alignment_loss(
     discriminator: nn.Module, others: Sequence[nn.Module], own: Tensor, sent: Tensor
 ) -> Tensor:
-    """Compute the alignment loss L_F (eq. 3) with the other sites' discriminators D', a scalar.
+    """Compute Fed-Align-CL's alignment loss (eq. 3) with other sites' discriminators, a scalar.
 
-    The loss is -E log D(own) minus the mean over the other sites of E log D'(sent).
+    A discriminator gives the probability that an embedding is from its site. The loss is -E log
+    D(own) minus the mean over the other sites of E log D'(sent). Here D is this site's
+    discriminator, D' another site's, and E the mean over a batch. No discriminator gets gradients.
 
     Args:
-        discriminator: maps embeddings to the logit of the site's own discriminator D.
-        others: the same for the other sites' discriminators D', at least one. No discriminator gets
-            gradients.
+        discriminator: maps embeddings to the logit of D.
+        others: networks that map embeddings to the logit of D', one for each other site, at least
+            one.
         own: the site's embeddings, (n, c), which get gradients.
-        sent: the same embeddings with the noise that other sites see. They get gradients too.
+        sent: the same embeddings with the noise that is added before sending. They get gradients
+            too.
     """
     with _freeze(discriminator, *others):
         # The own features are the source of the pair, the sent ones the target at each other site
@@ -271,9 +282,10 @@ def paired_alignment_loss(
 
 @contextmanager
 def _freeze(*modules: nn.Module) -> Iterator[None]:
-    """Switch off gradients of the modules' parameters inside a block, and restore them afterwards.
+    """Switch off gradients of the modules' parameters inside a ``with`` block.
 
-    Gradients still flow through the modules to their inputs, which ``torch.no_grad`` would stop.
+    Afterwards they are on again where they were on before. Gradients still flow to the modules'
+    inputs, which ``torch.no_grad`` would stop.
     """
     trained = []
     for module in modules:
@@ -301,23 +313,24 @@ def perturb_arrays(
     settings: FedAlignCLSettings,
     rng: torch.Generator | None,
 ) -> dict[str, Tensor]:
-    """Add Gaussian noise to the arrays in ``names`` (Z of algorithm 1), and return all arrays.
+    """Add Gaussian noise to the arrays in ``names``, and return all arrays.
 
-    This is not differential privacy: nothing is clipped, so the sensitivity is unbounded.
+    This is not differential privacy, because nothing is clipped. 'noise-scale' decides how strong
+    the noise is:
 
-    - If 'noise-scale' is "absolute", the noise has the variance 'noise-variance'.
-    - If it is "relative", the noise's standard deviation is 'noise-variance' times the array's
-      standard deviation.
-    - If 'noise-variance' is 0, no array gets noise.
+    - "absolute": the noise has the variance 'noise-variance'.
+    - "relative": the noise has a standard deviation of 'noise-variance' times that of the array.
+
+    If 'noise-variance' is 0, no array gets noise.
 
     Args:
         arrays: the arrays by name, which are not changed.
         names: the arrays that get noise. All must be in ``arrays``.
         settings: 'noise-variance' and 'noise-scale'.
-        rng: the generator, or None for noise from the operating system, which nobody can repeat.
+        rng: the generator. None takes noise from the operating system.
 
     Returns:
-        All arrays by name. Those with noise are float32 on the CPU, and the others are unchanged.
+        All arrays by name. Those with noise are float32 on the CPU. All other arrays are unchanged.
     """
     if not settings.noise_variance:
         return dict(arrays)

@@ -30,7 +30,7 @@ class FedAvgFTSettings(OwnSettings):
     finetune_learning_rate: float = setting(1e-3, "step size in those rounds", gt=0.0)
 
     def check(self, common: CommonSettings, is_table: bool) -> None:
-        """Check that at least one round of FedAvg comes before the fine-tuning.
+        """Check that at least one round of FedAvg is left before the rounds of fine-tuning.
 
         Args:
             common: the run's common settings.

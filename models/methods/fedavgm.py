@@ -28,16 +28,16 @@ class FedAvgMSettings(OwnSettings):
     def step(self, delta: Any, v: Any = None) -> tuple[Any, Any]:
         """Compute the server's step with momentum for the global model, and the new momentum.
 
-        The new momentum is 'momentum' times the old one plus ``delta``. The step is the new
+        The new momentum is 'momentum' times the old one, plus ``delta``. The step is the new
         momentum times 'server-learning-rate'.
 
         Args:
-            delta: the mean of the sites' models minus the global model.
-            v: the momentum of the last round; None before the first step.
+            delta: the sites' mean model, minus the global model, as an array.
+            v: the momentum of the last round. None before the first step, where it counts as 0.
 
         Returns:
-            The step, which is added to the global model, and the new momentum: float64 arrays of
-            the shape of ``delta``.
+            The step, to add to the global model, and the new momentum. Each is float64 with the
+            shape of ``delta``.
         """
         if v is None:
             v = 0.0

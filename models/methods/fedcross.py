@@ -37,14 +37,14 @@ class FedCrossSettings(OwnSettings):
 
 
 def collaborators(vectors: Any, choice: Choice, round_: int) -> list[int]:
-    """Choose a collaborator for each model: another model with which the server mixes it.
+    """Choose a collaborator for each model, another model with which the server mixes it.
 
     Args:
-        vectors: the models' trained weights, (models, weights) float64, at least two models.
-        choice: "lowest" takes the other model with the lowest cosine similarity of the weights, and
-            "highest" the one with the highest. On a tie the lower index is taken. "in-order" takes
-            each other model in turn: in round r, model i of n gets the model with the index (i + 1
-            + (r mod (n - 1))) mod n.
+        vectors: the models' trained weights, (models, weights) float64, for at least two models.
+        choice: "lowest" takes the model whose weights have the lowest cosine similarity. "highest"
+            takes the model with the highest similarity. On a tie the lower index is taken.
+            "in-order" takes all other models in turn: in round r, model i of n gets the model (i +
+            1 + (r mod (n - 1))) mod n.
         round_: r, the number of the round, from 1. Only "in-order" uses it.
 
     Returns:

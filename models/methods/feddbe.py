@@ -52,14 +52,17 @@ class FedDBESettings(OwnSettings):
 
 
 def why_mean_stays(samples: int, floor: int) -> str | None:
-    """Return the reason why a site's mean feature may not leave it, or None if it may.
+    """Return the reason why the mean of a site's features may not leave the site.
 
-    A mean over few samples would reveal them, so it must rest on at least ``floor`` samples
-    ('privacy.sums-min-count').
+    A mean over few samples would reveal them.
 
     Args:
         samples: the number of the site's training samples.
-        floor: the fewest samples.
+        floor: the smallest number of samples for which the mean may leave
+            ('privacy.sums-min-count').
+
+    Returns:
+        One clause, or None if the mean may leave.
     """
     if samples >= floor:
         return None
@@ -117,16 +120,17 @@ class MeanPull:
         self._running = torch.zeros_like(mean)
 
     def loss(self, inputs: Tensor, labels: Tensor) -> Tensor:
-        """Compute a batch's loss, a scalar: the network's criterion plus a pull, weighted by kappa.
+        """Compute a batch's loss, a scalar: the network's criterion plus kappa times a pull.
 
-        The pull is half the mean squared difference between the running mean of the site's tokens
-        and ``mean``, the mean over all sites. Each call updates the running mean: the mean of the
-        batch's tokens, without the site's bias, enters with weight mu. The running mean starts at 0
-        without correction. Gradients flow only through the current batch's part.
+        The pull is half the mean squared difference of ``mean``, the mean tokens of all sites, and
+        the site's running mean r. Each call first changes r, which starts at 0, to (1 - mu) r + mu
+        * (the batch's mean tokens). The tokens lack the site's trained bias. The pull has gradients
+        only through the batch's tokens. The settings are 'mean-weight' for kappa and
+        'mean-momentum' for mu.
 
         Args:
             inputs: (batch, *input_shape).
-            labels: (batch,).
+            labels: the true classes, (batch,).
         """
         network, momentum = self._network, self._settings.mean_momentum
         # The pull is on the tokens without the bias, which may take all that is peculiar to a site

@@ -74,10 +74,10 @@ class FedEFMSettings(TopologySettings):
 
 
 def distillation(student: Tensor, teacher: Tensor, temperature: float) -> Tensor:
-    """Compute the distillation loss T^2 KL(q_teacher || q_student) (eq. 11), a batch mean.
+    """Compute FedEFM's distillation loss (eq. 11): the batch mean of T^2 KL(teacher || student).
 
-    ``student`` and ``teacher`` are logits (batch, classes), which are divided by the
-    ``temperature`` T.
+    The two distributions are the softmax of ``student`` and of ``teacher``, logits (batch,
+    classes), divided by the ``temperature`` T.
     """
     # The paper's cross-entropy of softened outputs has the same gradient, but the divergence
     # is 0 where student and teacher agree. T^2 compensates for the factor 1 / T^2 in the gradients
@@ -89,18 +89,17 @@ def distillation(student: Tensor, teacher: Tensor, temperature: float) -> Tensor
 
 
 def batch_closeness(own: Tensor, other: Tensor, settings: FedEFMSettings) -> Tensor:
-    """Compute EMD_ij, the mean closeness of two models' feature maps over a batch, 0 to 1.
+    """Compute the mean closeness of two models' feature maps over a batch, a scalar from 0 to 1.
 
-    Both models' maps are pooled, the earth mover's closeness is computed for each sample, and the
-    mean over the samples is returned as a scalar. A negative mean becomes 0. With 'emd-gradient'
-    the result has gradients for ``own``, otherwise it has none. It never has gradients for
-    ``other``.
+    The maps are pooled, and ``closeness`` compares each sample's two maps. It is 1 for equal maps.
+    If the mean over the samples is negative, the result is 0.
 
     Args:
-        own: the feature maps of one model, (batch, rows, columns, channels).
-        other: the feature maps of the other model, of the same shape.
-        settings: 'emd-grid' is the side to which the maps are pooled. 'emd-solver' is the solver of
-            ``closeness``.
+        own: the feature maps of one model, (batch, rows, columns, channels). They get gradients if
+            'emd-gradient' is true.
+        other: the feature maps of the other model, of the same shape. They never get gradients.
+        settings: 'emd-gradient', the length 'emd-grid' to which the sides of a map are pooled, and
+            the solver 'emd-solver'.
 
     Raises:
         SiteError: the maps differ in shape, or values are not finite.
@@ -125,10 +124,11 @@ def map_tokens(
 
 
 def eval_mode_map(network: TokenClassifier, inputs: Tensor, gradient: bool = False) -> Tensor:
-    """Compute a network's last feature map in eval mode, (batch, rows, columns, channels).
+    """Compute the last feature map of a network's encoder in eval mode.
 
-    So dropout is off, and batch norm uses its running statistics. The modes of all layers are
-    restored afterwards. The result has gradients for the network only if ``gradient`` is True.
+    Dropout is then off, and batch norm uses its running statistics. Afterwards the modes of all
+    layers are restored. The result, (batch, rows, columns, channels), has gradients only if
+    ``gradient`` is True.
     """
     with torch.set_grad_enabled(gradient), only_dropout_active(network, dropout=False):
         return network.encode_with_map(inputs)[1]
@@ -141,26 +141,25 @@ def multishot_loss(
     labels: Tensor,
     settings: FedEFMSettings,
 ) -> tuple[Tensor, dict[str, float]]:
-    """Compute the multishot distillation loss of a batch (eq. 2 with 11), by which experts teach.
+    """Compute FedEFM's multishot distillation loss (eq. 2), by which experts teach a network.
 
-    An expert is a copy of the silo's model that a neighbour, its host, has trained. For experts j
-    the loss is:
+    An expert is a copy of the silo's model, trained by a neighbour, its host. The loss is:
 
-        (1 - beta) * criterion + sum_j EMD_j * beta * T^2 KL(expert j || network)
+        (1 - beta) * criterion + sum over experts of c * beta * T^2 KL(expert || network)
 
-    EMD_j is the closeness of the expert's and the network's feature maps over the batch, from 0 to
-    1. It has a gradient only if 'emd-gradient' is true. Without experts only the first term
-    remains.
+    Here c is the closeness of the expert's and the network's feature maps over the batch, from 0 to
+    1 (``batch_closeness``). Without experts only the first term remains.
 
     Args:
-        network: the silo's network, in training.
+        network: the silo's network, in training mode.
         experts: host -> the expert from that host, in eval mode and without gradient. May be empty.
         inputs: (batch, *input_shape).
-        labels: (batch,) int64.
-        settings: beta, the temperature T, and how the closeness is computed.
+        labels: the true classes, (batch,) int64.
+        settings: beta, the temperature T, and how the closeness is computed. c has gradients only
+            if 'emd-gradient' is true.
 
     Returns:
-        The loss, a scalar, and host -> EMD_j.
+        The loss, a scalar, and host -> c.
 
     Raises:
         SiteError: the feature maps differ in shape, or values are not finite.

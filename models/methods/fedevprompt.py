@@ -70,10 +70,13 @@ class FedEvPromptSettings(OwnSettings):
             is_table: ignored.
 
         Raises:
-            SettingError: one of these holds; only the first is reported. The network is not a ViT,
-                has no prompts, or trains its backbone. 'train.loss' is 'cross-entropy'.
-                'shared-prompts' is 'none', but 'server.aggregation' is neither 'auto' nor 'mean'.
-                'shared-prompts' is 'b', but 'vit.prompt-sets' is 'g'.
+            SettingError: in one of these cases:
+
+                - The network is not a ViT, has no prompts, or trains its backbone.
+                - 'train.loss' is 'cross-entropy'.
+                - 'shared-prompts' is 'none', which averages nothing, but 'server.aggregation' is
+                  neither 'auto' nor 'mean'.
+                - 'shared-prompts' is 'b', but 'vit.prompt-sets' is 'g', which has no prompts b.
         """
         if common.network != "vit" or common.prompt_sets == "none" or common.train_backbone:
             raise SettingError(
@@ -100,10 +103,15 @@ class FedEvPromptSettings(OwnSettings):
 
 
 def shared_names(settings: FedEvPromptSettings, names: list[str]) -> list[str]:
-    """Select the arrays that the server averages over sites from the exchanged arrays in ``names``.
+    """Select the exchanged arrays that the server averages over sites.
 
-    The setting 'fedevprompt.shared-prompts' decides. ``all`` gives the list ``names`` itself, and
-    ``none`` an empty list. ``b`` gives ['prompts.b'], or an empty list if ``names`` lacks it.
+    Args:
+        settings: 'shared-prompts' decides. ``all`` selects every array, and ``none`` no array.
+            ``b`` selects only ``prompts.b``, the prompts of the first layers.
+        names: the names of the exchanged arrays.
+
+    Returns:
+        The selected names, which may be an empty list.
     """
     if settings.shared_prompts == "all":
         return names
@@ -113,11 +121,16 @@ def shared_names(settings: FedEvPromptSettings, names: list[str]) -> list[str]:
 
 
 def most_certain(vacuities: Tensor, labels: Tensor, label: int, count: int) -> Tensor:
-    """Return the indices of the ``count`` samples of class ``label`` with the lowest vacuity.
+    """Return the indices of the most certain samples of class ``label``, the most certain first.
 
-    Vacuity is the uncertainty of a sample for lack of evidence. The most certain sample comes
-    first. If the class has fewer samples, all of them are returned. ``vacuities`` are (n,),
-    ``labels`` (n,) int64. Of samples with equal vacuity the earlier one comes first.
+    A low vacuity, which means much evidence, makes a sample certain. Of samples with equal vacuity
+    the earlier one comes first.
+
+    Args:
+        vacuities: the vacuity of each sample, (n,).
+        labels: the class of each sample, (n,) int64.
+        label: the class.
+        count: the most indices. If the class has fewer samples, all are returned.
     """
     of_class = torch.nonzero(labels == label).flatten()
     # A stable sort keeps the samples' order where vacuities are equal
@@ -131,9 +144,9 @@ def any_of_class(labels: Tensor, label: int, count: int, rng: torch.Generator) -
 
 
 def map_fault(maps: Tensor) -> str | None:
-    """Describe why arrays (n, cells) are not rollout maps, as a clause; None if they are.
+    """Describe the first fault of an array that should contain rollout maps, or return None.
 
-    Rollout maps are finite, not negative, and each sums to 1 within 0.001.
+    ``maps`` (n, cells) must be finite and not negative. Each map must sum to 1 within 0.001.
     """
     if not maps.isfinite().all():
         return "a map contains non-finite values"

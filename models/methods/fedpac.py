@@ -51,15 +51,16 @@ class FedPACSettings(FedRepSettings):
 
 
 def variance_of(shares: Any, means: Any, squares: Any, samples: int) -> float:
-    """Compute the variance of a site's class-wise mean feature (V_i / n_i in eq. 8), at least 0.
+    """Compute the variance of a site's class-wise mean feature, V / n in FedPAC's eq. 8.
 
-    V_i is the sum of p(y) E[|f|^2 | y] - |p(y) E[f | y]|^2 over all classes y, for features f.
+    V is the sum over the classes y of p(y) E[|f|^2 | y] - |p(y) E[f | y]|^2, for features f. A
+    negative V counts as 0.
 
     Args:
         shares: the share p(y) of each class in the site's training samples, (classes,).
         means: the mean feature E[f | y] of each class, (classes, d).
-        squares: the mean squared length E[|f|^2 | y] of a feature of each class, (classes,).
-        samples: n_i, the number of the site's training samples, at least 1.
+        squares: the mean squared length E[|f|^2 | y] of the features of each class, (classes,).
+        samples: n, the number of the site's training samples, at least 1.
     """
     # E|f|^2 by class, less the squared length of what eq. 8 calls the class-wise feature
     spread = shares @ squares - np.square(shares[:, None] * means).sum()
@@ -67,18 +68,16 @@ def variance_of(shares: Any, means: Any, squares: Any, samples: int) -> float:
 
 
 def mixing_weights(place: int, features: Any, variances: Any) -> Any:
-    """Compute the weights by which the classifiers of all sites are mixed for one site (eq. 8).
+    """Compute the weights for mixing all sites' classifiers for one site (FedPAC, eq. 8).
 
-    The weights a_j are at least 0, sum to 1, and minimise sum_j a_j^2 v_j + |sum_j a_j (h_place -
-    h_j)|^2. So sites with similar features and a small variance get a large weight. If all sites
-    are equal and have no variance, the weights are equal.
-
-    The quadratic program is solved as non-negative least squares. For this, 1e-12 times the trace
-    of its matrix is added to the diagonal.
+    The weights a_j of the sites j are at least 0 and sum to 1. They minimise sum_j a_j^2 v_j +
+    |sum_j a_j (h_i - h_j)|^2 for the site i. This favours sites with similar features and a small
+    variance. If all sites are equal and have no variance, the weights are equal.
 
     Args:
-        place: the index of the site that gets the mix.
-        features: h_j, the sites' p(y) E[f | y] over all classes, (sites, classes * d) float64.
+        place: i, the index of the site that gets the mix.
+        features: h_j of each site, (sites, classes * d) float64. It joins, over all classes y, the
+            mean feature of y times the share of y.
         variances: v_j of each site, (sites,).
 
     Returns:

@@ -27,9 +27,10 @@ class FedProxSettings(OwnSettings):
 
 
 def proximal_term(mu: float, weights: Sequence[Tensor], anchors: Sequence[Tensor]) -> Tensor:
-    """Compute mu / 2 * ||w - w_global||^2 over all tensors, a scalar.
+    """Compute FedProx's proximal term mu / 2 * |w - w_global|^2, a scalar.
 
-    ``weights`` w and ``anchors`` w_global have tensors of the same shapes in the same order.
+    The squared length is summed over all tensors. ``weights`` w and ``anchors`` w_global have
+    tensors of the same shapes in the same order.
     """
     squares = []
     for w, anchor in zip(weights, anchors, strict=True):
@@ -40,9 +41,9 @@ def proximal_term(mu: float, weights: Sequence[Tensor], anchors: Sequence[Tensor
 def linear_term(weights: Sequence[Tensor], slopes: Sequence[Tensor]) -> Tensor:
     """Compute the inner product of weights and slopes over all tensors, a scalar tensor.
 
-    The gradient of this scalar with respect to the weights is ``slopes``, so adding it to a loss
-    adds ``slopes`` to the gradient of a step. Both sequences have tensors of the same shapes in the
-    same order, at least one each.
+    Its gradient for the weights is ``slopes``. If it is added to a loss, it adds ``slopes`` to the
+    gradient. Both sequences have tensors of the same shapes in the same order, with at least one
+    tensor.
 
     Raises:
         ValueError: the sequences have different lengths.

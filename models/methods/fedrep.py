@@ -29,9 +29,9 @@ class FedRepSettings(FedPerSettings):
     def head_steps(self, steps: int) -> int:
         """Compute how many optimiser steps of a round train only the head of the network.
 
-        The head is trained first, and the remaining steps train the other layers. The result is the
-        setting 'head-share' times ``steps``, rounded to the nearest whole number (a half to the
-        even number). It is at least 1 and at most ``steps`` - 1.
+        The head is trained first, and the remaining steps train all other layers. The result is the
+        setting 'head-share' times ``steps``, rounded to a whole number. It is at least 1 and at
+        most ``steps`` - 1.
 
         Args:
             steps: the number of steps in the round, at least 2.
@@ -40,7 +40,7 @@ class FedRepSettings(FedPerSettings):
         return min(max(round(self.head_share * steps), 1), steps - 1)
 
     def check(self, common: CommonSettings, is_table: bool) -> None:
-        """Check that a round has two steps or more: one for the head, one for the other layers.
+        """Check that a round is not a single step, because head and other layers each need one.
 
         Args:
             common: the run's common settings.

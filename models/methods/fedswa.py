@@ -27,14 +27,15 @@ class FedSWASettings(OwnSettings):
     averaged_rounds: int = setting(5, "last rounds whose models are averaged", ge=1)
 
     def check(self, common: CommonSettings, is_table: bool) -> None:
-        """Check that the run has at least as many rounds as the final mean averages.
+        """Check that the run has enough rounds for the final mean of models.
 
         Args:
             common: the run's common settings.
             is_table: ignored.
 
         Raises:
-            SettingError: 'fedswa.averaged-rounds' is above 'rounds'.
+            SettingError: 'fedswa.averaged-rounds', the number of averaged rounds, is above
+                'rounds'.
         """
         if self.averaged_rounds > common.rounds:
             raise SettingError(
@@ -44,11 +45,11 @@ class FedSWASettings(OwnSettings):
 
 
 def running_mean(mean: Any, model: Any, before: int) -> Any:
-    """Add one more model to a running mean of models.
+    """Add one more model to a running mean of models, and return the new mean.
 
     Args:
         mean: the mean of the models so far, an array.
         model: the next model, an array of the same shape.
-        before: the number of models so far; with 0 the result equals ``model``.
+        before: the number of models so far. With 0 the result is ``model``.
     """
     return (mean * before + model) / (before + 1)

@@ -36,9 +36,9 @@ OWN_FIT = "own-fit"  # the phase in which each site fits its own model
 def part_norm(common: CommonSettings) -> float:
     """Return the factor by which each site multiplies the arrays with a regression's sums.
 
-    The factor is 'secure.clip-norm' if the arrays are summed secretly, and otherwise 1. A secret
-    sum clips arrays to this norm, and the joint norm of the arrays is at most 1 before they are
-    multiplied. So the factor makes use of the whole range.
+    A secret sum clips arrays to the norm 'secure.clip-norm'. The arrays have a norm of at most 1,
+    so this setting is the largest factor that causes no clipping. Without a secret sum the factor
+    is 1.
     """
     if common.secure_aggregation == "none":
         return 1.0
@@ -48,13 +48,16 @@ def part_norm(common: CommonSettings) -> float:
 def grid_over(common: CommonSettings, sites: int) -> float:
     """Compute the grid of a regression's sums: the step to which sites round the numbers they send.
 
-    Each sum is sent in three parts, and the first two are rounded to multiples of the grid
-    (``models.privacy.fixed_point``). The grid is a power of two, at least eight times the largest
-    error of a secret sum over ``sites`` sites with 16,384 samples each (``grid_of``). The clip norm
-    counts as 1, because sites scale the parts to 'secure.clip-norm' only after rounding.
+    A secret sum has a small error. A grid that is at least eight times as large lets the server
+    round the error away. The grid is a power of two, computed for the clip norm 1 and 16,384
+    samples per site (``grid_of``). Sites multiply by 'secure.clip-norm' only after rounding.
+
+    Args:
+        common: the run's settings.
+        sites: the number of summed sites.
 
     Raises:
-        SettingError: ``sites`` times 16,384 samples do not fit into 32 bits.
+        SettingError: ``sites`` times 16,384 samples are too many for sums in 32 bits.
     """
     return grid_of(quantisation(replace(common, clip_norm=1.0), sites, SAMPLES), sites)
 
@@ -62,22 +65,21 @@ def grid_over(common: CommonSettings, sites: int) -> float:
 def join_parts(
     common: CommonSettings, samples: float, parts: Mapping[str, Floats], grid: float
 ) -> Floats | None:
-    """Join the three parts, in which sites send a regression's sums, into one vector (m,).
+    """Rebuild a regression's sums over all sites from the totals of the arrays that sites send.
 
-    Before a site splits its sums, it divides them by a scale. The result is not multiplied by this
-    scale.
+    A site sends each number in three parts, of which the first two are rounded to a grid. The
+    numbers were divided by a scale before, which the result still contains.
 
     Args:
         common: the run's settings.
         samples: the number of samples of all sites together.
-        parts: the total over sites, weighted by samples, of each array in ``SUMS`` (the parts) and
-            of ``UNCLIPPED``, a constant that becomes smaller only if a site clips its numbers.
-        grid: the step to which the parts were rounded (``grid_over``).
+        parts: the total of each array over sites, weighted by samples. The keys are the three
+            parts, ``SUMS``, and a constant, ``UNCLIPPED``.
+        grid: the step of the grid (``grid_over``).
 
     Returns:
-        The vector. None if a site had to clip its numbers, because the total is then wrong: the
-        total of ``UNCLIPPED`` is off by more than ``grid``, or the parts do not join
-        (``join_sums``).
+        The sums, (m,). None if a site had to clip its numbers, which makes the totals wrong.
+        Clipping lowers the constant's total or moves the parts off the grid.
     """
     norm = part_norm(common)
     constant = float(parts[UNCLIPPED][0]) / norm
@@ -147,10 +149,13 @@ class GLMSettings(OwnSettings):
             is_table: whether the data set is a table.
 
         Raises:
-            SettingError: the data are images; 'glm.time' is set, but the family is not 'cox'; the
-                family is 'cox', but neither 'glm.time' nor task 'survival' gives a time; the family
-                is 'linear' or 'poisson', but 'glm.outcome' is empty; or 'server.evaluate-every' or
-                'server.sites-per-round' is not 0.
+            SettingError: in one of these cases:
+
+                - The data are images.
+                - 'glm.time' is set, but the family is not 'cox'.
+                - The family is 'cox', 'glm.time' is empty and the task is not 'survival'.
+                - The family is 'linear' or 'poisson', but 'glm.outcome' is empty.
+                - 'server.evaluate-every' or 'server.sites-per-round' is not 0.
         """
         if not is_table:
             raise SettingError(
@@ -198,18 +203,20 @@ class ChosenColumns:
 def find_columns(features: Sequence[str], settings: GLMSettings) -> ChosenColumns:
     """Find the indices of the regression's columns among a table's features.
 
-    Each name in 'glm.columns' stands for the feature of that name, or for all levels of a category:
-    'cp' for 'cp=2', 'cp=3' and 'cp=4'. The first level of a category has no feature, because the
-    other levels are compared with it. If 'glm.columns' is empty, the regression uses all features
-    except the outcome and the time.
+    'glm.columns' lists the columns. A name stands for the feature of that name or, for a category,
+    for all of its features: 'cp' for 'cp=2', 'cp=3' and 'cp=4'. If the setting is empty, the
+    regression uses all features except the outcome and the time.
 
     Args:
         features: the names of the table's features.
         settings: the settings of the regression.
 
     Raises:
-        SettingError: a name is unknown or is named twice, the outcome or the time is a category, or
-            'glm.columns' contains one of them.
+        SettingError: in one of these cases:
+
+            - A name is unknown.
+            - A column is named twice.
+            - The outcome or the time is a category, or is among the columns.
     """
     places = {name: place for place, name in enumerate(features)}
     explained = [name for name in (settings.outcome, settings.time) if name]
@@ -236,11 +243,12 @@ def find_columns(features: Sequence[str], settings: GLMSettings) -> ChosenColumn
 def _features_of(features: Sequence[str], name: str) -> list[int]:
     """Find the features of a table that the column ``name`` stands for.
 
-    A numeric column is a feature of the same name. A category has a feature for each level, named
+    A numeric column is the feature of the same name. A category is the set of all features named
     ``<column>=<level>``: 'cp' stands for 'cp=2', 'cp=3' and 'cp=4'.
 
     Returns:
-        The indices of these features in ``features``, ascending; empty if there are none.
+        The indices of these features in ``features``, ascending. The list is empty if there are
+        none.
     """
     found = []
     for place, feature in enumerate(features):

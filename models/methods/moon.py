@@ -73,14 +73,14 @@ def contrastive_loss(
 ) -> Tensor:
     """Compute MOON's contrastive loss (eq. 3), which pulls a site's network to the global network.
 
-    For each sample it is -log(exp(s_g / T) / (exp(s_g / T) + exp(s_p / T))). Here s_g and s_p are
-    the cosine similarities of ``z`` with ``z_global`` and ``z_previous``.
+    It also pushes the network away from its state after the site's last round. For each sample it
+    is -log(exp(s_g / T) / (exp(s_g / T) + exp(s_p / T))). Here s_g and s_p are the cosine
+    similarities of ``z`` with ``z_global`` and ``z_previous``.
 
     Args:
         z: representations by the network in training, (batch, size).
         z_global: representations by the global network, (batch, size).
-        z_previous: representations by the site's network at the end of its last round, (batch,
-            size).
+        z_previous: representations by the site's network after its last round, (batch, size).
         temperature: T.
         mean: maps the samples' losses (batch,) to the result. By default this is their mean, a
             scalar.

@@ -86,10 +86,13 @@ class PICSRSettings(OwnSettings):
         return finished + 1 == self.warmup + self.expert_rounds
 
     def stage(self, finished: int) -> str:
-        """Return the stage of the round after ``finished`` rounds: 'warmup', 'experts' or 'router'.
+        """Return the stage of the next round: 'warmup', 'experts' or 'router'.
 
         The run begins with ``warmup`` rounds of FedAvg, which may be 0. In the next
         'picsr.expert-rounds' rounds each site trains its expert. All later rounds train the router.
+
+        Args:
+            finished: the number of finished rounds.
         """
         if finished < self.warmup:
             return WARMUP
@@ -100,8 +103,8 @@ class PICSRSettings(OwnSettings):
     def check(self, common: CommonSettings, is_table: bool) -> None:
         """Check the settings that PICSR's prototypes and its router depend on.
 
-        A prototype is the mean training sample of a silo. A silo with fewer training samples than
-        'picsr.prototype-min-count' sends none.
+        A prototype is the mean training sample of a site. A site with fewer training samples than
+        'picsr.prototype-min-count' sends none, because the mean would reveal them.
 
         Args:
             common: the run's common settings.
@@ -110,10 +113,10 @@ class PICSRSettings(OwnSettings):
         Raises:
             SettingError: in one of these cases:
 
-                - 'data.standardise' is "site", so that each prototype would be 0.
-                - 'data.standardise' is "pooled", the data set is a table, and
-                  'picsr.prototype-min-count' exceeds 'privacy.sums-min-count'. A site too small for
-                  a prototype could then send feature sums, which give the same mean.
+                - 'data.standardise' is "site", which makes the mean sample of every site 0.
+                - 'picsr.prototype-min-count' exceeds 'privacy.sums-min-count', for a table with
+                  'data.standardise' "pooled". A small site would then send sums that reveal its
+                  mean.
                 - The warm-up and the experts take all rounds, so that none is left for the router.
         """
         if common.standardise == "site":
@@ -183,13 +186,18 @@ class Router(nn.Module):
         return distances
 
     def scores(self, distances: Tensor) -> Tensor:
-        """Split the experts' scores for one sample into additive terms, (experts, experts + 1).
+        """Split each expert's score for one sample into additive terms.
 
-        Row i has the terms of expert i's score: one for the similarity to each prototype and, in
-        the last column, the bias. The softmax over the row sums gives the experts' weights.
+        There is one expert per prototype. An expert's score adds up a bias and, for each prototype,
+        a trained weight times the sample's similarity to it. The softmax of the scores gives the
+        experts' weights.
 
         Args:
             distances: the distances of the sample to the prototypes, (experts,).
+
+        Returns:
+            The terms, (experts, experts + 1), a row for each expert. The bias is in the last
+            column.
         """
         similarities = invert_distances(distances, self.inversion)
         # (experts, experts): a linear layer would add up each row, here the terms stay apart
@@ -199,8 +207,8 @@ class Router(nn.Module):
     def log_weights(self, inputs: Tensor, prototypes: Tensor) -> Tensor:
         """Compute the logarithm of the experts' weights for each sample, (batch, experts).
 
-        The weights of a sample depend on its distances to the prototypes. They are a softmax, so
-        they sum to 1.
+        The weights are a softmax of the experts' scores, which are linear in the sample's
+        similarities to the prototypes. The weights of a sample sum to 1.
 
         Args:
             inputs: (batch, *input_shape).
@@ -211,10 +219,9 @@ class Router(nn.Module):
 
 
 def invert_distances(distances: Tensor, inversion: str) -> Tensor:
-    """Convert distances to similarities of the same shape.
+    """Convert distances d to similarities of the same shape.
 
-    ``inversion`` 'negative' gives -d, 'reciprocal' gives 1 / (1 + d). Other names count as
-    'reciprocal'.
+    If ``inversion`` is 'negative', the similarity is -d. For any other name it is 1 / (1 + d).
     """
     if inversion == "negative":
         return -distances
@@ -232,12 +239,15 @@ def build_router(
 def open_router(
     settings: PICSRSettings, prototypes: Mapping[str, Tensor], arrays: Mapping[str, Tensor]
 ) -> Router:
-    """Build the router, which weighs the sites' expert networks for a sample, with trained weights.
+    """Build the router from its trained weights.
+
+    The router is a network that weights the sites' expert networks for each sample.
 
     Args:
         settings: the settings of PICSR.
         prototypes: site -> prototype (*input_shape), one for each expert and at least one.
-        arrays: arrays by name, as received. Only the arrays named ``router/...`` are used.
+        arrays: the received arrays by name, of which those named ``router/...`` are the trained
+            weights. All other arrays are ignored.
 
     Raises:
         SettingError: the arrays do not fit the router.
@@ -280,16 +290,16 @@ class PICSRNetwork(Mixture):
 
 
 def routing_metrics(weights: Tensor, sites: Sequence[str], min_samples: int) -> dict[str, float]:
-    """Summarise the weights that a site's samples give to each expert network, as metrics by name.
+    """Summarise the weights of each expert network over a site's samples, as metrics by name.
 
-    The names are ``routing.<expert>.mean`` and the quantiles ``routing.<expert>.q05``, ``.q25``,
-    ``.q50``, ``.q75`` and ``.q95``, where an expert is named after its site. With fewer than
-    ``min_samples`` samples the result is empty, because a mean over few samples reveals them.
+    Expert networks are named after their sites. The metrics are ``routing.<expert>.mean`` and the
+    quantiles ``routing.<expert>.q05``, ``.q25``, ``.q50``, ``.q75`` and ``.q95``. If there are
+    fewer than ``min_samples`` samples, the result is empty, because it would reveal them.
 
     Args:
         weights: the experts' weights for each sample, (n, experts), rows summing to 1.
         sites: the expert's site for each column.
-        min_samples: the smallest n.
+        min_samples: the smallest number of samples.
     """
     if len(weights) < min_samples:
         return {}
@@ -333,9 +343,9 @@ def feature_contributions(
 ) -> Tensor:
     """Split a sample's distance to each prototype into the contributions of the features.
 
-    The distance is between the router's embeddings f of sample and prototype. Contributions are
-    integrated gradients along the line from the prototype to the sample. Their sum over the
-    features is about the distance, and equals it if f is linear.
+    The distance is |f(sample) - f(prototype)|, where f is the router's embedding. Contributions are
+    integrated gradients along the line from the prototype to the sample. Their sum approximates the
+    distance, and equals it if f is linear.
 
     Args:
         router: the router.
@@ -394,14 +404,18 @@ def routing_document(
     """Build the content of routing.json: the weights that each site's samples give to each expert.
 
     Args:
-        values: site -> its test metrics, of which only those of ``routing_metrics`` are read.
-        experts: the experts' sites. The metrics of any other expert are left out.
-        distances: the result of ``prototype_distances``.
+        values: site -> test metrics by name. Only the names ``routing.<expert>.<statistic>`` are
+            read.
+        experts: the experts, named after their sites. Metrics of any other expert are left out.
+        distances: the distances between prototypes, from ``prototype_distances``.
 
     Returns:
-        A mapping with three keys. ``experts`` has the list. ``sites`` has site -> expert ->
-        statistic (such as ``mean``) -> value, where an expert of which a site has no metrics gets
-        an empty mapping. ``prototype distances`` has ``distances``.
+        A mapping with three keys:
+
+        - ``experts``: the list ``experts``.
+        - ``sites``: site -> expert -> statistic, such as ``mean`` -> value. An expert has an empty
+          mapping if the site has no metrics of it.
+        - ``prototype distances``: the argument ``distances``.
     """
     sites: dict[str, dict[str, dict[str, float]]] = {}
     for site, metrics in values.items():

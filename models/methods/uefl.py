@@ -82,7 +82,8 @@ class UEFLSettings(OwnSettings):
         """Check that no site sends exact centroids of its features if training is private.
 
         Raises:
-            SettingError: training is private, but a setting asks for K-means.
+            SettingError: 'privacy.sample-clip-norm' is above 0, but 'uefl.codeword-start',
+                'uefl.refresh' or 'uefl.first-book' is 'kmeans'.
         """
         if common.is_private() and "kmeans" in (self.codeword_start, self.refresh):
             raise SettingError(
@@ -99,17 +100,17 @@ class UEFLSettings(OwnSettings):
     def sends_centroids(self, uncertain: bool, first: bool = False) -> bool:
         """Tell whether sites send centroids of their features to start or refresh a codebook.
 
-        The settings decide. Each case has its own setting, and the answer is True if it is
-        'kmeans':
+        One of three settings decides, and the answer is True if it is 'kmeans':
 
-        - 'uefl.codeword-start' for uncertain sites, whose centroids start new codewords.
-        - 'uefl.refresh' for certain sites after a round, whose centroids refresh the first book.
-        - 'uefl.first-book' for certain sites before round 1, whose centroids start the first book.
+        - 'uefl.codeword-start', if the sites are uncertain. Their centroids start new codewords.
+        - 'uefl.first-book', for certain sites before round 1. Their centroids start the first
+          codebook, which all sites share.
+        - 'uefl.refresh', for certain sites after a round. Their centroids refresh the first
+          codebook.
 
         Args:
             uncertain: whether the sites are uncertain.
-            first: whether the time is before round 1, when all sites count as certain. Ignored if
-                ``uncertain`` is True.
+            first: whether round 1 is still to come. It is ignored if ``uncertain`` is True.
         """
         # New books start from the uncertain sites; the first book comes from the certain ones
         if uncertain:
@@ -121,8 +122,8 @@ class UEFLSettings(OwnSettings):
     def list_disclosures(self) -> list[str]:
         """List the data that a site sends, one phrase for each kind, for privacy.json.
 
-        The list has the weights and codebooks of each round and, if the settings ask for K-means,
-        the centroids.
+        Weights and codebooks are always listed. Centroids of the site's features are listed if a
+        setting lets sites send them, with the time at which they are sent.
         """
         sentences = [
             "all weights and batch-norm statistics of the network, each round",
@@ -147,8 +148,9 @@ class UEFLSettings(OwnSettings):
     def why_certain(self, round_: int) -> str:
         """Build the message that the run ends after ``round_`` because no silo is uncertain.
 
-        It says that no silo's entropy is above a multiple of the least entropy of all silos or,
-        with 'uefl.threshold' "mean", of their mean. The factor is 1 + 'uefl.gamma'.
+        It says that no silo's entropy is above 1 + 'uefl.gamma' times a reference. The reference is
+        the least entropy of all silos or, if 'uefl.threshold' is "mean", the mean of their
+        entropies.
         """
         level = {"least": "the least", "mean": "their mean"}[self.threshold]
         return (
@@ -157,15 +159,14 @@ class UEFLSettings(OwnSettings):
         )
 
     def ends_iteration(self, iteration: int, round_: int, rounds: int) -> bool:
-        """Tell whether ``round_`` ends an iteration, and another iteration follows.
+        """Tell whether an iteration ends with ``round_``, and another iteration follows.
 
-        An iteration is a series of rounds, after which new codewords may be added. The first
-        iteration has 'uefl.iteration-rounds' rounds, and each later one 'uefl.extension-rounds'. No
-        iteration follows the last allowed one ('uefl.max-iterations'), and no iteration follows the
-        last round of the run.
+        UEFL may add codewords after an iteration, which is a series of rounds. The first iteration
+        has 'uefl.iteration-rounds' rounds, and each later one 'uefl.extension-rounds'. No iteration
+        follows after 'uefl.max-iterations' iterations or after the run's last round.
 
         Args:
-            iteration: the number of the iteration, from 1.
+            iteration: the number of the current iteration, from 1.
             round_: the number of the round, from 1.
             rounds: the number of rounds in the run.
         """
@@ -174,10 +175,10 @@ class UEFLSettings(OwnSettings):
         return round_ == end and iteration < self.max_iterations and round_ < rounds
 
     def why_unfit(self, facts: SiteFacts) -> str | None:
-        """Return the reason why UEFL cannot use a site; None if it can.
+        """Return the reason why UEFL cannot use a site, or None if it can.
 
-        If the run can have more than one iteration, it cannot use a site that withholds its
-        measurements on validation samples.
+        UEFL judges uncertainty by measurements on validation samples. It cannot use a site that
+        withholds them, unless 'uefl.max-iterations' is 1.
         """
         if self.max_iterations == 1 or "val" in facts.measured:
             return None
@@ -187,18 +188,21 @@ class UEFLSettings(OwnSettings):
         )
 
     def refuse_small(self, site: str, sizes: Mapping[str, int], features: int) -> None:
-        """Check that a site has enough samples and features for the run's settings.
+        """Check that a site has validation samples and enough features for the run's settings.
 
         Nothing is checked if 'uefl.max-iterations' is 1.
 
         Args:
             site: the site's name, for errors.
             sizes: split -> number of samples. Empty if the site does not report its sizes.
-            features: the number of training features: one for each sample, token and segment.
+            features: the number of training features. Each segment of each token of a sample is
+                one.
 
         Raises:
-            SettingError: the site reports its sizes and has no validation samples, or
-                'uefl.refresh' is 'kmeans' and the site has fewer features than 'uefl.codes'.
+            SettingError: in one of these cases:
+
+                - The site reports its sizes and has no validation samples.
+                - 'uefl.refresh' is 'kmeans', but there are fewer features than 'uefl.codes'.
         """
         if self.max_iterations > 1 and sizes and not sizes.get("val"):
             raise SettingError(
@@ -212,16 +216,16 @@ class UEFLSettings(OwnSettings):
             )
 
     def few_centroids(self, features: Mapping[str, int]) -> list[str]:
-        """Return a warning, in a list, if some sites' clusters are probably too small to be sent.
+        """Warn if some sites have too few features to fill all K-means clusters.
 
-        These are the sites with fewer than 'uefl.codes' times 'uefl.centroid-min-count' training
-        features.
+        Smaller clusters than 'uefl.centroid-min-count' features start no codewords. A site has too
+        few features if it has fewer than 'uefl.codes' times this number.
 
         Args:
             features: site -> number of training features.
 
         Returns:
-            One sentence, with the number of these sites and the name of the site with the fewest
+            A list with one sentence: how many such sites there are, and which has the fewest
             features. The list is empty if there are none, or if no setting asks for K-means.
         """
         # Clusters are seldom of equal size, so even this number is optimistic
@@ -241,16 +245,18 @@ class UEFLSettings(OwnSettings):
         ]
 
     def check(self, common: CommonSettings, is_table: bool) -> None:
-        """Check that uncertainty is measured, and that new codewords can be added before the end.
+        """Check that uncertainty can be measured, and that codewords can be added before the end.
 
         Args:
             common: the run's common settings.
             is_table: ignored.
 
         Raises:
-            SettingError: private training would send centroids; the dropout rate or the number of
-                Monte Carlo passes is 0; or 'uefl.max-iterations' is above 1, but the first
-                iteration takes all rounds.
+            SettingError: in one of these cases:
+
+                - Private training would send centroids (``refuse_exact_centroids``).
+                - 'network.dropout' or 'train.mc-passes' is 0.
+                - 'uefl.max-iterations' is above 1, but the first iteration takes all rounds.
         """
         self.refuse_exact_centroids(common)
         if common.dropout == 0 or common.mc_passes == 0:
@@ -277,16 +283,15 @@ class CentroidNotes(Notes):
 def uncertain_sites(
     entropies: Mapping[str, float], gamma: float, threshold: str = "least"
 ) -> list[str]:
-    """Return the names of the sites whose predictions are uncertain, sorted.
+    """Return the names of the sites whose predictions are uncertain, in alphabetical order.
 
-    UEFL extends the codebook of these sites. A site is uncertain if its mean predictive entropy is
-    above (1 + ``gamma``) times the least entropy of all sites. This is the negation of eq. 9. With
-    ``threshold`` 'mean', the unweighted mean over all sites replaces the least entropy (section
-    3.4).
+    These are the sites for which UEFL adds codewords. A site is uncertain if its entropy is above
+    (1 + ``gamma``) times a reference. The reference is the least entropy of all sites or, with
+    ``threshold`` 'mean', the unweighted mean of all sites' entropies.
 
     Args:
         entropies: site -> mean predictive entropy, for at least one site.
-        gamma: how far a site may be above the least entropy or the mean, as a share.
+        gamma: how far a site may be above the reference, as a share of it.
         threshold: 'least' or 'mean'.
     """
     values = list(entropies.values())
@@ -299,13 +304,16 @@ def uncertain_sites(
 
 
 def round_marks(extended: Mapping[str, Sequence[str]], refreshed: Sequence[int]) -> dict[int, str]:
-    """Describe how the codebooks changed, to mark rounds in plots: round, in rising order -> text.
+    """Describe how the codebooks changed, to mark rounds in plots.
 
     Args:
-        extended: round, as text -> the sites that got new codewords. The list is empty if no
-            cluster was large enough.
-        refreshed: the rounds after which the first book, the codebook that all sites share, was
-            initialised again.
+        extended: round, as text -> the sites that got new codewords. An empty list means that no
+            cluster of features was large enough for new codewords.
+        refreshed: the rounds after which the first codebook, which all sites share, was initialised
+            again.
+
+    Returns:
+        Round -> text, in the order of rising rounds.
     """
     marks: dict[int, list[str]] = {}
     for number, sites in extended.items():
