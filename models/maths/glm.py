@@ -297,7 +297,8 @@ def fit_alone(family: Family, x: Floats, y: Outcomes, rounds: int = 30) -> tuple
 
     The fit has converged if a step changes every coefficient by less than 1e-9 * (1 + m), where m
     is the largest absolute coefficient after the step. The fit fails in two cases: a coefficient
-    other than the intercept exceeds 12 in absolute value, or ``rounds`` steps are not enough.
+    other than the intercept exceeds 12 in absolute value (not in a linear model), or ``rounds``
+    steps are not enough.
 
     Args:
         family: the family of the model.
@@ -328,7 +329,8 @@ def fit_alone(family: Family, x: Floats, y: Outcomes, rounds: int = 30) -> tuple
         sums = sums_at(family, x, y, beta)
         step = np.linalg.solve(sums.hessian, sums.gradient)
         beta = beta + step
-        if np.abs(beta[first:]).max(initial=0.0) > LARGEST:
+        # A linear model has a solution however large a coefficient is
+        if family != "linear" and np.abs(beta[first:]).max(initial=0.0) > LARGEST:
             break
         if np.abs(step).max() < 1e-9 * (1 + np.abs(beta).max()):
             covariance = dispersion(family, sums) * np.linalg.inv(sums.hessian)

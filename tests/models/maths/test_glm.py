@@ -59,6 +59,8 @@ def test_a_linear_fit_is_least_squares_with_its_textbook_errors():
     beta, covariance = fit_alone("linear", x, np.array([1.0, 2.0, 4.0]))
     np.testing.assert_allclose(beta, [5 / 6, 1.5])
     assert covariance[1, 1] == pytest.approx(1 / 12)
+    steep, _ = fit_alone("linear", x, 100 * np.array([1.0, 2.0, 4.0]))
+    np.testing.assert_allclose(steep, [500 / 6, 150.0])
 
 
 def test_sums_of_two_groups_add_up_and_survive_the_vector():
