@@ -288,15 +288,15 @@ def _open_folder(folder: Path) -> Iterator[int]:
 def build_folder(target: Path, fill: Callable[[Path], None], *, replace: bool = False) -> None:
     """Let ``fill`` write a new folder under a temporary name, then rename it to ``target``.
 
-    Missing parent folders are made. If ``target`` is already a folder with content, another process
-    was faster. That folder then stays, the new one is deleted, and no error is raised. With
-    ``replace``, an existing ``target`` is first moved aside, and deleted after the renaming. If the
-    renaming fails, it is moved back.
+    Missing parent folders are made. With ``replace``, an existing ``target`` is first moved aside,
+    and deleted after the renaming. If ``target`` is a folder with content when the new folder is
+    renamed, another process was faster. That process's folder then stays, the new one is deleted,
+    and no error is raised. After any other failure of the renaming, the old folder comes back.
 
     Args:
         target: the new folder's path.
         fill: gets the path of an empty folder and writes the content into it.
-        replace: whether to remove an existing ``target``.
+        replace: whether to replace an existing ``target``.
 
     Raises:
         OSError: the folder cannot be written or renamed. If the disk is full or fails, the error
