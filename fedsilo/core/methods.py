@@ -206,10 +206,10 @@ def class_name(name: str) -> str:
 
 
 def title_of(name: str) -> str:
-    """Return a method's name as people write it: ``FedAvg+FT`` for ``fedavg-ft``.
+    """Return a method's title, which is its name for readers: ``FedAvg+FT`` for ``fedavg-ft``.
 
-    A plugin's title is the ``title`` in its own settings class. If there is none, the title is the
-    name of the plugin's server class.
+    The settings class of a built-in method has the title. A plugin's title is the ``title`` in its
+    own settings class. If there is none, the title is the name of the plugin's server class.
 
     Raises:
         SettingError: no method has that name, or its plugin cannot be imported.

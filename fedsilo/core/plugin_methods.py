@@ -110,7 +110,8 @@ def refuse_lacking(part: type, where: str) -> None:
         where: the module of the class, for the error, such as "module 'own'".
 
     Raises:
-        SettingError: a function is not defined. The error lists all of them, sorted.
+        SettingError: an abstract function is not defined. The error lists all such functions,
+            sorted.
     """
     lacking = sorted(getattr(part, "__abstractmethods__", ()))
     if lacking:

@@ -303,7 +303,7 @@ def _import_module(module: str, plugin: str) -> ModuleType:
 
     Args:
         module: the module's full name.
-        plugin: the plugin's kind and name, which begin the error.
+        plugin: the plugin's kind and name, as the first words of the error.
 
     Raises:
         SettingError: importing the module raises any exception, including SystemExit.
@@ -380,7 +380,7 @@ def _parse_carried(text: str) -> dict[str, Value]:
 
 
 def import_plugin(module: str) -> None:
-    """Import a plugin's top-level module, which runs its code unless it is imported already.
+    """Import a plugin's top-level module. Its code runs unless the module is imported already.
 
     Raises:
         SettingError: the import fails with any exception, including SystemExit.

@@ -81,7 +81,8 @@ def end_trees(roots: Iterable[psutil.Process]) -> None:
         psutil.AccessDenied: a process belongs to another user.
     """
     # All are listed before the first signal: once a parent has ended, its children are not found.
-    # A mapping serves as a set that keeps its order
+    # A mapping serves as a set that keeps its order. A signal to the process group would not do,
+    # because Flower and Ray start their children in new sessions
     members: dict[psutil.Process, None] = {}
     for root in roots:
         with suppress(psutil.NoSuchProcess):
@@ -122,7 +123,7 @@ def end_run(home: Path) -> None:
 def without_main() -> Iterator[None]:
     """Hide the caller's script (``__main__``) from processes that start inside the ``with`` block.
 
-    A new process of Python's multiprocessing would import the script, and could so execute it
+    A new process of Python's multiprocessing would import the script, which could start the run
     again.
     """
     main, sys.modules["__main__"] = sys.modules["__main__"], ModuleType("__main__")

@@ -206,7 +206,7 @@ def _list_files(folder: Path) -> set[str]:
 
 
 def _read_stamps(folder: Path, names: Iterable[str]) -> Stamps:
-    """Read the size, times and inode of files, which show whether a file may have changed.
+    """Read the size, times and inode of files, to see later whether a file may have changed.
 
     Args:
         folder: the folder of the files.

@@ -33,7 +33,7 @@ def state_digest(arrays: Arrays, facts: Mapping[str, Any]) -> str:
 
     Args:
         arrays: arrays by name.
-        facts: further values by name.
+        facts: further values by name, such as numbers and strings.
 
     Raises:
         TypeError: JSON cannot represent a value in ``facts``.

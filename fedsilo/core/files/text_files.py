@@ -155,8 +155,8 @@ def csv_lines(text: str, where: str, delimiter: str = ",") -> list[tuple[int, li
     """Split the text of a CSV file into rows, each as (line number in the file, cells).
 
     Empty rows are left out. Rows may differ in their number of cells. A row with a quoted line end
-    covers several lines, and has the number of its last line. Python's csv module reads the text in
-    its non-strict mode, which accepts most faulty quotes.
+    covers several lines, and gets the number of the last one. Python's csv module reads the text in
+    its non-strict mode, which accepts most quotes in wrong places.
 
     Args:
         text: the content of the file.

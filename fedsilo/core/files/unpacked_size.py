@@ -51,8 +51,8 @@ def most_unpacked(path: Path) -> int:
 def unpacked_fault(path: Path, size: int) -> str | None:
     """Explain why unpacking a file to ``size`` bytes is refused; None if it is allowed.
 
-    The limit is ``most_unpacked(path)``: 1 GiB or $FEDSILO_MOST_UNPACKED, but at least 16 times the
-    file's size on disk. The explanation is a predicate for the file's path.
+    The limit is $FEDSILO_MOST_UNPACKED or, if that is not set, 1 GiB. It is at least 16 times the
+    file's size on disk. The explanation follows the file's path.
     """
     most = most_unpacked(path)
     if size <= most:
