@@ -76,7 +76,7 @@ def path_of(path: AnyPath | None) -> Path | None:
     """Convert a path or a string to a ``Path``; None gives None. The path need not exist.
 
     Raises:
-        SettingError: the value is of another type, such as a pandas frame.
+        SettingError: the value is of a type that cannot be a path, such as a number.
     """
     if path is None:
         return None
@@ -92,8 +92,8 @@ def path_of(path: AnyPath | None) -> Path | None:
 def several(argument: Any) -> list[Any]:
     """Convert an argument that may be one item, several items or None to a list of its items.
 
-    A string, a path, or an object that is not iterable is one item. None gives an empty list, and a
-    mapping gives its keys.
+    A string or a path is one item, and so is an object that is not iterable. None gives an empty
+    list, and a mapping gives its keys. Any other iterable gives its elements.
     """
     if argument is None:
         return []
@@ -108,7 +108,7 @@ def folder_of(run: AnyRun) -> Path:
     Whether the directory exists is not checked.
 
     Raises:
-        SettingError: ``run`` is neither a path or string nor an object with the attribute ``path``.
+        SettingError: ``run`` is not a string, a path or an object with the attribute ``path``.
     """
     if isinstance(run, Path | str):
         return Path(run)
@@ -125,16 +125,16 @@ def folders_of(runs: Sequence[AnyRun]) -> list[Path]:
 
 
 def texts_of(settings: Settings | None) -> tuple[str, ...]:
-    """Convert settings to a tuple of strings ``key=value``, in their given order.
+    """Convert settings to a tuple of strings ``key=value``, in the order of the settings.
 
     Args:
-        settings: a mapping, a sequence of strings, or a single string; None gives an empty tuple.
+        settings: a mapping, a sequence of strings, or a single string. None gives an empty tuple.
             The values of a mapping are written as JSON, so the string 'a' becomes ``key="a"``.
-            Strings are returned unchanged, even without a '='.
+            Strings enter the tuple unchanged, even without a '='.
 
     Raises:
         SettingError: an item of a sequence is not a string, or JSON cannot represent a value of a
-            mapping. If there are several such items or values, the error describes the last one.
+            mapping.
     """
     texts: list[str] = []
     fault = ""
@@ -180,13 +180,14 @@ def refuse_below(minimum: int, option: str, value: int | None) -> None:
 
 
 def refuse_target(target: Path, instead: str) -> None:
-    """Check that a new file or folder can be written at ``target``.
+    """Make the parent folders of a new file or folder, and check that it can be written there.
 
-    Missing parent folders are made. Nothing is written at the target itself.
+    Nothing is written at ``target``.
 
     Args:
         target: the path of the new file or folder.
-        instead: the alternative that the error names after "give", such as "another --out".
+        instead: the alternative that the error suggests, such as "another --out". The error ends
+            with "give" and these words.
 
     Raises:
         SettingError: a file or folder exists at the target, or the parent folder cannot be made or

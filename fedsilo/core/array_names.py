@@ -18,6 +18,8 @@ BATCH_NORM = ("running_mean", "running_var")
 def arrays_below(prefix: str, arrays: Mapping[str, A]) -> dict[str, A]:
     """Select the arrays whose names begin with ``prefix``, and remove the prefix from their names.
 
+    The prefix may be any string. A name that equals the prefix becomes empty.
+
     Returns:
         Name without the prefix -> array, sorted by the full name; empty if no name has the prefix.
     """
@@ -36,9 +38,9 @@ def with_prefix(prefix: str, arrays: Mapping[str, A]) -> dict[str, A]:
 def by_site(arrays: Mapping[str, A]) -> dict[str, dict[str, A]]:
     """Group arrays by the site in their names, which have the form ``<site>/<array>``.
 
-    A name in a message begins with a kind, as in ``expert/<site>/<array>``. Callers remove the kind
-    first, for example by ``arrays_below``. If a name has no '/', the whole name is the site, and
-    its array gets the empty name. The arrays of a site keep their given order.
+    The site is the text before the first '/'. Callers first remove any prefix of the site, such as
+    ``expert/``. If a name has no '/', the whole name is the site, and its array gets the empty
+    name. The arrays of a site keep their given order.
 
     Returns:
         Site -> name of the array -> array, sorted by site.
@@ -53,13 +55,12 @@ def by_site(arrays: Mapping[str, A]) -> dict[str, dict[str, A]]:
 def select_others(site: str, arrays: Mapping[str, A], *kinds: str) -> dict[str, A]:
     """Select the arrays of certain kinds that belong to any site except ``site``.
 
-    A kind is the first part of an array's name, such as ``expert/``; a site's name follows it.
+    An array's full name is ``<kind>/<site>/<array>``, such as ``expert/north/weight``.
 
     Args:
-        site: the site whose own arrays are left out.
-        arrays: arrays by their full names, ``<kind>/<site>/<array>``.
-        kinds: the kinds to select, each with its final '/'. If there are none, no array is
-            selected.
+        site: the site whose arrays are left out.
+        arrays: full name -> array.
+        kinds: the kinds to select, each with a final '/'. If there are none, no array is selected.
 
     Returns:
         Full name -> array, in the order of ``arrays``.

@@ -198,15 +198,16 @@ def error_line(error: FedsiloError) -> str:
 def unknown_key(key: str, known: Iterable[str]) -> SettingError:
     """Build the error for an unknown setting, which suggests similar known keys.
 
-    The caller raises the error. The first of these rules that applies gives the suggestion:
+    A key is ``<group>.<name>``, or a name without a group. The first rule that applies gives the
+    suggestion:
 
-    - If ``key`` without its group is a known key, that key: 'rounds' for 'train.rounds'.
+    - If the name without the group is a known key, that key: 'rounds' for 'train.rounds'.
     - If known keys end with ``.<key>``, all of them: 'uefl.gamma' for 'gamma'.
     - If difflib finds known keys with a similarity of at least 0.5, the most similar one.
 
-    If ``key`` has a group that no known key has, the error also lists all groups. Otherwise, if
-    there is no suggestion, it lists the first 30 known keys in alphabetical order. A ``key`` of
-    more than 100 characters is cut to 100 before it is compared.
+    If no known key has the group of ``key``, the error also lists all groups. Otherwise, if there
+    is no suggestion, it lists the first 30 known keys in alphabetical order. A ``key`` of more than
+    100 characters is cut. The caller raises the error.
 
     Args:
         key: the unknown key, as the user wrote it.
@@ -233,15 +234,15 @@ def unknown_key(key: str, known: Iterable[str]) -> SettingError:
 
 
 def unknown_name(what: str, name: str, known: Iterable[str]) -> SettingError:
-    """Build the error for an unknown name, such as a misspelt method. The caller raises it.
+    """Build the error for an unknown name, which suggests the most similar known name.
 
-    The error suggests the most similar known name, if difflib's similarity is at least 0.54.
-    Otherwise it lists the first 30 known names in alphabetical order. But if there are more than 30
-    experiments or methods, it names the command that lists them, ``fedsilo experiments`` or
-    ``fedsilo methods``.
+    A known name is suggested if difflib finds a similarity of at least 0.54. Otherwise the error
+    lists the first 30 known names in alphabetical order. For more than 30 experiments or methods,
+    it instead names the command ``fedsilo experiments`` or ``fedsilo methods``, which lists them.
+    The caller raises the error.
 
     Args:
-        what: the kind of thing that has the name, such as 'method'.
+        what: the kind of thing that has the name, such as 'method' or 'experiment'.
         name: the unknown name.
         known: the names that exist.
     """
@@ -269,9 +270,10 @@ def missing_extra(what: str, extra: str, otherwise: str = "") -> str:
     An extra is a group of optional packages. The sentence has no full stop.
 
     Args:
-        what: the feature, as the subject of the sentence.
+        what: the feature, as the words before "needs the extra".
         extra: the name of the extra in pyproject.toml.
-        otherwise: an alternative, as an imperative such as "leave it out"; empty for none.
+        otherwise: an alternative such as "leave it out", which follows ", or" at the end of the
+            sentence; empty for none.
     """
     command = f"{what} needs the extra '{extra}': pip install 'fedsilo[{extra}]'"
     return f"{command}, or {otherwise}" if otherwise else command
@@ -279,15 +281,18 @@ def missing_extra(what: str, extra: str, otherwise: str = "") -> str:
 
 @contextmanager
 def needs_extra(what: str, extra: str, otherwise: str = "") -> Iterator[None]:
-    """Turn an ImportError in the block into a SettingError that says which extra to install.
+    """Turn an ImportError in the ``with`` block into an error that says which extra to install.
 
     An extra is a group of optional packages of fedsilo. Any ImportError counts, whichever module is
     missing. Other errors are not changed.
 
     Args:
-        what: the feature, as the subject of the error's sentence.
+        what: the feature, as the words before "needs the extra" in the error.
         extra: the name of the extra in pyproject.toml.
-        otherwise: an alternative, as an imperative such as "leave it out"; empty for none.
+        otherwise: an alternative such as "leave it out", which ends the error; empty for none.
+
+    Raises:
+        SettingError: the block raises an ImportError.
     """
     try:
         yield

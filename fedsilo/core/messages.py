@@ -99,8 +99,8 @@ class Instruction:
     def to_config(self) -> dict[str, Value]:
         """Convert this request of the server to the entries of a Flower ConfigRecord.
 
-        Each attribute except ``notes`` becomes an entry with its name, in which '-' replaces '_'.
-        Each note, a further value from the method, becomes an entry ``note.<name>``, in which the
+        Each attribute except ``notes`` becomes an entry of the same name, with '-' in place of '_'.
+        Notes are further values from the method. Each note becomes an entry ``note.<name>``, whose
         name is not changed.
         """
         config = {name.replace("_", "-"): value for name, value in vars(self).items()}
@@ -113,17 +113,17 @@ class Instruction:
     def from_config(cls, config: Mapping[str, Any], final: bool = False) -> Instruction:
         """Build the server's request to a site from the entries of a Flower ConfigRecord.
 
-        Each entry ``note.<name>`` becomes a note, a further value from the method. Notes are not
-        checked here. Other unknown keys are ignored.
+        Each entry ``note.<name>`` becomes a note, which is a further value from the method. Notes
+        are not checked here. Other unknown keys are ignored.
 
         Args:
             config: the keys and values.
-            final: whether to set the phase to the final evaluation, and ignore the phase in
-                ``config``.
+            final: whether this is the request for the final evaluation. The request then gets that
+                phase, and the phase in ``config`` is ignored.
 
         Raises:
-            SiteError: the run's name is not allowed, or a key is missing, because server and site
-                run different versions.
+            SiteError: the run's name is not allowed, or a key is missing. The error for a missing
+                key says that server and site run different versions.
             ValueError: the round, the step or 'expects-state' is not a whole number.
         """
         notes = {}
@@ -171,9 +171,9 @@ def measurement(model: str, split: str, metric: str) -> str:
 def measurements(metrics: Mapping[str, object]) -> Iterable[tuple[str, str, str, float]]:
     """Yield (model, split, metric, value) for each measurement in ``metrics``, sorted by key.
 
-    A key counts as a measurement if it has at least two dots and text after the second. The
-    metric is all that follows the second dot. ``metric_names`` need not know the metric, because a
-    hospital uses this function to decide which metrics it withholds. Other keys are skipped.
+    The key of a measurement is ``<model>.<split>.<metric>``, in which only the metric may have
+    dots. All other keys are skipped. Metrics that fedsilo does not know are yielded too, because a
+    hospital uses this function to find the metrics that it withholds.
 
     Raises:
         ValueError: the value of a measurement is not a number.
@@ -211,12 +211,12 @@ class Notes:
 
     @classmethod
     def from_values(cls, values: Mapping[str, Value]) -> Self:
-        """Build the notes from the mapping that ``to_values`` made and a message carried.
+        """Build the notes from the mapping that ``to_values`` made.
 
         Notes are values that a method's server sends to its sites in addition to arrays. A missing
-        note gets the default of its field. A value whose name is not that of a field is ignored. If
-        a field is a bool, int, float or str, its value is taken unchanged, and its type is not
-        checked. The value of any other field is parsed as JSON.
+        note gets the default of its field. A value whose name is not that of a field is ignored.
+        The value of a bool, int, float or str field is taken unchanged, without a check of its
+        type. Any other value is parsed as JSON.
 
         Raises:
             SiteError: a note without a default is missing, or a value is not valid JSON. The error

@@ -206,10 +206,10 @@ def class_name(name: str) -> str:
 
 
 def title_of(name: str) -> str:
-    """Return a method's name as people write it: ``FedAvg+FT`` for ``fedavg-ft``.
+    """Return a method's title, which is its name for readers: ``FedAvg+FT`` for ``fedavg-ft``.
 
-    A plugin's title is the ``title`` in its own settings class. If there is none, the title is the
-    name of the plugin's server class.
+    The settings class of a built-in method has the title. A plugin's title is the ``title`` in its
+    own settings class. If there is none, the title is the name of the plugin's server class.
 
     Raises:
         SettingError: no method has that name, or its plugin cannot be imported.
@@ -227,9 +227,9 @@ def title_of(name: str) -> str:
 def about(name: str) -> str:
     """Return one sentence that describes a method.
 
-    The sentence of a built-in method is in the table ``OURS``. A method of a plugin is imported,
-    and the sentence is the first line of its module's docstring. It is empty if the module has
-    none.
+    The sentence of a built-in method is in the table ``OURS``. For a method of a plugin, the
+    plugin's module is imported. The first line of the module's docstring is then the sentence.
+    Without a docstring, the sentence is empty.
 
     Raises:
         SettingError: no method has that name, or its plugin cannot be imported.
@@ -243,13 +243,13 @@ def about(name: str) -> str:
 def why_not_private(name: str) -> str | None:
     """Return the reason why a method cannot have differential privacy per patient; None if it can.
 
-    The reason is a predicate for the method's name, such as "sends ...". It comes from one of three
-    places:
+    The reason follows the method's name, as in "sends ...". It comes from one of three places:
 
-    - A built-in method states it in its settings class.
-    - A plugin without its own site class has the reason of the built-in method that it extends.
-    - A plugin with its own site class has no reason if that class sets ``bounded_per_patient`` to
-      True. Otherwise the reason says that the class does not set it.
+    - A built-in method states the reason in its settings class.
+    - A plugin without its own site class has the reason of the built-in method that it extends. A
+      plugin that extends none counts as FedAvg.
+    - A plugin with its own site class has no reason if ``bounded_per_patient`` of that class is
+      True. Otherwise the reason is that the class does not state this.
 
     Raises:
         SettingError: no method has that name, or its plugin cannot be imported.
@@ -271,9 +271,9 @@ def why_not_private(name: str) -> str | None:
 def needs_sums_only(name: str) -> bool:
     """Return whether a method's server needs only sums over sites, so secure aggregation suits it.
 
-    A built-in method states this as ``sums_suffice`` in its settings class. If neither a plugin's
-    settings class nor its parent classes set it, the value is that of the built-in method that the
-    plugin extends.
+    The attribute ``sums_suffice`` of the method's settings class decides. A plugin's settings class
+    may leave it to a parent class. If only the base class ``OwnSettings`` sets it, the built-in
+    method that the plugin extends decides.
 
     Raises:
         SettingError: no method has that name, or its plugin cannot be imported.
@@ -297,9 +297,10 @@ def proves_sums(common: CommonSettings) -> bool:
 
 
 def settings_class(name: str) -> type[OwnSettings]:
-    """Return a method's settings class, which also states facts about the method.
+    """Return a method's settings class, which also states facts such as the method's title.
 
     A plugin without its own settings class gets the class of the built-in method that it extends.
+    If it extends none, it gets FedAvg's.
 
     Raises:
         SettingError: no method has that name, its plugin cannot be imported, or its settings class
@@ -316,10 +317,10 @@ def settings_class(name: str) -> type[OwnSettings]:
 
 
 def known_defaults() -> dict[str, Value]:
-    """Return the default of every common setting and of every setting of a built-in method, by key.
+    """Map each common setting and each setting of a built-in method to its default.
 
-    Common settings are those that all methods share. The settings of plugins are left out. A test
-    compares the run config in pyproject.toml with these defaults.
+    The keys of the mapping are those of the run config. Common settings are those that all methods
+    share. The settings of plugins are left out.
     """
     known = defaults(CommonSettings)
     for method in OURS:
@@ -331,8 +332,8 @@ def server_class(name: str) -> type[Any]:
     """Import the class of a method's server side, which combines the sites' replies.
 
     Raises:
-        SettingError: no method has that name, the method's class does not exist, or the class lacks
-            a function that every method must have.
+        SettingError: no method has that name, the method's class does not exist, or the class
+            leaves an abstract function undefined.
     """
     return _class_of_side(name, "server")
 
@@ -340,12 +341,12 @@ def server_class(name: str) -> type[Any]:
 def site_class(name: str) -> type[Any]:
     """Import the class of a method's site side, which trains at a site and answers the server.
 
-    For a built-in method, the server's side is not imported. A plugin without its own site class
-    gets the class of the built-in method that it extends.
+    A plugin without its own site class gets the class of the built-in method that it extends. If it
+    extends none, it gets FedAvg's.
 
     Raises:
         SettingError: no method has that name, its plugin cannot be imported, or its site class does
-            not exist, cannot be used, or lacks a function that every site class must have.
+            not exist, cannot be used, or leaves an abstract function undefined.
     """
     return _class_of_side(name, "site")
 
@@ -378,11 +379,12 @@ def _class_of_side(name: str, side: str) -> type[Any]:
 
 
 def _import_class(place: str, named_by: str) -> type[Any]:
-    """Import the class that a place such as ``module:Class`` names.
+    """Import the class that a string such as ``module:Class`` names.
 
     Args:
         place: the module and the class.
-        named_by: a description of the line that names the class, for the error.
+        named_by: the source of ``place``, as the subject of the error: "'server' of class
+            'FedAvgSettings'".
 
     Raises:
         SettingError: the module or its class does not exist.
@@ -404,28 +406,28 @@ def _import_class(place: str, named_by: str) -> type[Any]:
 def load_plugin_files(named: str, pins: Mapping[str, str] = {}) -> None:
     """Execute the plugin files in the setting 'plugin', and register them as modules.
 
-    A file that was executed before and has not changed is not executed again.
+    A file that was executed before and has not changed is not executed again. A file's name without
+    '.py' must be a Python identifier. It must not be the name of a built-in method, or of a module
+    that is not a plugin file.
 
     Args:
         named: the value of the setting: files FILE.py and names of installed modules, separated by
             commas. Only the files are executed.
-        pins: module -> the SHA-256 that its file must have. Files of other modules are not
-            compared.
+        pins: module -> the SHA-256 that its file must have. A file without a pin may have any
+            content.
 
     Raises:
         SettingError: a file cannot be read or executed, its digest differs from its pin, or its
-            name without '.py' cannot be used. It must be a Python identifier, and not the name of a
-            built-in method or of another module.
+            name is not allowed.
     """
     load_plugins(named, {name.replace("-", "_") for name in OURS}, pins)
 
 
 def _parent_method(server: type) -> str:
-    """Return the name of the built-in method on which a plugin is based.
+    """Return the name of the built-in method that a plugin's server class extends.
 
-    This is the built-in method whose server class the plugin's server class extends. If there are
-    several, the first one in Python's method resolution order counts. If there is none, the result
-    is 'fedavg'.
+    If the class extends several, the first one in Python's method resolution order counts. If it
+    extends none, the result is 'fedavg'.
     """
     # The classes are in the order Python looks up functions, so the nearest parent decides
     names = {class_name(name): name for name in OURS}
@@ -439,17 +441,18 @@ def _parent_method(server: type) -> str:
 def _plugin_class(name: str, room: str, suffix: str) -> Any:
     """Return the settings class or the site class of a plugin method.
 
-    A plugin without such a class gets that of the built-in method that it extends.
+    A plugin without such a class gets that of the built-in method that it extends. If it extends
+    none, it gets FedAvg's.
 
     Args:
         name: the plugin, as the setting 'method' names it.
-        room: the package of fedsilo to which such a class of a built-in method belongs: "models"
-            for the settings class, "client_app" for the site class.
+        room: "models" for the settings class, "client_app" for the site class. These packages of
+            fedsilo have such classes of built-in methods.
         suffix: the end of the class's name, after the name of the server class: "Settings" or
             "Site".
 
     Raises:
-        SettingError: the plugin does not exist or does not import, or its class cannot be used.
+        SettingError: the plugin does not exist or cannot be imported, or its class cannot be used.
     """
     server = plugin_server(name, METHODS)
     part = plugin_part(server, room, suffix)

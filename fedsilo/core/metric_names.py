@@ -144,10 +144,9 @@ class Measurement:
 def best_direction(name: str) -> int:
     """Return 1 if a higher value of a metric is better, -1 if a lower value is, and 0 otherwise.
 
-    The prefixes ``trained-``, ``own-`` and ``labels-``, which come in this order, and the end
-    ``-from-<site>`` do not matter. The result is 0 for entropy, because a model may be certain and
-    wrong. It is also 0 for a metric of a class or bin, such as ``class.0.auc``, and for a metric
-    that fedsilo does not know.
+    The prefixes ``trained-``, ``own-`` and ``labels-`` and the end ``-from-<site>`` do not matter.
+    The result is 0 for entropy, because a model may be certain and wrong. It is also 0 for a metric
+    that fedsilo does not know, or that covers a single class or bin, such as ``class.0.auc``.
     """
     return METRICS.get(_plain_word(name), _UNKNOWN).better
 
@@ -155,19 +154,20 @@ def best_direction(name: str) -> int:
 def metric_range(name: str) -> tuple[float, float]:
     """Return the smallest and largest possible value of a metric, such as (0, 1) for a share.
 
-    The range is unlimited if ``METRICS`` lacks the metric, as for a metric of a class or bin.
+    Infinity stands for a missing bound. Metrics that fedsilo does not know have no bounds, and
+    neither do metrics of a single class or bin.
     """
     rule = METRICS.get(_plain_word(name), _UNKNOWN)
     return rule.low, rule.high
 
 
 def _plain_word(name: str) -> str:
-    """Reduce a metric's name to its word: "auc" for "trained-own-auc-from-north".
+    """Reduce a metric's name to the plain metric: "auc" for "trained-own-auc-from-north".
 
-    The prefixes ``trained-``, ``own-`` and ``labels-``, which come in this order, and the end
-    ``-from-<site>`` are removed. The result is empty for a name that ``read_metric`` refuses, and
-    for a metric of only a part of the samples, such as ``class.0.auc``. The table ``METRICS`` may
-    lack the word.
+    The prefixes ``trained-``, ``own-`` and ``labels-`` are removed, if they come in this order, and
+    so is the end ``-from-<site>``. The result is empty for a name that ``read_metric`` refuses. It
+    is also empty for a metric of a part of the samples, such as ``class.0.auc``. The result need
+    not be in the table ``METRICS``.
     """
     metric = read_metric(name.removeprefix(TRAINED_PREFIX))
     if metric is None or metric.part:
@@ -178,13 +178,15 @@ def _plain_word(name: str) -> str:
 def read_metric(name: str) -> Metric | None:
     """Parse a metric's name, such as ``accuracy``, ``class.0.right`` or ``auc-from-north``.
 
-    A word that fedsilo does not know is accepted, because plugins may have metrics of their own.
-    The name of a family alone, such as ``class``, is refused. So is the prefix ``trained-``.
+    A name that begins with a family such as ``class.`` has the form ``<family>.<place>.<part>``.
+    Any other name is a word, which may end with ``-from-<site>``. A word that fedsilo does not know
+    is accepted, because plugins may have metrics of their own. A family alone and the prefix
+    ``trained-`` are refused.
 
     Returns:
-        The parts of the name; None if the grammar does not allow it. For ``auc-from-north``, the
-        word is "auc" and the site "north". For ``class.0.right``, the word is "class", the place
-        "0" and the part "right". A part that the name lacks is empty.
+        The fields of the name; None if it does not have such a form. For ``class.0.right``, the
+        word is "class", the place "0" and the part "right". For ``auc-from-north``, the word is
+        "auc" and the site "north". A field that the name lacks is empty.
     """
     family, dot, rest = name.partition(".")
     if dot and family in _PARTS:
@@ -201,12 +203,12 @@ def _read_member(family: str, rest: str) -> Metric | None:
     """Parse the name of a metric in a family, without the family and its dot.
 
     In ``class.0.right``, ``family`` is "class" and ``rest`` is "0.right". The text after the last
-    dot ("right") is the part, and the text before it ("0") is the place. The family decides which
-    places are allowed:
+    dot ("right") is the part, and the text before it ("0") is the place. The table ``_PARTS`` lists
+    the parts of each family. The family also decides which places are allowed:
 
     - "routing": the name of a site;
     - "class" and "finding": a whole number of up to six digits;
-    - "outcome" and families of bins: a bin's number, from 0 to 9;
+    - "outcome" and the families in ``BIN_FAMILIES``: the number of a bin, from 0 to 9;
     - "survival": the number of a point of the survival curve, from 0 to 39.
 
     Returns:
@@ -232,12 +234,11 @@ def _read_member(family: str, rest: str) -> Metric | None:
 def read_measurement(key: str) -> Measurement | None:
     """Parse a measurement's key, ``<model>.<split>.<metric>``.
 
-    The model must be ``incoming`` (the received one) or ``trained``, and the split train, val or
-    test. ``read_metric`` decides which metrics are allowed.
+    The model must be ``incoming``, which a site received, or ``trained``. The split must be train,
+    val or test. ``read_metric`` decides which metrics are allowed.
 
     Returns:
-        The model, the split, the metric's name and the parts of this name; None if the key is not
-        allowed.
+        The model, the split, the metric's name and the parsed name; None if the key breaks a rule.
     """
     model, _, rest = key.partition(".")
     split, dot, name = rest.partition(".")
@@ -248,13 +249,13 @@ def read_measurement(key: str) -> Measurement | None:
 
 
 def is_metric_key(key: str) -> bool:
-    """Return whether a reply may have a metric with this key.
+    """Return whether a site's reply may have a metric with this key.
 
     Three forms are allowed:
 
     - one word of up to 64 letters, digits, '_' and '-', which does not begin with '-';
-    - ``unrepeatable.<operation>``, where the operation has up to 200 of these characters and dots,
-      and does not begin with '-';
+    - ``unrepeatable.<operation>``, where the operation has up to 200 letters, digits, dots, '_' and
+      '-', and does not begin with '-';
     - a measurement ``<model>.<split>.<metric>`` that ``read_measurement`` accepts.
     """
     if _WORD.fullmatch(key):
@@ -279,14 +280,13 @@ class BinCounts:
 def read_bins(values: Mapping[str, float], family: str) -> dict[int, BinCounts]:
     """Collect the bins of one family of metrics, such as the bins of a calibration curve.
 
-    A family has ten bins of a score from 0 to 1, such as the confidence or the uncertainty. Each
-    bin counts the samples whose score is in its tenth of the range. A bin has three metrics: the
-    number of samples (count), the number of right predictions (right), and the mean score (mean). A
-    bin that lacks one of them is left out, so the result may be empty.
+    A family divides a score from 0 to 1, such as the confidence, into ten equal bins. A bin has
+    three metrics of its samples: their number (count), the number of right predictions (right), and
+    the mean score (mean). A bin that lacks one of them is left out, so the result may be empty.
 
     Args:
         values: metric -> value, for one site and split, with keys such as ``<family>.0.count``.
-        family: one of BIN_FAMILIES.
+        family: a name in ``BIN_FAMILIES``.
 
     Returns:
         Number of the bin, from 0 to 9 -> its content, in rising order.

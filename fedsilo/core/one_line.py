@@ -29,11 +29,12 @@ _NO_MARKUP = re.compile(rf"(\[{_NUMBER}, {_NUMBER}\](?![\[(:])|(?<!\S)\*(?!\S))"
 def one_line(text: object, longest: int = LONGEST) -> str:
     """Convert ``text`` by ``str`` to one printable line of at most ``longest`` characters.
 
-    Each run of spaces, line ends and other unprintable characters becomes one space, and there is
-    none at the ends. A line that is still too long is cut, and its last character is then '…'.
+    Each run of spaces, line ends and other unprintable characters becomes one space. The ends of
+    the line have no spaces. A line that is still too long is cut, and its last character is then
+    '…'.
 
-    Only the first ``4 * longest`` characters are read. What follows them is lost, without a '…' if
-    the line is then short enough.
+    Only the first ``4 * longest`` characters are read. All further characters are lost, even if the
+    line is short enough to have no '…'.
     """
     # The text is cut before it is cleaned, because a site may send megabytes
     words = printable(_convert_to_text(text)[: 4 * longest])
@@ -46,9 +47,8 @@ def abbreviate(text: object, longest: int = LONGEST, end: int = 100) -> str:
     """Convert ``text`` to one printable line of at most ``longest`` characters.
 
     The middle of a longer line is replaced by ' … '. The last ``end`` characters always stay,
-    because the end of an error names the remedy.
-
-    Whether ``longest`` is at least ``end + 3`` is not checked.
+    because an error names its remedy at the end. ``longest`` must be at least ``end + 3``, which is
+    not checked.
     """
     words = printable(_convert_to_text(text))
     if len(words) <= longest:
@@ -59,17 +59,19 @@ def abbreviate(text: object, longest: int = LONGEST, end: int = 100) -> str:
 def site_reason(text: object) -> str:
     """Shorten the reason that a site gives for an error to one line of at most 600 characters.
 
-    Unprintable characters become spaces. If the line is too long, its middle is replaced by ' … ',
-    and its last 300 characters stay, because they name the remedy. The limit is twice the usual
-    one, because paths on a hospital's file shares are long.
+    Unprintable characters become spaces. If the line is too long, its middle is replaced by ' … '.
+    Its last 300 characters always stay, because they name the remedy.
     """
     return abbreviate(text, 2 * LONGEST, LONGEST)
 
 
 def by_reason(reasons: Iterable[tuple[str, str]]) -> dict[str, str]:
-    """Group pairs of a name and a reason by reason, so that each reason is shown only once.
+    """Collect the names that belong to each reason, so that each reason is shown only once.
 
-    Reasons and names keep the order of their first occurrence. A name may occur twice.
+    Reasons and names keep their order. A name that occurs twice is listed twice.
+
+    Args:
+        reasons: pairs of a name and a reason.
 
     Returns:
         Reason -> its names, joined with commas.
@@ -83,7 +85,7 @@ def by_reason(reasons: Iterable[tuple[str, str]]) -> dict[str, str]:
 def printable(text: str) -> str:
     """Convert a string to one line, without white space at its ends.
 
-    Each run of spaces and unprintable characters, such as line ends, becomes one space.
+    Each run of spaces, line ends and other unprintable characters becomes one space.
     """
     if text.isprintable() and "  " not in text:
         return text.strip()
@@ -99,9 +101,9 @@ def quote_value(value: object, longest: int = 100) -> str:
 
 
 def join_names(names: Iterable[object], most: int = 30) -> str:
-    """Join the first ``most`` names with commas. If there are more, add "and N more".
+    """Join the first ``most`` names with commas. If there are more, add " and N more".
 
-    A name is made one printable line, and is cut after 80 characters. Without names, the result is
+    Each name is shown as one printable line of at most 80 characters. Without names, the result is
     empty.
     """
     all_names = list(names)
@@ -112,12 +114,16 @@ def join_names(names: Iterable[object], most: int = 30) -> str:
 
 
 def format_measure(value: float) -> str:
-    """Format a measured number with at least three significant digits, such as "24.0" or "1,523".
+    """Format a measured number for a reader, such as "24.0", "1,523" or "1.2e-05".
 
-    Trailing zeros are kept, so that numbers below each other have the same precision. But if the
-    absolute value is below 0.001 or at least 10 million, there are at most three digits and no
-    trailing zeros. Below 0.0001 and from 10 million on, the number has an exponent. Zero becomes
-    "0", and a number that is not finite becomes "inf", "-inf" or "nan".
+    The absolute value decides the form:
+
+    - From 0.001 to below 10 million, there are at least three significant digits. Trailing zeros
+      stay, so that numbers below each other have the same precision.
+    - From 0.0001 to below 0.001, there are at most three digits, without trailing zeros.
+    - All smaller or larger numbers have at most three digits and an exponent.
+
+    Zero becomes "0", and a number that is not finite becomes "inf", "-inf" or "nan".
     """
     if value == 0:
         return "0"
@@ -130,7 +136,8 @@ def format_measure(value: float) -> str:
 def format_count(number: int, noun: str) -> str:
     """Format a number with its noun: ``1 site``, ``4 sites``, ``1,000 sites``, ``3 processes``.
 
-    ``noun`` is the singular. The plural gets "es" after an "s", otherwise "s".
+    ``noun`` is the singular. The plural adds "es" to a noun that ends with "s", and "s" to any
+    other noun.
     """
     if number == 1:
         return f"1 {noun}"
@@ -141,8 +148,8 @@ def format_count(number: int, noun: str) -> str:
 def as_word(path: Path) -> str:
     """Format a path as one word of a shell command, with quotes only if the shell needs them.
 
-    An absolute path inside the working folder becomes relative to this folder. Any other path stays
-    unchanged.
+    An absolute path inside the current directory becomes relative to that directory. Any other path
+    stays unchanged.
     """
     if path.is_relative_to(Path.cwd()):
         path = path.relative_to(Path.cwd())
@@ -160,8 +167,9 @@ def reason_of(error: BaseException) -> str:
 def _convert_to_text(value: object, written: Callable[[object], str] = str) -> str:
     """Convert a value to a string by ``written``, without failing for values that are too large.
 
-    If ``written`` raises ValueError (a number with too many digits) or RecursionError (a list that
-    is nested too deeply), the result names the type, such as "a list that is too large to show".
+    Python refuses to convert numbers with too many digits, and lists that are nested too deeply. If
+    ``written`` therefore raises ValueError or RecursionError, the result names the type, such as "a
+    list that is too large to show".
     """
     try:
         return written(value)
@@ -200,8 +208,8 @@ def markdown_cell(text: str) -> str:
 
     A backslash is put before each character that Markdown or HTML would interpret. Characters that
     are harmless in a cell stay: '#' at the start, the brackets of an interval such as [0, 1], and a
-    star between spaces. Each run of spaces and line ends becomes one space, and there is none at
-    the ends. Other unprintable characters become U+FFFD.
+    star between spaces. Each run of spaces and line ends becomes one space, and spaces at the ends
+    are removed. Unprintable characters become U+FFFD.
     """
     line = " ".join(terminal_text(text).split())
     # Every second part is a match of _NO_MARKUP, which stays unchanged
@@ -211,10 +219,10 @@ def markdown_cell(text: str) -> str:
 
 
 def markdown_code(text: object) -> Markdown:
-    """Format a value as a Markdown code span on one line. Backticks become apostrophes.
+    """Format a value as a Markdown code span on one line.
 
-    An empty value gives an empty string without a code span. Each run of spaces and line ends
-    becomes one space.
+    An apostrophe replaces each backtick, which a code span cannot hold. Each run of spaces and line
+    ends becomes one space. An empty value gives an empty string without a code span.
     """
     line = " ".join(terminal_text(str(text)).split())
     if not line:
@@ -224,10 +232,10 @@ def markdown_code(text: object) -> Markdown:
 
 
 def as_markdown(value: Any) -> Any:
-    """Escape every string in a value for a Markdown template.
+    """Escape every string in a value by ``markdown_text``, for a Markdown template.
 
     Strings inside mappings, lists and tuples are escaped too, but not the keys of a mapping. Tuples
-    become lists. Strings that are ``Markdown`` already, and values of other types, stay unchanged.
+    become lists. Strings of the type ``Markdown``, and values of other types, stay unchanged.
     """
     if isinstance(value, Markdown):
         return value

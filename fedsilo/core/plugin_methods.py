@@ -29,15 +29,15 @@ _BASES = {
 def plugin_server(name: str, ours: Collection[str]) -> type:
     """Import the server class of a plugin method.
 
-    The plugin's name stands for the class itself, as ``module:Class`` does, or for a module. The
-    module must declare exactly one subclass of ``Method``, the base of all server classes.
+    The plugin's name leads to the class itself, as ``module:Class`` does, or only to a module. Such
+    a module must declare exactly one subclass of ``Method``, the base of all server classes.
 
     Args:
         name: the plugin, as the setting 'method' names it.
         ours: the names of fedsilo's own methods, which no plugin may take.
 
     Raises:
-        SettingError: no plugin has that name, its module does not import, the class is not a
+        SettingError: no plugin has that name, its module cannot be imported, the class is not a
             subclass of ``Method``, or the module does not declare exactly one.
     """
     found, base = resolve_plugin("method", name, ours), resolve_name(_BASES["strategies"])
@@ -62,9 +62,10 @@ def plugin_server(name: str, ours: Collection[str]) -> type:
 def plugin_part(server: type, room: str, suffix: str) -> Any:
     """Find the settings class or the site class of a plugin method, if the plugin has its own.
 
-    The class is in the module of the plugin's server class. It is called like the server class plus
-    ``suffix``, and is checked here. If a settings class does not set ``group``, the first part of
-    its keys, the group becomes the last part of the module's name, with '-' in place of '_'.
+    The class is in the module of the plugin's server class, and is checked here. For a server class
+    ``Mine``, its name is ``MineSettings`` or ``MineSite``. A settings class has a ``group``, which
+    is the first part of its keys. If the class does not set ``group``, the last part of the
+    module's name becomes the group, with '-' in place of '_'.
 
     Args:
         server: the plugin's server class, such as ``Mine``.
@@ -79,8 +80,8 @@ def plugin_part(server: type, room: str, suffix: str) -> Any:
             - The class does not extend ``OwnSettings`` or ``SiteMethod``, or leaves an abstract
               function undefined.
             - A settings class is not a dataclass, or has a field that ``setting`` did not declare.
-            - The class is missing, but the module has another class of this kind whose name fits no
-              server class.
+            - The class is missing, but the module has a settings or site class whose name belongs
+              to no server class.
     """
     module = import_module(server.__module__)
     part: Any = getattr(module, server.__name__ + suffix, None)
@@ -109,7 +110,8 @@ def refuse_lacking(part: type, where: str) -> None:
         where: the module of the class, for the error, such as "module 'own'".
 
     Raises:
-        SettingError: a function is not defined. The error lists all of them, sorted.
+        SettingError: an abstract function is not defined. The error lists all such functions,
+            sorted.
     """
     lacking = sorted(getattr(part, "__abstractmethods__", ()))
     if lacking:
@@ -123,9 +125,9 @@ def refuse_lacking(part: type, where: str) -> None:
 def _classes_in(module: ModuleType, base: type) -> list[type]:
     """List the subclasses of ``base`` that a plugin's module declares, in the order of declaration.
 
-    Classes that the module only imports are left out, unless they come from one of its own
-    submodules. If the module declares ``base`` itself, it is included. A class under two names
-    occurs twice.
+    Classes that the module only imports are left out, unless they come from one of its submodules.
+    ``base`` itself counts if the module declares it. If the module has a class under two names, the
+    class is listed twice.
     """
     own = []
     for part in vars(module).values():
@@ -141,8 +143,8 @@ def _refuse_unused(module: ModuleType, server: type, base: type, suffix: str) ->
     """Check that no settings or site class of a plugin would be ignored because of its name.
 
     A plugin's settings class or site class is found by its name, which must be the name of a server
-    class in the same module plus ``suffix``. Classes whose names begin with '_' are exempt, because
-    other classes may extend them.
+    class in the same module plus ``suffix``. Classes whose names begin with '_' are exempt. They
+    may only serve as base classes.
 
     Args:
         module: the plugin's module.
@@ -151,7 +153,8 @@ def _refuse_unused(module: ModuleType, server: type, base: type, suffix: str) ->
         suffix: the end of the names of such classes: "Settings" or "Site".
 
     Raises:
-        SettingError: a class has another name. The error names the first one in alphabetical order.
+        SettingError: the name of a class belongs to no server class. The error names the first such
+            class in alphabetical order.
     """
     methods = _classes_in(module, resolve_name(_BASES["strategies"]))
     taken = {f"{method.__name__}{suffix}" for method in methods}
@@ -170,13 +173,13 @@ def _refuse_unused(module: ModuleType, server: type, base: type, suffix: str) ->
 def _refuse_undeclared(settings: type, where: str) -> None:
     """Check that a plugin's settings class is a dataclass whose fields are all declared settings.
 
-    Each field must be made by ``setting(...)`` and have a type annotation, because fedsilo ignores
-    all others. Whether the dataclass is frozen is not checked. ``where`` describes the module in
-    the error, such as "module 'own'".
+    Each field must be made by ``setting(...)`` and have a type annotation, because fedsilo would
+    ignore any other field. Whether the dataclass is frozen is not checked. ``where`` describes the
+    module in the error, such as "module 'own'".
 
     Raises:
-        SettingError: the class is not a dataclass, or a field is wrong. The error lists the wrong
-            fields, if there are any.
+        SettingError: the class is not a dataclass, or a field breaks this rule. The error lists
+            such fields.
     """
     undeclared = []
     if is_dataclass(settings):

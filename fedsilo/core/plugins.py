@@ -49,8 +49,8 @@ def plugin_entries(named: str) -> list[str]:
 def module_of(entry: str) -> str:
     """Return the name of the module that an entry of the setting 'plugin' stands for.
 
-    For a file, it is the file's name without its folders and '.py'. Any other entry is the name of
-    a module, and is returned unchanged.
+    An entry that ends with '.py' is the path of a file. The file's name without '.py' is the
+    module's name. Any other entry is the name of a module, and is returned unchanged.
     """
     return Path(entry).stem if entry.endswith(".py") else entry
 
@@ -58,19 +58,20 @@ def module_of(entry: str) -> str:
 def load_plugins(named: str, taken: Collection[str], pins: Mapping[str, str] = {}) -> None:
     """Execute the files in the setting 'plugin' as modules.
 
-    A file that was executed before and has not changed is not executed again.
+    A file that was executed before and has not changed is not executed again. A module gets its
+    file's name without '.py'. That name must be a Python identifier. It must not be in ``taken``,
+    or belong to a module that is not a plugin file.
 
     Args:
         named: the value of the setting: files FILE.py and names of modules, separated by commas.
             The names of modules are ignored.
         taken: module names that no file may have.
-        pins: module -> the SHA-256 that its file must have. The file of a module without a pin may
-            have any content. Exactly the bytes whose digest was compared are executed.
+        pins: module -> the SHA-256 that its file must have. A file without a pin may have any
+            content. The bytes that are executed are those that were compared.
 
     Raises:
         SettingError: a file cannot be read or executed, its digest differs from its pin, or its
-            name without '.py' cannot be used. It must be a Python identifier, must not be in
-            ``taken``, and must not be the name of an existing module, unless that is a plugin file.
+            name is not allowed.
     """
     for entry in plugin_entries(named):
         if entry.endswith(".py"):
@@ -94,23 +95,24 @@ def read_plugin(path: Path) -> bytes:
 
 
 def _load_file(path: Path, taken: Collection[str], pins: Mapping[str, str]) -> None:
-    """Execute a plugin file, and make it a module with the file's name without '.py'.
+    """Execute a plugin file as a module, which gets the file's name without '.py'.
 
     If the file is already loaded and its bytes have not changed, nothing is executed. A changed
-    file is executed again and replaces its module in ``sys.modules``. It also replaces the module
-    of another plugin file with the same name. Exactly the bytes whose digest was compared with the
-    pin are executed, never a cached .pyc file. If the execution fails, the module is removed.
+    file is executed again, and its module is replaced in ``sys.modules``. So is the module of
+    another plugin file with the same name. The executed bytes are always those whose digest was
+    computed, never a cached .pyc file. If the execution fails, the module is removed.
 
     Args:
         path: the file FILE.py, as an absolute path.
         taken: module names that the file may not have.
-        pins: module -> the SHA-256 that its file must have, in hexadecimal digits. A file whose
-            module has no pin may have any content.
+        pins: module -> the SHA-256 that its file must have, in hexadecimal digits. A file without a
+            pin may have any content.
 
     Raises:
-        SettingError: the file cannot be read, its digest differs from its pin, its name is not a
-            Python identifier, is in ``taken`` or belongs to a module that is not a plugin file, or
-            its execution raises any exception, including SystemExit.
+        SettingError: the file cannot be read, or its digest differs from its pin. The error is also
+            raised if its name is not a Python identifier, is in ``taken`` or belongs to a module
+            that is not a plugin file, and if its execution raises any exception, including
+            SystemExit.
     """
     name = path.stem
     content = read_plugin(path)
@@ -142,9 +144,9 @@ def _load_file(path: Path, taken: Collection[str], pins: Mapping[str, str]) -> N
 def _is_other_module(name: str, path: Path) -> bool:
     """Return whether a module name is taken by a module that is not the file ``path``.
 
-    Loaded modules count, and so do modules that could be imported. A loaded module without a spec
-    always counts, even a plugin file that was executed before, so callers exempt such files.
-    ``name`` has no dot, so nothing is imported.
+    A name is taken if it belongs to a loaded module, or to one that could be imported. A loaded
+    module without an import specification counts even if ``path`` is its file. The modules of
+    plugin files have none, so callers must not ask about those.
     """
     try:
         spec = find_spec(name)
@@ -157,13 +159,15 @@ def _is_other_module(name: str, path: Path) -> bool:
 def find_plugins(key: str, ours: Collection[str] = ()) -> dict[str, str]:
     """Find the plugins for a setting in the entry points of the installed packages.
 
+    No plugin is imported.
+
     Args:
         key: the setting, such as 'method'.
-        ours: fedsilo's own names for this setting, which no plugin may have.
+        ours: fedsilo's built-in choices for this setting, whose names no plugin may have.
 
     Returns:
-        Name of the plugin -> ``module:object``; for a method, it may be only the module. The
-        mapping is empty if no package offers a plugin. No plugin is imported.
+        Name of the plugin -> ``module:object``. A plugin for 'method' may have only ``module``. The
+        mapping is empty if no package offers a plugin.
 
     Raises:
         SettingError: a package offers a name in ``ours``, or two packages offer different plugins
@@ -189,12 +193,12 @@ def is_plugin_name(key: str, name: str) -> bool:
     Nothing is imported, and whether the plugin exists is not checked. Three forms are accepted:
 
     - ``module:object``;
-    - ``timm:name``, if ``key`` is 'network';
+    - ``timm:name`` for the setting 'network', which is a network of the package timm;
     - any name that an installed package offers for ``key`` by an entry point.
 
     Raises:
         SettingError: ``name`` has neither of the first two forms, and two installed packages offer
-            different plugins for ``key`` under one name.
+            different plugins for ``key`` under the same name. That name may be any.
     """
     if key == "network" and _TIMM.fullmatch(name):
         return True
@@ -217,10 +221,13 @@ class PluginPlace:
 
 
 def plugin_name(key: str, name: str) -> str:
-    """Return ``name`` unchanged if ``is_plugin_name`` accepts it. This is a validator for pydantic.
+    """Return a plugin's name unchanged if it is allowed, as a validator for pydantic.
+
+    The name may be ``module:object``, or any name that an installed package offers for the setting.
+    For 'network', it may also be ``timm:name``.
 
     Raises:
-        ValueError: ``is_plugin_name`` does not accept the name. pydantic reports this error.
+        ValueError: the name is not allowed. pydantic reports this error.
     """
     if not is_plugin_name(key, name):
         raise ValueError(f"not the name of a plugin for '{key}'")
@@ -230,9 +237,14 @@ def plugin_name(key: str, name: str) -> str:
 def locate_plugin(key: str, name: str, ours: Collection[str]) -> PluginPlace:
     """Find a plugin's module and object from its name, without importing them.
 
-    A name is ``module:object``, or a name that an installed package offers by an entry point. A
-    method's name may also be that of a module, either with a dot or loaded from a plugin file. The
-    result's object is then empty. Whether the module and object exist is not checked.
+    Three forms are allowed:
+
+    - ``module:object``;
+    - a name that an installed package offers by an entry point;
+    - for a method, the name of a module. It has a dot, or the module is a loaded plugin file.
+
+    If the name stands for a whole module, the result's object is empty. Whether the module and
+    object exist is not checked.
 
     Args:
         key: the setting, such as 'method'.
@@ -240,8 +252,9 @@ def locate_plugin(key: str, name: str, ours: Collection[str]) -> PluginPlace:
         ours: fedsilo's own names, which no package may offer, and which the error lists.
 
     Raises:
-        SettingError: the name has none of these forms, or has no ':' and an installed package
-            offers a name that is taken (see ``find_plugins``).
+        SettingError: the name has none of these forms. For a name without ':', the error is also
+            raised if a package offers a name in ``ours``, or two packages offer different plugins
+            under one name.
     """
     entries: dict[str, str] = {}
     if ":" not in name:
@@ -261,16 +274,17 @@ def locate_plugin(key: str, name: str, ours: Collection[str]) -> PluginPlace:
 def resolve_plugin(key: str, name: str, ours: Collection[str]) -> Any:
     """Import and return the plugin that a setting names. A method may be a whole module.
 
-    The kind of the object is not checked.
+    Whether the object is of the right kind is not checked.
 
     Args:
         key: the setting, such as 'method'.
-        name: the plugin: ``module:object``, a name that an installed package offers, or a method's
-            module.
+        name: the plugin: ``module:object``, a name that an installed package offers, or the name of
+            a method's module.
         ours: fedsilo's own names, which no package may offer, and which the error lists.
 
     Raises:
-        SettingError: no plugin has that name, or its module does not import or lacks the object.
+        SettingError: no plugin has that name, its module cannot be imported, or the module lacks
+            the object.
     """
     place = locate_plugin(key, name, ours)
     module = _import_module(place.module, f"{_KINDS[key]} '{name}'")
@@ -289,7 +303,7 @@ def _import_module(module: str, plugin: str) -> ModuleType:
 
     Args:
         module: the module's full name.
-        plugin: the plugin's kind and name, which begin the error.
+        plugin: the plugin's kind and name, as the first words of the error.
 
     Raises:
         SettingError: importing the module raises any exception, including SystemExit.
@@ -311,27 +325,27 @@ def wrong_plugin(key: str, name: str, found: Any, wanted: str) -> SettingError:
         key: the setting that names the plugin, such as 'method'.
         name: the plugin, as the setting names it.
         found: the object that the name stands for.
-        wanted: the kind of object that is needed, as a noun without an article.
+        wanted: the kind of object that is needed, as the words after "must be a".
     """
     given = getattr(found, "__name__", type(found).__name__)
     return SettingError(f"{_KINDS[key]} '{name}' must be a {wanted}, but is '{given}'")
 
 
 def with_plugin_settings(values: Mapping[str, Value], common: Collection[str]) -> dict[str, Value]:
-    """Copy a run config, and move the settings in 'plugin-settings' to separate keys of the copy.
+    """Copy a run config, and replace 'plugin-settings' in the copy by the settings inside it.
 
     Flower accepts only keys that pyproject.toml lists. Therefore a plugin method's settings travel
-    as one JSON object, ``{"group.key": value}``, in 'plugin-settings'. In the copy they replace
-    this key, and override settings of the same key in ``values``. A common setting is refused,
-    because it would replace a value that a site has already checked.
+    as one JSON object, ``{"group.key": value}``, in 'plugin-settings'. The copy has each of them
+    under its key, even if ``values`` has another value for that key. Common settings inside
+    'plugin-settings' are refused, because a site has already checked the values of common settings.
 
     Args:
         values: the run config, which must have 'plugin-settings'.
-        common: the keys of the common settings, which 'plugin-settings' may not have.
+        common: the keys of the common settings.
 
     Raises:
-        SettingError: the value is not a JSON object of single values, or has a key in ``common`` or
-            without a group.
+        SettingError: 'plugin-settings' is not a JSON object of single values, or has a key that is
+            in ``common`` or has no group.
     """
     carried = _parse_carried(str(values[_CARRIER]))
     for key in carried:
@@ -350,7 +364,7 @@ def _parse_carried(text: str) -> dict[str, Value]:
     """Parse the JSON in 'plugin-settings' into key -> value. Keys are not checked.
 
     Raises:
-        SettingError: the text is not a JSON object whose values are numbers, strings and bools.
+        SettingError: the text is not a JSON object, or a value is null, a list or an object.
     """
     try:
         carried = json.loads(text)
@@ -366,7 +380,7 @@ def _parse_carried(text: str) -> dict[str, Value]:
 
 
 def import_plugin(module: str) -> None:
-    """Import a plugin's top-level module, which runs its code unless it is imported already.
+    """Import a plugin's top-level module. Its code runs unless the module is imported already.
 
     Raises:
         SettingError: the import fails with any exception, including SystemExit.
@@ -375,10 +389,10 @@ def import_plugin(module: str) -> None:
 
 
 def is_offered(module: str) -> bool:
-    """Return whether an installed package offers fedsilo a plugin from a top-level module.
+    """Return whether an installed package offers a plugin from the top-level module ``module``.
 
-    A package offers a plugin by an entry point in one of fedsilo's groups. ``module`` is compared
-    with the part of the entry point before the first '.' or ':', and is not imported.
+    A package offers a plugin by an entry point in one of fedsilo's groups. The part of the entry
+    point before the first '.' or ':' must equal ``module``. Nothing is imported.
     """
     for group in _GROUPS.values():
         for entry in entry_points(group=group):
@@ -389,11 +403,11 @@ def is_offered(module: str) -> bool:
 
 @contextmanager
 def without_working_folder() -> Iterator[None]:
-    """Remove the working folder from Python's import path inside the block.
+    """Remove the working folder from Python's import path inside the ``with`` block.
 
-    ``python -m`` puts this folder on the path. But a user may work in a folder that somebody else
-    sent, whose files must not be imported. After the block, the path is as before. Entries that the
-    block added follow at the end of the path.
+    ``python -m`` puts this folder on the path. Its files may come from somebody else, and must not
+    be imported. After the block, the folder is on the path again. Entries that the block added stay
+    at the end of the path.
     """
     before = list(sys.path)
     here = Path.cwd()
@@ -412,14 +426,14 @@ def digest_plugins(plugs: Iterable[PluginPlace]) -> dict[str, str]:
 
     Each plugin's top-level module is imported first, which runs its code. A module's digest covers
     its file, and a package's digest its Python, TOML, Markdown, YAML, JSON and JSON Lines files. A
-    plugin file in the setting 'plugin' is not imported again, and its digest is that of the bytes
-    that were executed.
+    file that ``load_plugins`` has executed is not imported again. Its digest covers the executed
+    bytes.
 
     Returns:
         Top-level module -> SHA-256, sorted by module.
 
     Raises:
-        SettingError: a module does not import, or was not made from a file.
+        SettingError: a module cannot be imported, or has no file.
     """
     tops = sorted({plug.module.partition(".")[0] for plug in plugs})
     return {top: _import_and_digest(top) for top in tops}
@@ -428,8 +442,8 @@ def digest_plugins(plugs: Iterable[PluginPlace]) -> dict[str, str]:
 def file_digests(entries: Iterable[str]) -> dict[str, str]:
     """Map the module of each plugin file in the setting 'plugin' to the SHA-256 of the file.
 
-    The digest is that of the bytes that were executed, so callers run ``load_plugins`` before.
-    Entries that are not files FILE.py are ignored.
+    Callers execute the files by ``load_plugins`` first, so that the digest is that of the executed
+    bytes. Entries that are not files FILE.py are ignored.
 
     Args:
         entries: the entries of 'plugin', which are files and names of modules.
@@ -447,7 +461,7 @@ def stated_digests(text: str) -> dict[str, str]:
     """Parse the value of the setting 'plugin-digests' into a mapping: module -> SHA-256.
 
     The value has entries ``module=digest``, separated by a comma and a space. An empty value gives
-    an empty mapping. The format is not checked: an entry without '=' gets an empty digest.
+    an empty mapping. The format is not checked, so an entry without '=' gets an empty digest.
     """
     digests = {}
     for part in text.split(", "):
@@ -460,13 +474,14 @@ def stated_digests(text: str) -> dict[str, str]:
 def changed_plugins(digests: Mapping[str, str], text: str) -> list[str]:
     """List the plugin modules that have changed since a run began, sorted.
 
-    A module has changed if its digest now differs from the one in 'plugin-digests', or if only one
-    of the two has the module. The format of ``text`` is not checked: an entry without '=' is a
+    A module has changed if ``digests`` and ``text`` have different digests for it, or if only one
+    of them has the module. The format of ``text`` is not checked, so an entry without '=' is a
     module with an empty digest.
 
     Args:
         digests: module -> SHA-256 of the plugin now.
-        text: the value of 'plugin-digests', "module=digest, module=digest".
+        text: the digests at the beginning, from the setting 'plugin-digests': "module=digest,
+            module=digest".
     """
     differing = digests.items() ^ stated_digests(text).items()
     return sorted({module for module, _ in differing})
@@ -481,10 +496,12 @@ def other_version(modules: Iterable[str]) -> SettingError:
 
 
 def _import_and_digest(module: str) -> str:
-    """Import a module, unless it was made from a plugin file, and return the SHA-256 of its code.
+    """Import a module, and return the SHA-256 of its code.
+
+    A plugin file that was executed as a module is not imported again.
 
     Raises:
-        SettingError: the module does not import, or was not made from a file.
+        SettingError: the module cannot be imported, or has no file.
     """
     if not getattr(sys.modules.get(module), _DIGEST, ""):
         _import_module(module, f"plugin '{module}'")
@@ -497,12 +514,12 @@ def _import_and_digest(module: str) -> str:
 def module_digest(module: str) -> str:
     """Compute the SHA-256 of a top-level module's code without importing the module.
 
-    For a plugin file in the setting 'plugin', it is the digest of the bytes that were executed.
+    If the module is a plugin file that was executed, the digest is that of the executed bytes.
 
     Returns:
-        The digest of the module's file. For a package, it is the digest of its Python, TOML,
-        Markdown, YAML, JSON and JSON Lines files. If the module does not exist or was not made from
-        a file, it is an empty string.
+        The digest of the module's file or, for a package, of its Python, TOML, Markdown, YAML, JSON
+        and JSON Lines files. An empty string stands for a module that does not exist or has no
+        file.
     """
     known = getattr(sys.modules.get(module), _DIGEST, "")
     if known:
@@ -522,11 +539,11 @@ def module_digest(module: str) -> str:
 
 
 def _package_digest(folders: Iterable[str]) -> str:
-    """Compute one SHA-256 over the text files of a package that decide how it works.
+    """Compute one SHA-256 over the files of a package that decide how the package works.
 
-    These are its Python, TOML, Markdown, YAML, JSON and JSON Lines files (``_COMPARED``), including
-    those in subfolders. The digest covers the relative path and the content of each file. The order
-    of ``folders`` matters, but within a folder the files are sorted by path.
+    These are the Python, TOML, Markdown, YAML, JSON and JSON Lines files in ``folders`` and their
+    subfolders. The digest covers the content of each file and its path in the folder. The order of
+    ``folders`` matters, but within a folder the files are sorted by path.
     """
     total = hashlib.sha256()
     for folder in folders:

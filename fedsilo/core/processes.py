@@ -28,7 +28,8 @@ _UNWINDING = 5.0  # seconds that a process has after a signal
 def tool(name: str) -> str:
     """Return the path of a command, such as ``flwr``.
 
-    The command is searched for in the folder of this Python first, and then on the PATH.
+    The command is searched for in the folder of the running Python interpreter first, and then on
+    the PATH.
 
     Raises:
         ProcessError: the command is in neither place.
@@ -58,7 +59,7 @@ def app_folder() -> Path:
     """Return fedsilo's checkout, the folder whose files ``flwr run`` sends to the sites.
 
     Raises:
-        ProcessError: there is no pyproject.toml, because fedsilo was not installed from a checkout.
+        ProcessError: fedsilo's folder has no pyproject.toml, so it is not a checkout.
     """
     folder = installed_folder()
     if not (folder / "pyproject.toml").is_file():
@@ -70,17 +71,18 @@ def app_folder() -> Path:
 
 
 def end_trees(roots: Iterable[psutil.Process]) -> None:
-    """End processes and all their descendants: first by SIGTERM, after 10 seconds by SIGKILL.
+    """End processes and all their descendants, by SIGTERM and, if that fails, by SIGKILL.
 
-    The function returns when all have ended, or 5 seconds after SIGKILL. It does not report whether
-    they have ended. Descendants are found through their parents, because a signal to the process
-    group would miss them: Flower and Ray start their children in new sessions.
+    SIGKILL follows 10 seconds after SIGTERM. The function returns when all processes have ended, or
+    5 seconds after SIGKILL. It does not report whether they have ended. Descendants in other
+    process groups and sessions are ended too.
 
     Raises:
         psutil.AccessDenied: a process belongs to another user.
     """
     # All are listed before the first signal: once a parent has ended, its children are not found.
-    # A mapping serves as a set that keeps its order
+    # A mapping serves as a set that keeps its order. A signal to the process group would not do,
+    # because Flower and Ray start their children in new sessions
     members: dict[psutil.Process, None] = {}
     for root in roots:
         with suppress(psutil.NoSuchProcess):
@@ -97,12 +99,12 @@ def end_trees(roots: Iterable[psutil.Process]) -> None:
 
 
 def end_run(home: Path) -> None:
-    """End all processes of a run except this one.
+    """End all processes of a run except the calling process.
 
     A process belongs to the run if its environment variable FLWR_HOME is ``home``, the run's
-    folder. This also finds a process whose parent has ended. Up to five passes find processes that
-    start during an earlier pass. Processes of other users, whose environment is hidden, are
-    skipped.
+    folder. Its descendants are ended too, and its parent need not exist any more. Up to five passes
+    find processes that start during an earlier pass. Processes of other users are skipped, because
+    their environment is hidden.
     """
     for _ in range(_PASSES):
         marked = []
@@ -119,9 +121,10 @@ def end_run(home: Path) -> None:
 
 @contextmanager
 def without_main() -> Iterator[None]:
-    """Hide the caller's script (``__main__``) from processes that start inside the block.
+    """Hide the caller's script (``__main__``) from processes that start inside the ``with`` block.
 
-    Such a process would import the script, which could start the run again.
+    A new process of Python's multiprocessing would import the script, which could start the run
+    again.
     """
     main, sys.modules["__main__"] = sys.modules["__main__"], ModuleType("__main__")
     try:
@@ -141,8 +144,9 @@ def runs(process: psutil.Process) -> bool:
 def process_of(pid: int, started: float) -> psutil.Process | None:
     """Return the running process with the id ``pid`` and this start time; None if it has ended.
 
-    ``started`` is in seconds since 1970, and may differ by less than one second. It tells whether
-    the system has given the id to another process. A zombie counts as ended.
+    The start time is needed because the system may have given the id to a later process.
+    ``started`` is in seconds since 1970, and may be wrong by less than one second. A zombie counts
+    as ended.
     """
     try:
         process = psutil.Process(pid)
@@ -155,8 +159,8 @@ def process_of(pid: int, started: float) -> psutil.Process | None:
 def end_with(process_id: int, by: signal.Signals | None = None) -> None:
     """Make this process exit with status 1 soon after another process has ended for any reason.
 
-    A daemon thread checks the other process twice a second. If the other process does not exist
-    now, this process exits at once.
+    A daemon thread checks the other process twice a second. If the other process does not exist at
+    the time of the call, this process exits at once and without the signal ``by``.
 
     Args:
         process_id: the id of the process to watch.

@@ -22,8 +22,8 @@ def derive_seed(seed: int, *key: int | str) -> int:
 
     Args:
         seed: the run's seed. Callers give 0 for random numbers that must be the same in every run.
-        key: the purpose of the random numbers, and for example the site and the round. Order and
-            types count: 1 and "1" give different seeds.
+        key: the purpose of the random numbers, followed by details such as the site and the round.
+            Order and types count: 1 and "1" give different seeds.
     """
     # Without escapes and types the keys ("a/b",) and ("a", "b"), or 1 and "1", would share numbers
     parts = [str(part).replace("\\", "\\\\").replace("/", "\\/") for part in key]
@@ -43,11 +43,12 @@ def generator(seed: int, *key: int | str) -> torch.Generator:
 def seed_generators(
     seed: int, *key: int | str, device: torch.device | None = None
 ) -> Iterator[None]:
-    """Seed torch's global generators by ``(seed, *key)`` inside the block, then restore them.
+    """Seed torch's global generators by ``(seed, *key)`` inside the ``with`` block.
 
     Dropout and weight initialisation read only the global generators. The CPU's generator is always
-    seeded and restored. If ``device`` is a CUDA device, the generators of all GPUs are seeded, but
-    only that of ``device`` is restored.
+    seeded. If ``device`` is a CUDA device, the generators of all GPUs are seeded too. After the
+    block, the generators of the CPU and of ``device`` are as before. Those of other GPUs are not
+    restored.
     """
     import torch
 

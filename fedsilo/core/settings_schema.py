@@ -72,14 +72,16 @@ def setting(
 ) -> Any:
     """Declare a dataclass field as a setting, with its default, help text and allowed values.
 
-    The type of the field may be a ``Literal`` of the allowed strings. ``build`` checks values
-    against the declaration. The default itself is not checked. A float may not be infinite or NaN.
+    The type of the field may be a ``Literal`` of the allowed strings. The function ``build`` later
+    checks a run's values against this declaration. The default itself is not checked. A float may
+    not be infinite or NaN.
 
     Args:
         default: the default. A value must be of the default's type, but an int may stand for a
             float.
         help: one line that describes the setting.
-        roles: names of roles, or one name. ``keys_with`` lists all settings that have a role.
+        roles: one label or several, such as "own". ``keys_with`` lists all settings that have a
+            label.
         wording: describes the allowed strings in errors, if no ``Literal`` lists them.
         is_internal: whether only fedsilo sets the setting, never a user. Lists of settings leave
             out internal ones.
@@ -90,7 +92,7 @@ def setting(
         pattern: a regular expression that the whole string must match.
 
     Returns:
-        The result of ``dataclasses.field``, with these rules as metadata.
+        The result of ``dataclasses.field``, whose metadata hold the declaration.
     """
     named = (roles,) if isinstance(roles, str) else roles
     said = {"roles": named, "wording": wording, "is_internal": is_internal}
@@ -138,9 +140,10 @@ def _owner_of(cls: type, field_name: str) -> type:
 def _group_of(cls: type) -> str:
     """Return the group of a settings class, which is the first part of its keys, such as "train".
 
-    The group is the attribute ``group`` of the class itself; an inherited one does not count. If a
-    class in ``models/methods`` lacks it, the group is the name of its file, with '-' in place of
-    '_'. For any other class without it, the result is empty, and the keys have no group.
+    The class's attribute ``group`` is the group. An inherited attribute does not count. If a class
+    in ``fedsilo/models/methods`` has no such attribute, the group is the name of its file, with '-'
+    in place of '_'. For any other class without the attribute, the result is empty, and the keys
+    have no group.
     """
     if "group" in vars(cls):
         return str(vars(cls)["group"])
@@ -169,10 +172,10 @@ def _key_in_group(group: str, field_name: str) -> str:
 
 @cache
 def _names_by_key(cls: type) -> Mapping[str, str]:
-    """Map the key of each setting to the name of its field, for a class of settings.
+    """Map the key of each setting of a settings class to the name of the setting's field.
 
-    The settings are in the order of their declaration. An inherited setting keeps the group of the
-    class that declares it. The result is computed once per class.
+    The settings are in the order of their declaration. The key of an inherited setting has the
+    group of the class that declares the setting. The result is computed once per class.
     """
     names = {}
     for field in dataclasses.fields(cls):
@@ -190,9 +193,8 @@ def keys_of(cls: type) -> dict[str, str]:
 def groups_of(cls: type) -> dict[str, type]:
     """Map each group of a settings class to the class that declares the settings in the group.
 
-    That class is ``cls`` or one of its bases. Settings without a group are under the key "". If
-    several classes declare settings of one group, the class that declares the group's first setting
-    is returned.
+    That class is ``cls`` or one of its bases. If several classes declare settings of the same
+    group, the class of the first setting counts. Settings without a group are under the key "".
     """
     found: dict[str, type] = {}
     for field in dataclasses.fields(cls):
@@ -203,7 +205,7 @@ def groups_of(cls: type) -> dict[str, type]:
 
 @cache
 def _read_rules(cls: type) -> Mapping[str, SettingRule]:
-    """Map the key of each setting of a class to its rule, in the order of declaration.
+    """Map the key of each setting of a class to the setting's rule, in the order of declaration.
 
     A rule has the help text, the type and the allowed values of a setting. Fields that were not
     declared by ``setting`` are left out. The result is computed once per class.
@@ -217,12 +219,12 @@ def _read_rules(cls: type) -> Mapping[str, SettingRule]:
 
 
 def _build_rule(field: dataclasses.Field[Any], hint: Any) -> SettingRule:
-    """Build the rule of a setting, which describes its allowed values, from its dataclass field.
+    """Build a setting's rule from its dataclass field, to describe the allowed values.
 
-    In the rule, ``allowed`` describes the allowed values in words, for errors. It has the choices,
-    and then the wording or, if there is none, the pattern. Without any of these, it has the bounds,
-    such as "above 0 and at most 1". ``minimum`` and ``maximum`` are the bounds as numbers. A
-    missing bound is infinite.
+    The rule's ``allowed`` describes the allowed values in words, for errors. It lists the choices
+    if there are any, and then has the wording. Without a wording, it has the pattern. If all three
+    are missing, it has the bounds, such as "above 0 and at most 1". ``minimum`` and ``maximum`` are
+    the bounds as numbers. A missing bound is infinite.
 
     Args:
         field: the field, as ``setting`` made it.
@@ -255,10 +257,10 @@ def _build_rule(field: dataclasses.Field[Any], hint: Any) -> SettingRule:
 
 
 def _choices_of(hint: Any) -> tuple[str, ...]:
-    """Return the strings that the type of a setting allows, from its ``Literal``.
+    """Return the strings that the type of a setting allows; empty if they are not limited.
 
-    The type is a ``Literal``, or has one as a direct argument, such as ``Literal["a"] | None``. If
-    there are several, the first is used. Any other type gives an empty tuple.
+    The strings come from a ``Literal``, which is the type itself or a direct argument of the type,
+    as in ``Literal["a"] | None``. Of several arguments, the first ``Literal`` counts.
 
     Args:
         hint: the type of a field.
@@ -306,8 +308,7 @@ def keys_with(cls: type, *roles: str) -> tuple[str, ...]:
     may override. The keys are in the order of declaration.
 
     Raises:
-        ValueError: at least one of the roles belongs to no setting of ``cls``, so it is probably
-            misspelt.
+        ValueError: at least one of the roles belongs to no setting of ``cls``.
     """
     unknown = set(roles)
     found = []
@@ -338,10 +339,10 @@ def without_groups(settings: Any) -> dict[str, Value]:
 
 
 def values_of(cls: type, values: Mapping[str, Value]) -> dict[str, Value]:
-    """Select the settings of one class from a run config, which has those of all classes.
+    """Select the settings of one class from a run config, which has the settings of all classes.
 
     The result maps keys to values, in the order of declaration. A setting that the run config lacks
-    is left out. Keys of other classes are ignored. The values are not checked.
+    is left out. The values are not checked.
     """
     return {key: values[key] for key in _read_rules(cls) if key in values}
 
@@ -353,8 +354,8 @@ def build(cls: type[S], values: Mapping[str, Value]) -> S:
 
     Args:
         cls: the settings class.
-        values: run-config key -> value. All keys must be settings of ``cls``; ``values_of`` selects
-            them.
+        values: key of a setting -> value. All keys must belong to ``cls``, so callers select them
+            from a run config by ``values_of``.
 
     Raises:
         SettingError: a key is unknown, a value has the wrong type or is not allowed, or the class's
@@ -391,14 +392,14 @@ def build_from_file(
     A setting that the mapping lacks gets its default.
 
     Args:
-        cls: the class of settings.
+        cls: the settings class.
         content: the mapping.
         place: prefix of the keys in errors, such as the group and a dot; empty for none.
         more: further keys that the mapping may have. Their values are ignored.
 
     Raises:
-        SettingError: a key is unknown, or a value is a list or mapping, has the wrong type or is
-            not allowed.
+        SettingError: a key is unknown, a value has the wrong type or is not allowed, or the class's
+            ``__post_init__`` refuses the combination of values. Lists and mappings are wrong types.
     """
     plain: type = cls
     rules = _read_rules(plain)
@@ -412,15 +413,21 @@ def build_from_file(
 
 
 def _prepare_value(key: str, value: Value, rule: SettingRule) -> Value:
-    """Check the properties of a setting's value that pydantic does not check, and return the value.
+    """Check a setting's value for faults that pydantic does not notice, and return the value.
 
     The returned value is the given one, with one exception. A bool becomes the string 'true' or
-    'false' if the setting's choices have that string. Ranges and patterns are left to pydantic.
+    'false' if this string is one of the setting's choices. Ranges and patterns are not checked
+    here.
+
+    Args:
+        key: the setting, for the error.
+        value: the value.
+        rule: the setting's rule, which has the type and the choices.
 
     Raises:
-        SettingError: a whole number does not fit into 64 bits, the value of a string setting is not
-            a string, or the string is not printable, has more than 4096 characters or begins with
-            '~' and the name of an unknown user.
+        SettingError: a whole number does not fit into 64 bits, or a string setting has another
+            value than a string. A string is refused if it has more than 4096 characters, is not
+            printable, or names an unknown user after '~'.
     """
     if rule.kind is str and isinstance(value, bool) and str(value).lower() in rule.choices:
         # TOML and YAML read a bare 'deterministic=true' as a bool
@@ -444,7 +451,7 @@ def _wrong_value(key: str, value: Value, rule: SettingRule, fault: str) -> Setti
         key: the setting.
         value: the value that was given.
         rule: the setting's rule, which describes the allowed values.
-        fault: pydantic's name for the fault, such as 'greater_than'.
+        fault: the kind of fault, by pydantic's name for it, such as 'greater_than'.
     """
     # A number's range needs no type: 'must be above 0'. A text's range describes the allowed texts
     has_kind = type(value) is rule.kind or (rule.kind is float and type(value) is int)
@@ -471,8 +478,9 @@ def _wrong_value(key: str, value: Value, rule: SettingRule, fault: str) -> Setti
 def _text_fault(text: str) -> str | None:
     """Describe the rule that the string of a setting breaks; None if it breaks none.
 
-    The description follows the setting's name, as in "must have ...". The string must be printable,
-    have at most 4096 characters, and not begin with '~' and the name of an unknown user.
+    The description follows the setting's name, as in "must have ...". The string must be printable
+    and have at most 4096 characters. If it begins with '~' and a user's name, this machine must
+    know the user.
     """
     if len(text) > _LONGEST or not text.isprintable():
         return f"must have at most {_LONGEST} characters, all of which can be printed"

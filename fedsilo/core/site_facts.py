@@ -101,10 +101,11 @@ class SiteFacts:
 
     @cached_property
     def measured_splits(self) -> list[str]:
-        """The splits for which the site sends measurements, without those that have no samples.
+        """The splits that have samples and for which the site sends measurements.
 
         They are in the order of the site's label counts. A site that reveals only sums over sites
-        has no label counts, so its empty splits are unknown, and the result is all of ``measured``.
+        has no label counts. Its empty splits are then unknown, and the result is every split in
+        ``measured``, the splits for which it sends measurements.
         """
         if not self.label_counts:
             return list(self.measured)
@@ -115,11 +116,11 @@ class SiteFacts:
         return splits
 
     def to_config(self) -> dict[str, Any]:
-        """Convert the facts to the entries of a ConfigRecord, Flower's mapping of plain values.
+        """Convert the site's facts to the entries of a ConfigRecord, a mapping of plain values.
 
-        The keys have '-' in place of '_'. Mappings and lists of strings become JSON. Sums become
-        three lists of numbers: ``sums-count``, ``sums-total`` and ``sums-squares``. Missing sums
-        and empty ``software`` are left out.
+        The keys are the names of the fields, with '-' in place of '_'. Mappings and lists of
+        strings become JSON. Sums become three lists of numbers: ``sums-count``, ``sums-total`` and
+        ``sums-squares``. Missing sums and an empty field ``software`` are left out.
         """
         said = {key_of(name): getattr(self, name) for name in _PLAIN}
         said |= {key_of(name): json.dumps(getattr(self, name)) for name in _AS_JSON}
@@ -140,8 +141,7 @@ class SiteFacts:
 
         Raises:
             ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError: the
-                entries are not valid facts, perhaps because server and site run different versions.
-                The caller must catch all of these.
+            entries are not valid facts. A site may send anything, so callers catch all of these.
         """
         config = {"software": "{}", "task": CLASSIFICATION, **config}
         said = {name: config[key_of(name)] for name in _PLAIN}
@@ -166,8 +166,8 @@ def _validate_facts(cls: type, text: str) -> SiteFacts:
     pydantic checks the types in strict mode.
 
     Raises:
-        ValueError: a value does not have the type of its field. The error names the first such
-            value by its key.
+        ValueError: the text is not valid JSON, or a value does not have the type of its field. The
+            error names the first such value by its key.
     """
     kind: type = cls  # mypy does not take the class of a dataclass for hashable, as a cache needs
     try:
@@ -185,10 +185,10 @@ def _find_split_fault(facts: SiteFacts) -> str:
     The description is a clause, and is empty if there is no fault. These rules are checked in this
     order:
 
-    - The task must be one of ``TASKS``.
-    - The label counts of each split must have one count per stratum of the task (a group of
-      samples, such as a class), and no count may be negative.
-    - If there are label counts, the split train must be among them. Its counts may be 0.
+    - The task must be in the table ``TASKS``.
+    - The label counts of each split must have one count per stratum of the task. A stratum is a
+      group of samples, such as a class. No count may be negative.
+    - If there are label counts, they must include the split train, whose counts may be 0.
     - The measured splits, for which the site sends metrics, must be among train, val and test.
     """
     if facts.task not in TASKS:
@@ -212,11 +212,11 @@ def _read_sums(config: Mapping[str, Any], features: int) -> Sums | None:
 
     Args:
         config: the entries "sums-count", "sums-total" and "sums-squares", each a list of numbers.
-        features: the length that each list must have. It is the number of features, plus 1 if the
-            outcome is a number.
+        features: the length that each list must have. It is the number of features, plus 1 for an
+            outcome that is a number.
 
     Returns:
-        The sums; None if the site sent none, so that the entry "sums-count" is missing.
+        The sums; None if the entry "sums-count" is missing.
 
     Raises:
         ValueError: a list does not have ``features`` finite numbers, or a count or a sum of squares

@@ -66,9 +66,9 @@ class MeasuredFeature(Part):
     def cells(self) -> int:
         """The number of cells in the histogram; 0 for a feature with neither edges nor levels.
 
-        A feature has a cell for each level. Without levels, k edges make k + 1 cells, because
-        values beyond the outer edges count too. If ``lacking`` is True, there is one more cell, for
-        samples without a value.
+        A feature has a cell for each level. Without levels, k edges make k + 1 cells. The first and
+        the last of these are for values beyond the outer edges. A feature with edges or levels has
+        one more cell if ``lacking`` is True, for samples without a value.
         """
         # k edges make k + 1 cells, because values below the first and above the last count too
         known = len(self.levels) or (len(self.edges) + 1 if self.edges else 0)
@@ -154,11 +154,11 @@ class Survey(Part):
 
     @model_validator(mode="after")
     def _check_parts(self) -> Survey:
-        """Check that the parts of a site's answer match the classes and features that it declares.
+        """Check that the parts of a site's answer match the classes and features in ``about``.
 
-        The part ``about`` declares them. For example, labels must have one count per class (see
-        ``_find_problems``). pydantic calls this function once it has built the answer to a survey,
-        which asks for counts and statistics of a site's data.
+        The part ``about`` says to which classes and features the other parts belong. For example,
+        labels must have one count per class. ``_find_problems`` has all rules. pydantic calls this
+        function once it has built the answer.
 
         Returns:
             The answer, unchanged.
@@ -174,11 +174,11 @@ class Survey(Part):
     def _find_problems(self) -> Iterator[str]:
         """Yield a sentence for each part of a site's answer that does not match the part ``about``.
 
-        ``about`` declares the classes and features. Labels need one count per class. A histogram
-        must belong to a declared feature, and have as many cells as that feature declares. The same
-        holds for ``files`` and the declared features of files. Means and percentiles may have only
-        declared features, but need not have all of them. ``samples`` and ``left_out`` are not
-        checked. A part that the site withholds (None) is skipped.
+        ``about`` declares the classes, the features of samples and the features of files. Labels
+        need one count per class. Each histogram, also in ``files``, must belong to a declared
+        feature and have as many cells as that feature declares. Means and percentiles must belong
+        to declared features, but some may be missing. ``samples`` and ``left_out`` are not checked.
+        A part that the site withholds (None) is skipped.
         """
         about = self.about
         for cells in (self.labels or {}).values():
@@ -203,8 +203,8 @@ class Survey(Part):
         """Convert a site's answer to the entries of a ConfigRecord: name of a part -> JSON string.
 
         The answer has counts and statistics of the site's data. In the names of its parts '-'
-        replaces '_'. A part that the site withholds (None) is left out. Suppressed counts within a
-        part become null.
+        replaces '_'. A part that the site withholds (None) is left out. Within a part, each count
+        that the site withholds becomes null.
         """
         config = {}
         for name, value in self.model_dump(mode="json", exclude_none=False).items():
@@ -224,8 +224,8 @@ class Survey(Part):
                 The names have '-' in place of '_'.
 
         Raises:
-            ValueError, RecursionError: the entries are not a valid answer to a survey, perhaps
-                because server and site run different versions.
+            ValueError: the entries are not a valid answer to a survey.
+            RecursionError: the JSON of an entry is nested too deeply.
         """
         content = {}
         for key, value in config.items():
@@ -244,14 +244,14 @@ def _find_cell_problems(
 ) -> Iterator[str]:
     """Yield a sentence for each feature whose histogram does not have the declared number of cells.
 
-    A feature that was not declared gives such a sentence too. If two declared features have the
-    same name, there is a sentence about this before all others.
+    A histogram of a feature that was not declared counts as such a histogram. If two declared
+    features have the same name, the first sentence says so.
 
     Args:
         part: the part of the site's answer that has the histograms, "histograms" or "files". The
             sentences name it.
         by_name: feature -> counts of the cells.
-        measured: the features that the answer declares.
+        measured: the features that the answer declares, each with its number of ``cells``.
     """
     cells = {feature.name: feature.cells for feature in measured}
     if len(cells) != len(measured):

@@ -29,7 +29,7 @@ def own_versions() -> dict[str, str]:
 
 @cache
 def installed_version(package: str) -> str:
-    """Return the version of an installed package. It is read once per process and then cached.
+    """Return the version of an installed package. The version is read once per process.
 
     Raises:
         PackageNotFoundError: ``importlib.metadata`` does not find the package.
@@ -41,9 +41,9 @@ def installed_version(package: str) -> str:
 def installed_software() -> dict[str, str]:
     """Return the versions of fedsilo, Flower and PyTorch on this machine, and the git revision.
 
-    The keys are "fedsilo", "revision", "flower" and "torch". The revision is that of
-    ``git_revision``, which is "unknown" if the code is not in a git checkout and $FEDSILO_REVISION
-    is not set.
+    The keys are "fedsilo", "revision", "flower" and "torch". The value of "revision" comes from
+    ``git_revision``. Outside a git checkout it is $FEDSILO_REVISION, or "unknown" if that is not
+    set.
 
     Raises:
         PackageNotFoundError: Flower or PyTorch is not installed as a package.
@@ -58,12 +58,11 @@ def installed_software() -> dict[str, str]:
 
 @cache
 def git_revision() -> str:
-    """Return the git revision of the checkout that this code runs from, as a full hash.
+    """Return the git revision of the checkout that has this code, as a full hash.
 
-    Outside a checkout, the result is $FEDSILO_REVISION, which the container images set. If that is
-    not set either, the result is 'unknown'.
-
-    The revision is read once per process.
+    Changes that are not committed do not show in the result. Outside a checkout, the result is
+    $FEDSILO_REVISION, which the container images set. If that is not set either, the result is
+    'unknown'. The revision is read once per process.
     """
     folder = Path(__file__).resolve().parent
     try:
@@ -81,9 +80,9 @@ def git_revision() -> str:
 def processor() -> str:
     """Return this machine's processor and the instruction set that PyTorch uses on it.
 
-    An example is "AMD EPYC 7B13 (AVX2)". Another instruction set adds numbers in another order, so
-    a run's numbers can differ between processors. Without /proc/cpuinfo, as outside Linux, the name
-    is the architecture, such as "arm64".
+    An example is "AMD EPYC 7B13 (AVX2)". Processors with different instruction sets can give
+    different numbers for the same run. If /proc/cpuinfo has no model name, as outside Linux, the
+    architecture replaces it, as in "arm64 (DEFAULT)".
     """
     import torch  # commands that only list runs do not need it
 
@@ -104,8 +103,8 @@ def refuse_other_versions(server: Mapping[str, Any]) -> None:
     messages nor settings. A version that the server does not send is accepted.
 
     Args:
-        server: the server's versions, as ConfigRecord entries with the keys of ``own_versions``.
-            Other keys are ignored.
+        server: the ConfigRecord entries that ``own_versions`` built at the server. Further entries
+            are ignored.
 
     Raises:
         SiteError: a version differs. If both differ, the error names fedsilo's.

@@ -27,12 +27,12 @@ _NO_LETTERS = "Last"
 
 @contextmanager
 def fonts_for(figure: Figure) -> Iterator[None]:
-    """Give a figure's texts fonts with all their letters, before the block draws the figure.
+    """Set fonts for a figure's texts, so that the ``with`` block can draw all their letters.
 
-    If the usual font (DejaVu Sans) lacks a letter of the texts, every text that is not ASCII gets
-    further fonts of this machine. These texts keep their fonts after the block. If no font has a
-    letter, the picture shows a box in its place, and a warning in the log says what to install.
-    Within the block, matplotlib's own warnings about missing letters are hidden.
+    If the usual font (DejaVu Sans) lacks a letter, every text with a character outside ASCII gets
+    further fonts of this machine, even after the block. A letter that no font has is drawn as a
+    box, and a warning in the log says what to install. Within the block, matplotlib's warnings
+    about missing letters are hidden.
     """
     texts = [text for text in _list_texts(figure) if not text.get_text().isascii()]
     missing = _find_missing("".join(text.get_text() for text in texts))
@@ -47,21 +47,22 @@ def fonts_for(figure: Figure) -> Iterator[None]:
 
 
 def _list_texts(figure: Figure) -> list[Text]:
-    """List all text objects of a figure, such as titles, labels and the numbers at its ticks.
+    """List all text objects of a figure, such as titles, labels and the numbers on its axes.
 
-    Matplotlib makes the labels of ticks only when a figure is drawn, so they are requested here.
-    Some objects may be listed twice.
+    The labels of ticks are included even if the figure has not been drawn yet. Some objects may be
+    listed twice.
     """
     from matplotlib.text import Text
 
     texts = list(figure.findobj(Text))
+    # Matplotlib makes the labels of ticks only when they are drawn or requested
     for axes in figure.axes:
         texts += [*axes.get_xticklabels(), *axes.get_yticklabels()]
     return texts
 
 
 def _find_missing(text: str) -> frozenset[str]:
-    """Return the printable characters of a string that matplotlib's usual font lacks.
+    """Return the printable characters of a string that the usual font (DejaVu Sans) lacks.
 
     An ASCII string gives an empty set.
     """
@@ -77,13 +78,12 @@ def _find_missing(text: str) -> frozenset[str]:
 def _find_families(missing: frozenset[str]) -> tuple[str, ...]:
     """Choose fonts of this machine that have the given letters, and return their family names.
 
-    Each step chooses the font that has most of the letters still missing. The search ends when no
-    font has any of them. Among equally good fonts, one with "regular" in its path comes first.
-    After that, the first path in alphabetical order wins. At most 500 fonts are examined. The
-    chosen fonts are registered with matplotlib.
+    Each step registers the font that has the largest number of the letters still missing, until no
+    font has any of them. Among equally good fonts, those with "regular" in their path come first,
+    in alphabetical order of the paths. At most 500 fonts are examined.
 
     If letters are still missing, one warning in the log lists the first 20 of them. The result may
-    be empty. It is cached for each set of letters.
+    then be empty.
     """
     from matplotlib import font_manager
 
@@ -112,10 +112,10 @@ def _find_families(missing: frozenset[str]) -> tuple[str, ...]:
 
 @cache
 def _letters_of(path: str) -> frozenset[int]:
-    """Return the Unicode numbers of the letters that a font file can draw.
+    """Return the Unicode code points of the characters that a font file can draw.
 
-    The set is empty if the file cannot be read, if the font has no outlines (a bitmap font), or if
-    the font is 'Last Resort', which has only a box for every letter. The result is cached per file.
+    The set is empty if the file cannot be read, or if its font consists of bitmaps. It is also
+    empty for the font 'Last Resort', which draws a box for every character.
     """
     from matplotlib.ft2font import FT2Font
 

@@ -47,10 +47,10 @@ class LineStyle:
 def colours(names: Sequence[str]) -> dict[str, str]:
     """Assign a colour, ``#rrggbb``, to each name, so that lines or areas can be told apart.
 
-    Up to eleven names get distinct colours in the order of ``names``: first the seven of
-    ``CATEGORIES``, then four darker ones. If there are more names, all of them get the colours of
-    ``shades``, which run from dark to light. A name that occurs twice counts twice, and gets the
-    colour of its last place. Without names the mapping is empty.
+    Up to eleven names get distinct colours in the order of ``names``: seven of a palette, then four
+    darker ones. If there are more names, all colours come from ``shades``, and run from dark to
+    light. A repeated name counts each time towards the eleven, and gets the colour of its last
+    place. Without names the mapping is empty.
     """
     several = CATEGORIES + _DARKER
     return dict(zip(names, several, strict=False)) if len(names) <= len(several) else shades(names)
@@ -59,8 +59,8 @@ def colours(names: Sequence[str]) -> dict[str, str]:
 def shades(names: Sequence[str]) -> dict[str, str]:
     """Assign colours, ``#rrggbb``, that run from dark to light in the order of ``names``.
 
-    The colours are evenly spaced over the lower 95 % of the colour map viridis. A single name gets
-    the darkest colour. A name that occurs twice gets the colour of its last place.
+    The colours are evenly spaced over the colour map viridis, without its lightest 5 %. A single
+    name gets the darkest colour. A name that occurs twice gets the colour of its last place.
     """
     from matplotlib import colormaps
     from matplotlib.colors import to_hex

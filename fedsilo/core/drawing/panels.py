@@ -43,8 +43,8 @@ def line_legend(
 
     Args:
         figure: the figure.
-        styles: label of an entry -> style of its line. If it is empty, no legend is added.
-        title: the title of the legend, or empty for none.
+        styles: label of an entry -> style of its line. An empty mapping gives no legend.
+        title: the title of the legend; an empty string gives none.
         columns: if above 0, the legend is below the panels and has at most this many columns. If 0,
             it is to the right of the panels, in one column.
     """
@@ -85,9 +85,10 @@ def annotated_heat_map(
         rows: labels of the rows, from the top.
         columns: labels of the columns, from the left.
         title: the panel's title.
-        top: the number that gets the darkest colour; None or 0 for the largest absolute value.
-        signed: whether colours run from -top to top, with white at 0. Otherwise they run from 0 to
-            top.
+        top: the upper end of the colour scale; None or 0 stands for the largest absolute value.
+            Numbers beyond an end of the scale get the colour of that end.
+        signed: whether the scale runs from -top to top, with white at 0. Otherwise it runs from 0
+            to top.
     """
     # None becomes NaN
     table = np.array(values, dtype=float)

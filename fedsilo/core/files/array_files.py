@@ -32,7 +32,7 @@ _PART = 2**20  # bytes that are inflated at once
 
 
 def read_arrays(path: Path, names: Sequence[str], most: int) -> dict[str, npt.NDArray[Any]]:
-    """Read the arrays ``names`` from an npz file. No file makes this function execute code.
+    """Read the arrays ``names`` from an npz file, without executing any code in the file.
 
     Args:
         path: the file.
@@ -43,10 +43,10 @@ def read_arrays(path: Path, names: Sequence[str], most: int) -> dict[str, npt.ND
         Name -> array, in the order of ``names``.
 
     Raises:
-        DataError: the file is missing or damaged, an array is missing, has Python objects, is
-            larger than ``most`` or is packed in a way that numpy does not write. The error is also
-            raised if ``names`` together unpack to more than ``most_unpacked`` allows: 1 GiB, or 16
-            times the file's size on disk if that is more.
+        DataError: the file is missing, damaged, or packed in a way that numpy does not write. The
+            error is also raised if an array is missing, has Python objects or is larger than
+            ``most``, or if all arrays together are too large. By default, the limit for all is 1
+            GiB, or 16 times the file's size on disk if that is more.
     """
     try:
         with zipfile.ZipFile(path) as archive:
@@ -89,22 +89,22 @@ def _find_members(
 
 
 def _read_array(path: Path, archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> npt.NDArray[Any]:
-    """Read one array of an npz file, after checking that its header matches its size.
+    """Read one array of an npz file, after checking that its header fits the member's size.
 
     The check comes before memory is reserved, so a false header cannot exhaust the memory.
 
     Args:
         path: the npz file, for errors.
         archive: the open file.
-        entry: the array's member in it, ``<name>.npy``.
+        entry: the array's member in the file, ``<name>.npy``.
 
     Raises:
         DataError: the member does not begin like an npy file.
-        ValueError: the header is malformed or does not match the member's size, the member is
-            longer than its header says, or the array holds Python objects.
+        ValueError: the header is malformed or does not fit the member's size, the member is longer
+            than its header says, or the array holds Python objects.
         EOFError: the member ends before the array's last value.
-        Exception: the compressed data or the header is damaged in another way. The error is one of
-            ``DAMAGES``, such as zlib.error.
+        Exception: the file is damaged in another way. ``read_arrays`` turns such an error, for
+            example zlib.error, into a DataError.
     """
     with archive.open(entry) as member:
         start = member.read(npy.MAGIC_LEN)
@@ -130,13 +130,13 @@ def _read_header(member: IO[bytes], start: bytes) -> tuple[tuple[int, ...], bool
         start: these 8 bytes, which are the magic string and the version.
 
     Returns:
-        The shape, the memory order and the type. The order is True for Fortran's (columns first),
-        and False for C's (rows first). The next byte that ``member`` reads is the first byte of the
-        values.
+        The shape, the memory order and the type. The order is True for Fortran order, in which
+        columns come first, and False for C order. The next byte that ``member`` reads is the first
+        byte of the values.
 
     Raises:
-        ValueError: the version is unknown, the header is malformed or too long, or a length in the
-            shape is negative or not an integer.
+        ValueError: the version is unknown, the header is malformed or too long, or a dimension of
+            the shape is negative or not an integer.
     """
     version = npy.read_magic(io.BytesIO(start))
     if version not in _READERS:
@@ -148,10 +148,10 @@ def _read_header(member: IO[bytes], start: bytes) -> tuple[tuple[int, ...], bool
 
 
 def _read_into(flat: npt.NDArray[Any], member: IO[bytes]) -> None:
-    """Read a member's remaining bytes into the array ``flat``, one MiB at a time.
+    """Read a member's remaining bytes into the one-dimensional array ``flat``.
 
-    If they were read all at once, the bytes would be in memory twice. For an empty array nothing is
-    read or checked.
+    One MiB is read at a time, because reading all at once would need twice the memory. If the array
+    is empty, nothing is read, and no error is raised.
 
     Raises:
         EOFError: the member has fewer bytes than the array.

@@ -26,9 +26,9 @@ def open_regular(path: Path, flags: int, mode: int = 0o600) -> int:
     """Open a regular file and return its descriptor. A pipe raises an error instead of blocking.
 
     Args:
-        path: the file. Its last part must not be a symbolic link; earlier parts may be.
-        flags: flags as for ``os.open``, such as ``os.O_RDONLY``. Flags against blocking and links
-            are added.
+        path: the file, which must not be a symbolic link itself. Its folders may be links.
+        flags: flags as for ``os.open``, such as ``os.O_RDONLY``. Flags that prevent blocking and
+            the following of a link are added.
         mode: permissions of a file that is created.
 
     Raises:
@@ -61,12 +61,11 @@ def read_regular(path: Path) -> bytes:
 
 @contextmanager
 def naming(name: Path | str) -> Iterator[None]:
-    """Add a file's name to the block's errors about a full or failing disk.
+    """Add a file's name to errors in the ``with`` block about a full or failing disk.
 
-    Such errors often have no file name. An OSError gets ``name`` if it lacks one and is about the
-    disk: the disk is full, failing or read-only, a quota is used up, or the file is too large.
-    Other errors pass unchanged, because an error of a download, for example, does not concern the
-    file. Every error is raised again.
+    An OSError gets ``name`` if it has no file name and one of these causes: the disk is full,
+    failing or read-only, a quota is used up, or the file is too large. Other errors are not
+    changed. Every error is raised again.
     """
     try:
         yield
@@ -94,12 +93,12 @@ def write_atomically(
         path: the file. Missing parent folders are made.
         content: bytes, or a string, which is written as UTF-8.
         mode: the permissions that the file gets, even if an earlier file had others.
-        lasting: whether to synchronise the content to the disk before the file gets its name, so
-            that a power cut does not leave an empty or incomplete file.
+        lasting: whether to synchronise the content to the disk before it replaces the old file. A
+            power cut then leaves no empty or incomplete file.
 
     Raises:
-        OSError: the file cannot be written. The content of an earlier file is then unchanged, and
-            the temporary file is removed. If the disk is full or fails, the error names ``path``.
+        OSError: the file cannot be written. The content of an earlier file is then unchanged. If
+            the disk is full or fails, the error names ``path``.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary, handle = _open_part(path)
@@ -128,9 +127,9 @@ def _open_part(path: Path) -> tuple[Path, int]:
     """Open the temporary file that later replaces ``path``, and lock it.
 
     The file is ``.<name>.part`` in the same folder, with permissions 0600. It is created if it is
-    missing. Otherwise its old content stays, so the caller must truncate it. This process waits
-    until it holds the file's lock, so no other process writes to it. If the file system does not
-    support locks, ``.<name>.part`` is removed, and a new file with a random name is opened instead.
+    missing. Otherwise its old content stays, so the caller must truncate it. The function waits for
+    the file's lock, so no other process writes to the file. If the file system does not support
+    locks, a new file with a random name is opened instead, and ``.<name>.part`` is removed.
 
     Returns:
         The temporary file's path and its open descriptor.
@@ -161,15 +160,14 @@ def _open_part(path: Path) -> tuple[Path, int]:
 
 @contextmanager
 def hold_name(path: Path) -> Iterator[bool]:
-    """Reserve a path while the block runs, and yield whether this process holds it.
+    """Reserve a path while the ``with`` block runs, and yield whether this process holds the path.
 
-    The block runs in both cases. It gets True if this process holds the name, and False if another
-    process does. If the file system does not support locks, it gets True although nothing is
-    reserved.
+    The block runs even if another process holds the path, and then gets False. If the file system
+    does not support locks, the block gets True although nothing is reserved.
 
     The lock is on the file ``.<name>.held`` next to ``path``, whose missing parent folders are
-    created. After a block with True, that file is removed. The parent folder is removed too if it
-    was missing before and is empty now.
+    created. After a block with True, the lock file is removed. The parent folder is removed too if
+    it was missing before and is empty now.
     """
     held, is_new_parent = path.with_name(f".{path.name}.held"), not path.parent.exists()
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -189,14 +187,17 @@ def hold_name(path: Path) -> Iterator[bool]:
 
 
 def _lock_name(held: Path) -> int | None:
-    """Lock a file, and return its open descriptor, or None if another process holds the lock.
+    """Lock a file that serves only as a lock, without waiting for other processes.
 
-    The file is created if it is missing, and the call does not wait. The process that held the lock
-    may remove the file just before it is locked here. In that case the file is created and locked
-    again. If the file system does not support locks, the descriptor is returned without a lock.
+    The file is created if it is missing. If another process removes the file just before this
+    process locks it, the function starts again. If the file system does not support locks, the file
+    is only opened.
 
     Args:
-        held: the file, which only serves as a lock.
+        held: the path of the file.
+
+    Returns:
+        The open descriptor; None if another process holds the lock.
 
     Raises:
         OSError: the file cannot be opened or locked.
@@ -224,8 +225,8 @@ def _lock(handle: int, operation: int = fcntl.LOCK_EX) -> bool:
     """Lock an open file or folder by ``flock``, and return whether it is now locked.
 
     By default the function waits for other processes. It returns False if the file system does not
-    support locks or, with ``LOCK_NB`` in ``operation``, if another process holds the lock. Other
-    OSErrors are raised.
+    support locks. With the flag ``LOCK_NB``, it also returns False if another process holds the
+    lock. Other OSErrors are raised.
 
     Args:
         handle: the descriptor of the open file or folder. Closing it ends the lock.
@@ -242,11 +243,11 @@ def _lock(handle: int, operation: int = fcntl.LOCK_EX) -> bool:
 
 @contextmanager
 def scratch_folder(folder: Path, name: str) -> Iterator[Path]:
-    """Make a temporary folder in ``folder`` for the block, and yield its path.
+    """Make a temporary folder in ``folder`` for the ``with`` block, and yield its path.
 
-    Its name is ``.<name>.part-`` and a random ending. The new folder is locked during the block,
-    and removed after it. Before it is made, all unlocked folders with such names are removed,
-    because killed processes left them behind. ``folder`` must exist.
+    The new folder is called ``.<name>.part-`` plus a random ending. It is locked during the block,
+    and removed after the block, even after an error. Older folders of the same ``name`` are removed
+    first unless they are locked, because killed processes left them behind. ``folder`` must exist.
     """
     prefix = f".{name}.part-"
     with _open_folder(folder) as parent, ExitStack() as held:
@@ -263,10 +264,11 @@ def scratch_folder(folder: Path, name: str) -> Iterator[Path]:
 
 
 def _remove_left(scratch: Path) -> None:
-    """Remove a scratch folder that a killed process left behind.
+    """Remove a temporary folder that a killed process left behind.
 
-    The folder stays if a process has locked it, because that process still uses it, or if the file
-    system does not support locks. A folder that no longer exists is ignored.
+    The folder stays if a process has locked it, because that process still uses it. It also stays
+    if the file system does not support locks. A missing folder raises no error, and neither does a
+    file that cannot be removed.
     """
     with suppress(FileNotFoundError, NotADirectoryError), _open_folder(scratch) as handle:
         if _lock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB):
@@ -286,15 +288,15 @@ def _open_folder(folder: Path) -> Iterator[int]:
 def build_folder(target: Path, fill: Callable[[Path], None], *, replace: bool = False) -> None:
     """Let ``fill`` write a new folder under a temporary name, then rename it to ``target``.
 
-    Missing parent folders are made. With ``replace``, an existing ``target`` is removed before the
-    renaming. If the renaming fails because ``target`` is a folder with content, another process was
-    faster. Its folder then stays, the new folder is deleted, and no error is raised. If the
-    renaming fails for any other reason, the removed ``target`` comes back.
+    Missing parent folders are made. With ``replace``, an existing ``target`` is first moved aside,
+    and deleted after the renaming. If ``target`` is a folder with content when the new folder is
+    renamed, another process was faster. That process's folder then stays, the new one is deleted,
+    and no error is raised. After any other failure of the renaming, the old folder comes back.
 
     Args:
         target: the new folder's path.
         fill: gets the path of an empty folder and writes the content into it.
-        replace: whether to remove an existing ``target``.
+        replace: whether to replace an existing ``target``.
 
     Raises:
         OSError: the folder cannot be written or renamed. If the disk is full or fails, the error

@@ -48,9 +48,10 @@ class FileModel(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _check_keys(cls, content: Any) -> Any:
-        """Check the content's keys before pydantic checks its values, and return it unchanged.
+        """Check the keys of a file's content, before pydantic checks the values.
 
-        Keys are compared with the fields' aliases. An optional key may be missing.
+        The content is returned unchanged. Keys are compared with the fields' aliases. An optional
+        key may be missing.
 
         Raises:
             PydanticCustomError: the content is not a mapping, or a key is unknown or missing.
@@ -65,11 +66,11 @@ class FileModel(BaseModel):
 
     @classmethod
     def _find_key_fault(cls, content: Any) -> str | None:
-        """Describe the first unknown or missing key in a file's content; None without a fault.
+        """Describe the first unknown or missing key in a file's content; None if there is none.
 
         The description continues a sentence about the content, as in "lacks the key 'mean'".
-        Unknown keys come before missing ones, and the most similar known key is suggested. Content
-        that is not a mapping is a fault too.
+        Unknown keys come before missing ones. For an unknown key, the most similar known key is
+        suggested. Content that is not a mapping is a fault too.
         """
         is_required = {}
         for field in cls.model_fields.values():
@@ -114,21 +115,20 @@ def check_content(
 ) -> Any:
     """Check the content of a YAML file by pydantic, and convert it to the type ``kind``.
 
-    Users write such files, for example to declare the columns of a table.
-
     Args:
-        kind: a ``FileModel`` or another type that pydantic can check.
+        kind: a ``FileModel``, which is a pydantic model of a file, or another type that pydantic
+            can check.
         content: the content, as parsed from YAML.
         refuse: builds the error. It gets one sentence, which describes the first fault and does not
             name the file.
         quoted: whether the sentence may quote the wrong value. This must be False if the value may
-            be a patient's.
+            come from a patient's record.
 
     Returns:
         The content as an instance of ``kind``.
 
     Raises:
-        FedsiloError: the content does not fit ``kind``. The error is the one from ``refuse``.
+        FedsiloError: the content does not fit ``kind``. ``refuse`` built this error.
     """
     try:
         return TypeAdapter(kind).validate_python(content)
@@ -151,16 +151,14 @@ _WORDS = {
 def _build_sentence(error: ErrorDetails, quoted: bool) -> str:
     """Build a sentence from one of pydantic's errors: the place of the wrong value, then the fault.
 
-    There are three special cases:
-
-    - An error of the type "fault" has a whole sentence, which is returned unchanged.
-    - An error of the type "within" has a sentence, which follows the place and a colon.
-    - If the whole content is wrong, its place is "it".
+    If the whole content is wrong, the place is called "it". Two types of errors from fedsilo's
+    validators bring a whole sentence. For the type "fault", that sentence is the result. For the
+    type "within", it follows the place and a colon.
 
     Args:
         error: the error, from pydantic or from one of fedsilo's validators.
         quoted: whether the wrong value follows the place, as in "'mean' is 'x': it must be a
-            number". A mapping is not quoted.
+            number". A value that is a mapping is never quoted.
     """
     said = str(error.get("ctx", {}).get("sentence", ""))
     if error["type"] == "fault":
@@ -176,10 +174,10 @@ def _build_sentence(error: ErrorDetails, quoted: bool) -> str:
 
 
 def place_of(path: tuple[int | str, ...]) -> str:
-    """Describe a path of keys and list positions in words: "'columns', item 2, 'mean'".
+    """Describe the place of a value in nested content in words, as in "'columns', item 2, 'mean'".
 
-    Positions count from 1 in the words, but from 0 in ``path``. Keys are quoted, and cut after 60
-    characters. An empty path gives an empty string.
+    List positions count from 1 in the words, but from 0 in ``path``. Keys are quoted, and cut to 60
+    characters with a '…'. An empty path gives an empty string.
 
     If pydantic ends the path with "[key]", the key before it is wrong, and not the value. The
     "[key]" is then left out, and the last key is quoted even if it is a number.
@@ -206,8 +204,8 @@ def as_text(value: Any) -> str:
     Raises:
         PydanticCustomError: the value has another type, such as the bool that YAML makes of 'yes'.
             The error is also raised for a whole number of more than 300 digits, and for a string
-            with an unprintable character, such as a line end. The string of a single tab is
-            allowed, because a tab can delimit a table.
+            with an unprintable character, such as a line end. Only the string of a single tab is
+            allowed.
     """
     if isinstance(value, bool) or not isinstance(value, str | int | float | date):
         raise misfit(
@@ -235,8 +233,8 @@ def number(least: float, most: float) -> BeforeValidator:
 def whole(least: int, most: int, in_words: str = "") -> BeforeValidator:
     """Build a validator for a whole number from ``least`` to ``most``, both included.
 
-    True, False, and floats such as 3.0 are refused. If ``in_words`` is not empty, the error shows
-    it in place of ``most``.
+    True, False, and floats such as 3.0 are refused. If ``in_words`` is not empty, the error has
+    these words in place of ``most``, after "from ... to".
     """
     return _build_range_check(
         least, most, f"a whole number from {least} to {in_words or most}", (int,)
@@ -246,10 +244,11 @@ def whole(least: int, most: int, in_words: str = "") -> BeforeValidator:
 def _build_range_check(
     least: float, most: float, wanted: str, types: tuple[type, ...]
 ) -> BeforeValidator:
-    """Build a validator for a value of exactly one of ``types``, from ``least`` to ``most``.
+    """Build a validator for a value from ``least`` to ``most``, both included, of certain types.
 
-    Both bounds are included. ``wanted`` describes the allowed values in the validator's error,
-    after "must be". True and False do not count as numbers, and an int is not accepted for a float.
+    The value's type must be one of ``types`` itself, not a subclass. Therefore True does not count
+    as an int, and an int is not accepted for a float. In the error, ``wanted`` follows "must be"
+    and describes the allowed values.
     """
 
     def check(value: Any) -> Any:

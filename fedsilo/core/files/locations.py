@@ -12,8 +12,8 @@ BACKBONES = "backbones"  # a folder in the cache, where `fedsilo pretrain` write
 def installed_folder() -> Path:
     """Return the folder of the Flower app, which contains the folder ``server_app``.
 
-    An installed package ``fedsilo`` contains ``server_app`` itself, so it is the result. Otherwise
-    the result is the parent of the package, which is the repository in a checkout.
+    After an installation, this is the folder of the package ``fedsilo``. If that folder has no
+    ``server_app``, as in a checkout, the result is its parent folder, the repository.
     """
     package = Path(__file__).resolve().parents[2]
     if (package / "server_app").is_dir():
@@ -37,9 +37,9 @@ class Places:
 def find_places(data_dir: str, cache_dir: str) -> Places:
     """Return the data folder and the cache folder, from the arguments or the environment.
 
-    If an argument is empty, $FEDSILO_DATA or $FEDSILO_CACHE is used in its place. If that variable
-    is empty or not set, the data folder is None, and the cache folder is ~/.cache/fedsilo. A '~' is
-    expanded. The folders need not exist.
+    An empty ``data_dir`` is replaced by $FEDSILO_DATA. If that is empty or not set, the data folder
+    is None. An empty ``cache_dir`` is replaced by $FEDSILO_CACHE, or else by ~/.cache/fedsilo. A
+    '~' is expanded. The folders need not exist.
     """
     cache = cache_dir or os.environ.get("FEDSILO_CACHE", "") or "~/.cache/fedsilo"
     data = data_dir or os.environ.get("FEDSILO_DATA", "")
@@ -49,18 +49,16 @@ def find_places(data_dir: str, cache_dir: str) -> Places:
 
 
 def data_folder(places: Places, name: str, needs: str) -> Path:
-    """Return the data folder, or raise an error if the user has named none.
-
-    Whether the folder exists is not checked.
+    """Return the data folder that the user has named. Whether it exists is not checked.
 
     Args:
         places: the folders that the user has named.
-        name: the data set that needs the folder, for the error.
+        name: the name of the data set, for the error.
         needs: the content that the folder must have, for the error. These words follow "needs a
             folder", such as "with one CSV file per site".
 
     Raises:
-        DataError: no data folder is named.
+        DataError: the user has named no data folder.
     """
     if places.data is None:
         raise DataError(
@@ -76,8 +74,8 @@ def weight_paths(named: str, places: Places) -> list[Path]:
     second is in the data folder, if there is one. Whether the files exist is not checked.
 
     Args:
-        named: the file, relative to these folders. If it is an absolute path or begins with '~', it
-            is the only path in the list.
+        named: the file, relative to ``backbones`` and to the data folder. If it is an absolute path
+            or begins with '~', it is the only path in the list.
         places: the data folder and the cache folder.
     """
     given = Path(named).expanduser()

@@ -36,12 +36,12 @@ def json_digest(facts: Any) -> str:
 
 
 def open_sealed(target: Path, fill: Callable[[Path], None], read: Callable[[Path], Read]) -> Read:
-    """Read a folder of cached files, which is made first if it is missing or was altered.
+    """Read a folder of cached files. Before that, make the folder if it is missing or was altered.
 
     A seal, a file with the SHA-256 of every other file, shows whether the folder was altered. The
-    folder's time is set to now, because the cache removes the folders that were unused for longest.
-    If another process removes the folder during ``read``, the folder is made and read again. At
-    most ten attempts are made.
+    folder's modification time is set to now, to mark it as recently used. If another process
+    removes the folder during ``read``, the folder is made and read again. At most ten attempts are
+    made.
 
     Args:
         target: the folder.
@@ -52,12 +52,13 @@ def open_sealed(target: Path, fill: Callable[[Path], None], read: Callable[[Path
         The result of ``read``.
 
     Raises:
-        DataError: the folder cannot be made, ``read`` raises OSError, ValueError or EOFError
-            although the folder is still there, or ten attempts fail.
+        DataError: the folder cannot be made, or was removed during each of ten attempts. The error
+            is also raised if ``read`` raises OSError, ValueError or EOFError although the folder is
+            still there.
     """
     for _ in range(_ATTEMPTS):
         _ensure_sealed(target, fill)
-        # The cache may be mounted read-only
+        # The cache removes the folders that were unused for longest. It may be mounted read-only
         with suppress(OSError):
             os.utime(target)
         opened = _inode_of(target)
@@ -88,8 +89,9 @@ def _inode_of(folder: Path) -> int | None:
 def _ensure_sealed(target: Path, fill: Callable[[Path], None]) -> None:
     """Make a folder and its seal if the folder is missing or does not match its seal.
 
-    A folder that matches is left as it is, and ``fill`` is not called. If the folder does not
-    match, a warning is logged, and the new folder replaces it.
+    The seal is a file with the SHA-256 of every other file. A folder that matches is left as it is,
+    and ``fill`` is not called. If the folder does not match, a warning is logged, and the new
+    folder replaces it.
 
     Args:
         target: the folder.
@@ -128,13 +130,13 @@ def _ensure_sealed(target: Path, fill: Callable[[Path], None]) -> None:
 def seal(folder: Path, name: str) -> None:
     """Seal a folder, so that later changes to its files are noticed.
 
-    The seal is a file in the folder with the SHA-256 of each other file. Hidden files are not
-    covered.
+    The seal, ``seal.json``, is a file in the folder with the SHA-256 of each other file. Hidden
+    files are not covered.
 
     Args:
-        folder: the folder.
-        name: the name that the folder will have. The seal contains it, and the caller then renames
-            the folder.
+        folder: the folder, which may still have a temporary name.
+        name: the folder's final name. The seal contains this name, so the seal of another folder is
+            noticed.
 
     Raises:
         OSError: a file cannot be read, or the seal cannot be written.
@@ -146,13 +148,13 @@ def seal(folder: Path, name: str) -> None:
 def fault(folder: Path) -> str | None:
     """Describe how a folder differs from its seal, such as "were altered"; None if it does not.
 
-    The seal is a file with the SHA-256 of each other file. The description is a predicate for a
-    subject such as "the cached data in ...". If the folder cannot be read, or its seal is missing
-    or damaged, the description says so, and no error is raised.
+    The seal is a file with the SHA-256 of each other file. The description follows words such as
+    "the cached data in <folder>". An unreadable folder or seal gives a description instead of an
+    error.
 
     Every call compares the names of the files with the seal. The contents are hashed only if the
-    size, times or inode of a file have changed since the last recorded check. A check is recorded
-    in the folder if it finds no fault and all files are older than two seconds.
+    size, times or inode of a file have changed since the last recorded check. A check without a
+    fault is recorded, unless a file changed less than two seconds before it.
     """
     try:
         sealed = _read_seal(folder)
@@ -186,7 +188,7 @@ def _read_seal(folder: Path) -> dict[str, str]:
 
     Raises:
         FileNotFoundError: the seal or the folder is missing.
-        ValueError: the seal is damaged, lists no files, or belongs to a folder of another name.
+        ValueError: the seal is damaged, lists no files, or contains the name of another folder.
     """
     content = json.loads((folder / SEAL).read_text())
     files = None
@@ -204,7 +206,7 @@ def _list_files(folder: Path) -> set[str]:
 
 
 def _read_stamps(folder: Path, names: Iterable[str]) -> Stamps:
-    """Read the size, times and inode of files, which show whether a file may have changed.
+    """Read the size, times and inode of files, to see later whether a file may have changed.
 
     Args:
         folder: the folder of the files.
@@ -224,9 +226,10 @@ def _read_stamps(folder: Path, names: Iterable[str]) -> Stamps:
 
 
 def _load_last_stamps(folder: Path) -> Any:
-    """Return the stamps (see ``_read_stamps``) that the last check recorded in the folder.
+    """Return the size, times and inode of each file, as the last check of the folder recorded them.
 
-    The result is None if they are missing or cannot be read. Their form is not checked.
+    The result is None if no record exists or it cannot be read. The form of the record is not
+    checked.
     """
     with suppress(OSError, ValueError):
         return json.loads((folder / STAMP).read_text())

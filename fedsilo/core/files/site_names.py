@@ -45,10 +45,10 @@ def normalise_name(text: str) -> str:
 
 
 def is_visible(text: str) -> bool:
-    """Return whether every character of a string can be seen.
+    """Return whether every character of a string is visible. A space counts as visible.
 
-    Control characters, characters that change the direction of writing, and characters that show
-    nothing are not visible. A space counts as visible.
+    Control characters, characters that change the direction of writing, and characters without a
+    shape or width are not visible. An empty string gives True.
     """
     return text.isprintable() and not _INVISIBLE.search(text)
 
@@ -65,11 +65,11 @@ def site_name_fault(name: str) -> str | None:
     """Explain in a sentence why a string cannot be a site's name; None if it can.
 
     A name has 1 to 64 visible characters in the Unicode form NFC. It begins with a letter, a digit
-    or '_', and has no character such as '/' or '$'. ``_find_fault`` checks these and some further
-    rules.
+    or '_'. It has no separator such as '/' or '$', no two spaces in a row and no space at the end.
+    The encoded name of its folder has at most 160 characters.
 
-    The name 'all' is refused too, because it stands for the mean over sites. So is a name that the
-    form NFKC turns into 'all', such as 'all' in full-width letters. But 'ALL' is accepted.
+    The name 'all' is refused, because it stands for the mean over sites. Names that the form NFKC
+    turns into 'all' are refused too, but 'ALL' is accepted.
     """
     if is_site_name(name):
         # Another form of the same letters, such as full-width ones, would look like it
@@ -84,11 +84,11 @@ def _find_fault(name: str) -> str:
 
     The rules are checked in this order:
 
-    - The name has 1 to 64 characters, which are all visible, in the Unicode form NFC.
+    - The name has 1 to 64 characters, each accepted by ``is_visible``, in the Unicode form NFC.
     - It begins with a letter, a digit or '_'.
     - It has none of the characters that separate names elsewhere, such as '/' (``_SEPARATORS``).
     - It does not have two spaces in a row or a space at its end.
-    - The name of its folder (``folder_name``) has at most 160 characters.
+    - The site's folder, which ``folder_name`` names, has a name of at most 160 characters.
 
     The reserved name 'all' breaks none of these rules.
     """
@@ -121,9 +121,9 @@ def folder_name(site: str) -> str:
 def site_of_folder(name: str) -> str:
     """Return the name of the site whose folder has this name, in the Unicode form NFC.
 
-    This reverses ``folder_name``, which encodes some characters: the folder 'S+fc+d' is that of the
-    site 'Süd'. A user's own folder may have a name that ``folder_name`` never makes, such as 'Süd'.
-    The site then has the same name as the folder.
+    This reverses ``folder_name``, which encodes some characters: the folder 'S+fc+d' belongs to the
+    site 'Süd'. If ``folder_name`` never makes the name, as for 'Süd', the site has the same name as
+    the folder.
     """
     try:
         site = _ENCODED.sub(_decode, name)
@@ -139,7 +139,7 @@ def find_by_site(paths: Mapping[str, Path]) -> dict[str, Path]:
     """Map each site to the user's folder or file that is named after it.
 
     Args:
-        paths: name -> path. The name is the folder's, or the file's without its ending. It is
+        paths: name -> path. A name is that of a folder, or that of a file without its ending. It is
             either a site's name, or a site's name as ``folder_name`` encodes it.
 
     Returns:

@@ -33,7 +33,7 @@ def state_digest(arrays: Arrays, facts: Mapping[str, Any]) -> str:
 
     Args:
         arrays: arrays by name.
-        facts: further values by name.
+        facts: further values by name, such as numbers and strings.
 
     Raises:
         TypeError: JSON cannot represent a value in ``facts``.
@@ -47,10 +47,10 @@ def state_digest(arrays: Arrays, facts: Mapping[str, Any]) -> str:
 
 
 def save_state(path: Path, arrays: Arrays, facts: Mapping[str, Any], mode: int = 0o644) -> None:
-    """Write arrays and facts to one state file, with the digest that ``load_state`` checks.
+    """Write arrays and facts to one safetensors file, with a digest that shows later changes.
 
     An existing file is replaced atomically, and missing parent folders are made. Equal arrays and
-    facts give files with equal bytes.
+    facts give files with equal bytes. ``load_state`` reads the file and checks the digest.
 
     Args:
         path: the file.
@@ -75,7 +75,8 @@ def load_state(path: Path) -> tuple[dict[str, npt.NDArray[Any]], dict[str, Any]]
         The arrays by name, and the facts by name. Tuples among the facts come back as lists.
 
     Raises:
-        CheckpointError: the file is missing, cut short, altered, too large, or not a state file.
+        CheckpointError: the file is missing, cut short, altered, not a state file, or larger than
+            ``most_unpacked`` allows (1 GiB by default).
     """
     try:
         # Only to refuse a pipe, because safetensors would wait for its writer

@@ -31,8 +31,8 @@ def read_text(path: Path) -> str:
 
     Raises:
         DataError: the file is missing or cannot be read, is not a regular file, is larger than 1
-            GiB, or is not text. The error names the file and the reason, such as the format that
-            the file seems to have (Excel, zip, Parquet or gzip).
+            GiB, or is not text. The error names the file and the reason. If the file looks like an
+            Excel, zip, Parquet or gzip file, the error names this format.
     """
     fault = file_fault(path)
     if fault is None:
@@ -51,9 +51,9 @@ def decode_text(content: bytes) -> str:
     The byte-order mark is removed, and every line end becomes a line feed.
 
     Raises:
-        ValueError: the bytes begin like a packed file (Excel, zip, Parquet or gzip), cannot be
-            decoded, or decode to a text with a NUL character. The message begins with "is", because
-            the caller writes the file's name before it, and says how to save the file.
+        ValueError: the bytes begin like an Excel, zip, Parquet or gzip file, cannot be decoded, or
+            decode to a text with a NUL character. The message begins with "is", to follow the
+            file's name. It also tells the user how to save the file.
     """
     for signature, kind in _PACKED.items():
         if content.startswith(signature):
@@ -72,11 +72,13 @@ def decode_text(content: bytes) -> str:
 
 
 def file_fault(path: Path, most: int = _MOST_BYTES) -> str | None:
-    """Explain why a file must not be read as a whole; None if it may be read.
+    """Explain why a file must not be read as a whole; None if no reason is found.
 
-    The explanation is a predicate for the file's name: "is not a file" for a pipe or a device, and
-    "has ... bytes, more than ..." for a file of more than ``most`` bytes. None is also returned for
-    a folder, and for a file that is missing or may not be read, because the attempt to read it
+    Two reasons are possible, in words that follow the file's name. A pipe or device gives "is not a
+    file". A file of more than ``most`` bytes, by default 1 GiB, gives "has ... bytes, more than
+    ...".
+
+    A folder, a missing file and an unreadable file give None, because the attempt to read them
     raises a better error.
     """
     try:
@@ -99,15 +101,15 @@ def normalise_name(name: str) -> str:
 
 
 def same_text(token: str) -> str:
-    """Normalise the string of a value so that equal values become equal strings.
+    """Convert the string of a value to a standard form, so that equal values become equal strings.
 
     White space at both ends is removed, and Unicode is composed (NFC). 'nan' becomes lower case. A
-    plain decimal number is written as Python writes its float64, but a whole number as an integer:
-    '4.0' and '+4' become '4', and '0.00001' becomes '1e-05'. Decimal numbers that have the same
-    float64 therefore become equal.
+    plain decimal number is read as a float64. A whole one is written as an integer, so '4.0' and
+    '+4' become '4'. Any other one is written as Python writes a float, so '0.00001' becomes
+    '1e-05'.
 
-    A number with an exponent stays unchanged, because ward '1E1' is not ward '10'. A number whose
-    absolute value is 2^53 or more stays unchanged too.
+    Two kinds of numbers stay unchanged, because they may be identifiers: those with an exponent,
+    such as '1E1', and those whose absolute value is 2^53 or more.
     """
     text = normalise_name(token)
     if text.lower() == "nan":
@@ -153,8 +155,8 @@ def csv_lines(text: str, where: str, delimiter: str = ",") -> list[tuple[int, li
     """Split the text of a CSV file into rows, each as (line number in the file, cells).
 
     Empty rows are left out. Rows may differ in their number of cells. A row with a quoted line end
-    covers several lines, and has the number of its last line. Python's csv module reads the text in
-    its non-strict mode, which accepts most faulty quotes.
+    covers several lines, and gets the number of the last one. Python's csv module reads the text in
+    its non-strict mode, which accepts most quotes in wrong places.
 
     Args:
         text: the content of the file.
@@ -178,7 +180,7 @@ def read_rows(
     """Read the rows of a CSV file whose first row has the names of the columns.
 
     White space at both ends of names and values is removed, and Unicode in names is composed (NFC).
-    Values stay strings and may be empty.
+    Values stay strings and may be empty. Empty rows are skipped.
 
     Args:
         path: the file.
@@ -191,8 +193,8 @@ def read_rows(
         list is empty if the file has only a header.
 
     Raises:
-        DataError: the file cannot be read or is not CSV, a row has too few or too many values, or a
-            column is missing, unknown or named twice.
+        DataError: the file cannot be read as text or as CSV, a row has too few or too many values,
+            or a column is missing, unknown or named twice.
     """
     lines = csv_lines(read_text(path), str(path), delimiter)
     header: list[str] = []
@@ -217,10 +219,10 @@ def _find_header_fault(
 ) -> str | None:
     """Describe the faults in the column names of a CSV file, in one clause; None if there are none.
 
-    Three faults are possible: a needed column is missing, a name occurs twice, or, unless
-    ``optional`` is None, a column is neither needed nor optional. The clause names all needed and
-    optional columns and those that are missing. Unknown columns are only counted, because in a file
-    without a header they would be a patient's values.
+    Three faults are possible: a needed column is missing, a name occurs twice, or a column is
+    unknown. With ``optional`` as None, no column is unknown. The clause names all needed and
+    optional columns, and the missing needed ones. Unknown columns are only counted, because in a
+    file without a header they would be a patient's values.
     """
     missing = [name for name in needed if name not in header]
     # Surplus names are only counted: without a header they would be a patient's values

@@ -30,9 +30,9 @@ PACKINGS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 def most_unpacked(path: Path) -> int:
     """Return the largest allowed size, in bytes, of the unpacked content of a file.
 
-    The size is $FEDSILO_MOST_UNPACKED or, if that is not set, 1 GiB. If 16 times the file's size on
-    disk is more, that is the result instead. The size on disk is that of the allocated blocks, so a
-    sparse file counts as small. A missing file counts as 0 bytes.
+    The size is $FEDSILO_MOST_UNPACKED or, if that is not set, 1 GiB. It is at least 16 times the
+    file's size on disk. Only allocated blocks count as size on disk, so a sparse file has a small
+    one. A missing file counts as 0 bytes.
 
     Raises:
         SettingError: $FEDSILO_MOST_UNPACKED is not a whole number above 0.
@@ -51,8 +51,8 @@ def most_unpacked(path: Path) -> int:
 def unpacked_fault(path: Path, size: int) -> str | None:
     """Explain why unpacking a file to ``size`` bytes is refused; None if it is allowed.
 
-    The limit is ``most_unpacked(path)``: 1 GiB or $FEDSILO_MOST_UNPACKED, but at least 16 times the
-    file's size on disk. The explanation is a predicate for the file's path.
+    The limit is $FEDSILO_MOST_UNPACKED or, if that is not set, 1 GiB. It is at least 16 times the
+    file's size on disk. The explanation follows the file's path.
     """
     most = most_unpacked(path)
     if size <= most:
@@ -64,11 +64,13 @@ def unpacked_fault(path: Path, size: int) -> str | None:
 
 
 def check_unpacked(path: Path, size: int) -> None:
-    """Check that a packed file unpacks to at most ``most_unpacked`` bytes (1 GiB by default).
+    """Check that a packed file does not unpack to more bytes than ``most_unpacked`` allows.
+
+    By default, the limit is 1 GiB.
 
     Args:
         path: the packed file.
-        size: its unpacked size in bytes, from its header or as counted so far.
+        size: its unpacked size in bytes, from its header or as counted during unpacking.
 
     Raises:
         DataError: ``size`` is above the limit. The error explains how to raise the limit.
@@ -81,13 +83,13 @@ def check_unpacked(path: Path, size: int) -> None:
 def check_members(path: Path, entries: Iterable[zipfile.ZipInfo]) -> None:
     """Check that a zip's members are stored or deflated, and that their total size is allowed.
 
-    With another compression method, zipfile could inflate more at once than it is asked for, so
-    such a member is refused. The total is the sum of the sizes that the zip states. This is enough,
-    because zipfile never inflates more of a member than its stated size.
+    The total is the sum of the sizes that the zip states. No member unpacks to more than its stated
+    size, because zipfile stops there. Other compression methods are refused, because zipfile could
+    unpack more bytes at once than requested.
 
     Raises:
-        DataError: a member has another compression method, or the members' stated sizes together
-            are above ``most_unpacked``.
+        DataError: a member has another compression method, or the stated sizes together are more
+            than ``most_unpacked`` allows.
     """
     size = 0
     for entry in entries:
@@ -116,7 +118,9 @@ def read_member(path: Path, archive: zipfile.ZipFile, entry: zipfile.ZipInfo) ->
 
 
 def copy_member(path: Path, archive: zipfile.ZipFile, entry: zipfile.ZipInfo, to: Path) -> int:
-    """Unpack a zip's member to the file ``to``, replacing it, and return the number of bytes.
+    """Unpack a zip's member to the file ``to``, and return the number of bytes.
+
+    An existing file ``to`` is overwritten.
 
     Raises:
         DataError: the member has more bytes than ``most_unpacked(path)`` allows (1 GiB by default).

@@ -54,11 +54,11 @@ def read_yaml(
     Args:
         path: the file.
         error: the class of the error to raise if the file cannot be used.
-        parse: parses the file. It gets the text and, for its errors, the path as a string. None
+        parse: parses the file's text. Its second argument is the path as a string, for errors. None
             stands for ``parse_yaml``.
 
     Raises:
-        FedsiloError: the file cannot be read, has more than 1 GiB or is not UTF-8, or ``parse``
+        FedsiloError: the file cannot be read, is larger than 1 GiB or is not UTF-8, or ``parse``
             raises a YamlError. The class of the error is ``error``.
     """
     fault = file_fault(path)
@@ -87,12 +87,12 @@ def parse_yaml(text: str, file: str = "it") -> Any:
 
     Args:
         text: the string.
-        file: the file or setting that the string comes from. Each error begins with it.
+        file: the name of the file or setting that has the string. Each error begins with this name.
 
     Raises:
         YamlError: the string is not valid YAML, has a key twice in a mapping, has a forbidden
-            character, refers to itself, or is too large for a declaration. The limits are 2^19
-            characters, 300 in a single string, 32 levels and 1,000,000 values.
+            character, contains itself by an alias, or is too large. The limits are 2^19 characters
+            in all, 300 characters in a single value, 32 levels and 1,000,000 values.
     """
     try:
         if len(text) > _LONGEST_TEXT:
@@ -122,7 +122,7 @@ def _refuse_deep(text: str) -> None:
     builds deeply nested nodes.
 
     Raises:
-        YamlError: the nesting is deeper. The error names the line.
+        YamlError: a list or mapping is nested too deep. The error names the line.
         yaml.YAMLError: the text is not valid YAML for another reason.
     """
     depth, line = 0, 0
@@ -147,16 +147,16 @@ def _refuse_deep(text: str) -> None:
 def _check_node(node: yaml.Node, loader: yaml.SafeLoader, sizes: dict[int, int]) -> int:
     """Check a node of parsed YAML and all nodes below it, and return the number of values in it.
 
-    A scalar is one value. A mapping or list is one value plus the values of all its keys and items,
-    so an empty mapping is one value. If aliases repeat a node, its values are counted each time,
-    because a short text with aliases could otherwise fill the memory.
+    A scalar is one value. A mapping or list counts as one value itself, plus the values in its keys
+    and items. Nodes that aliases repeat count each time, because a short text with aliases could
+    otherwise fill the memory.
 
     Args:
         node: the node.
         loader: constructs the keys of a mapping, so that they can be compared.
-        sizes: id of a node -> its number of values. This function adds each node that it has
-            checked, and checks no node twice. The number is 0 while a node is being checked. If
-            such a node is found again, it contains itself.
+        sizes: id of a node -> its number of values, for all nodes checked so far. This function
+            adds to the mapping, and checks no node twice. During its check a node has the number 0.
+            A node that is found again with 0 therefore contains itself.
 
     Raises:
         YamlError: a scalar is too long or has a forbidden character, a mapping has a key twice, a
@@ -191,9 +191,9 @@ def _check_node(node: yaml.Node, loader: yaml.SafeLoader, sizes: dict[int, int])
 def _find_scalar_fault(node: yaml.ScalarNode) -> str | None:
     """Describe the fault in a scalar's text; None if it has none.
 
-    The description is a predicate for the file's name, such as "contains a character that ...". The
-    text must have at most 300 characters, no control characters other than tab and line ends, and
-    no lone surrogates.
+    The description follows the file's name, as in "contains a character that is not text (line 3)".
+    The text must have at most 300 characters and no lone surrogates. The only control characters
+    allowed are tab, line feed and carriage return.
     """
     if _UNWRITABLE.search(node.value):
         return f"contains a character that is not text (line {_line_of(node)})"
@@ -206,9 +206,9 @@ def _find_scalar_fault(node: yaml.ScalarNode) -> str | None:
 def _find_duplicate_key(node: yaml.MappingNode, loader: yaml.SafeLoader) -> str | None:
     """Describe the first key that a mapping has twice; None if all keys differ.
 
-    The description is a predicate for the file's name: "has the key 'a' twice (line 3)". Only the
-    mapping's own keys are compared, not those of mappings inside it. Keys that are lists or
-    mappings are skipped.
+    The description follows the file's name, as in "has the key 'a' twice (line 3)". Keys are
+    compared as YAML reads them, so 1 and 01 are equal. The keys of nested mappings are not
+    compared. Keys that are lists or mappings are skipped.
     """
     keys = set()
     for key_node, _ in node.value:
@@ -232,7 +232,7 @@ def _line_of(node: yaml.Node | yaml.NodeEvent) -> int:
 
 
 def parse_structure(key: str, text: str, example: str) -> Any:
-    """Parse the value of the setting ``key``, a YAML string, into a mapping or a list.
+    """Parse a setting's value, which is a YAML string, into a mapping or a list.
 
     Strings such as "1e-3", which YAML 1.1 does not read as numbers, become floats at any depth. An
     empty value gives an empty mapping or list. The keys and values are not checked.
@@ -240,7 +240,8 @@ def parse_structure(key: str, text: str, example: str) -> Any:
     Args:
         key: the setting, for errors.
         text: the value of the setting.
-        example: a valid value. The result has the same type, a mapping or a list.
+        example: a valid value, which errors show. If it is a mapping, the result must be one too,
+            and likewise for a list.
 
     Raises:
         SettingError: the value is not valid YAML, or its content has another type.
@@ -268,8 +269,8 @@ def parse_structure(key: str, text: str, example: str) -> Any:
 def with_numbers(content: Any) -> Any:
     """Replace strings such as '1e-3' in parsed YAML by floats, at any depth. Keys stay strings.
 
-    Only a number with an exponent is replaced: "1e5" becomes 100000.0, but "5" and "1.5" stay
-    strings. The argument is not changed.
+    YAML 1.1 reads such numbers as strings. Numbers without an exponent are not replaced: "1e5"
+    becomes 100000.0, but the strings "5" and "1.5" stay strings. The argument is not changed.
     """
     if isinstance(content, dict):
         return {key: with_numbers(value) for key, value in content.items()}

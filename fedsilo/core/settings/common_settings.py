@@ -269,10 +269,10 @@ class CommonSettings(
         return (self.wire_precision, self.wire_down) != ("fp32", "fp32")
 
     def measures_in(self, round_: int) -> bool:
-        """Return whether the model with which a round begins is measured in this round.
+        """Return whether a round measures the model with which it begins.
 
-        Rounds count from 1. With k as 'server.evaluate-every', the result is True for the rounds 1,
-        1 + k, 1 + 2 k and so on. If that setting is 0, it is always False.
+        Rounds count from 1. If the setting 'server.evaluate-every' is k, the rounds 1, 1 + k, 1 + 2
+        k and so on measure the model. If the setting is 0, no round does.
         """
         # Subtract 1, because rounds count from 1 and the first one is always measured
         return self.evaluate_every > 0 and (round_ - 1) % self.evaluate_every == 0

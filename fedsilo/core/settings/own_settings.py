@@ -55,11 +55,12 @@ class OwnSettings:
     def why_unfit(self, facts: SiteFacts) -> str | None:
         """Return the reason why the method cannot use a site, on one line; None if it can.
 
-        This base class always returns None. A site with a reason is left out before training
-        begins, and 'run.min-sites' decides whether the run continues without it.
+        This base class always returns None. A site that the method cannot use is left out before
+        training begins. The setting 'run.min-sites' then decides whether the run continues.
 
         Args:
-            facts: what the site said about itself before training, such as its sizes and classes.
+            facts: the site's statements about itself before training, such as its sizes and
+                classes.
         """
         return None
 

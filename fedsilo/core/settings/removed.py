@@ -137,12 +137,13 @@ OPTIONS: Mapping[tuple[str, str], str] = {
 def former_defaults(settings: Mapping[str, Value]) -> dict[str, Value]:
     """Map each removed setting on which private states depend to its former default.
 
-    A private state has the arrays that a site keeps for itself between messages. Before a site
-    opens it, the site compares a digest of the settings. The digest still includes the defaults of
-    removed settings, because otherwise no site could open a state that an earlier version stored.
+    A private state has the arrays that a site keeps for itself between messages. It is stored with
+    a digest of the settings, which the site compares before it opens the state. The digest still
+    includes removed settings by their defaults, so that a site can open the states of earlier
+    versions.
 
-    Only removed settings that are marked ``decides_state`` are returned. If such a setting has a
-    group, a key in ``settings`` must have the same group.
+    Only removed settings that are marked ``decides_state`` are returned. A removed setting of a
+    group is left out if no key in ``settings`` has that group.
 
     Args:
         settings: today's settings by key.
@@ -171,8 +172,8 @@ class _Notes:
     def tell(self) -> None:
         """Log one warning with the former names of settings that were read since the last warning.
 
-        Each name is listed with its new key. Nothing is logged if there are no names. A name is
-        listed only once per process.
+        Each name is listed with its new key, and only once per process. Nothing is logged if no
+        further names were read.
         """
         if not self._unsaid:
             return
@@ -198,11 +199,14 @@ def with_current_keys(
 ) -> dict[str, V]:
     """Return a copy of ``values`` with today's keys in place of former names of settings.
 
+    A former name is accepted, and noted for the warning that ``tell_renamed`` logs later. Keys that
+    are not former names are not checked.
+
     Args:
-        values: any values by key, such as settings or a grid of settings.
+        values: settings by key, or other values by the key of a setting.
         where: the file that the settings come from, for errors; empty if the user typed them.
-        quietly: whether to leave former names out of the note that ``tell_renamed`` logs. A run's
-            record is read quietly, because users cannot change it.
+        quietly: whether to leave former names out of that warning. A run's record is read quietly,
+            because users cannot change it.
 
     Raises:
         SettingError: ``values`` has both the former name and today's key of one setting.
@@ -232,19 +236,19 @@ def with_former_keys(values: Mapping[str, Value]) -> dict[str, Value]:
 def current_settings(
     values: Mapping[str, Value], where: str = "", *, quietly: bool = False
 ) -> dict[str, Value]:
-    """Convert settings of an earlier version to today's: rename keys, drop removed settings.
+    """Convert settings of an earlier version to today's keys, and drop removed settings.
 
     A removed setting is dropped only if it has its former default. Unknown settings stay.
 
     Args:
         values: settings by key.
         where: the file that the settings come from, for errors; empty if the user typed them.
-        quietly: whether to leave former names out of the note that ``tell_renamed`` logs. A run's
-            record is read quietly, because users cannot change it.
+        quietly: whether to leave former names out of the warning that ``tell_renamed`` logs. A
+            run's record is read quietly, because users cannot change it.
 
     Raises:
-        SettingError: a removed setting does not have its former default, a setting has a choice
-            that was removed, or a setting is given under both names.
+        SettingError: a removed setting does not have its former default, a setting has a value that
+            is no longer allowed, or a setting is given by its former name and by today's key.
     """
     remaining = {}
     for key, value in with_current_keys(values, where, quietly=quietly).items():

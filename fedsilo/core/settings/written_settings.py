@@ -20,11 +20,11 @@ _STRUCTURED = (
 def flat_values(
     content: Mapping[str, Any], where: str = "", *, quietly: bool = False
 ) -> dict[str, Value]:
-    """Convert a file's settings, which may be grouped, to flat settings with keys ``group.key``.
+    """Convert the settings of a file to flat settings with keys ``group.key``.
 
-    Keys that are already flat and unknown settings are kept. If a setting takes a YAML string, the
-    file may have a mapping or a list instead, which becomes JSON. Today's keys replace former names
-    of settings.
+    The file may have settings in groups, which are mappings, and settings that are flat already. If
+    a setting takes a YAML string, the file may have a mapping or a list instead, which becomes
+    JSON. Former names are replaced by today's keys. Unknown settings stay.
 
     Args:
         content: the content of a file, or a part of it.
@@ -33,10 +33,9 @@ def flat_values(
             because users cannot change it.
 
     Raises:
-        SettingError: a value is not a bool, a number or a string. A mapping or list is allowed only
-            for a setting that takes YAML, and an empty group is refused. The error is also raised
-            if a setting is given twice: flat and in its group, or under today's key and a former
-            name.
+        SettingError: a value is not a bool, a number or a string, and is not a mapping or list for
+            a setting that takes YAML. An empty group is refused too. The error is also raised if a
+            setting is given twice: flat and in its group, or under today's key and a former name.
     """
     flat: dict[str, Value] = {}
     for key, declared in content.items():
@@ -58,8 +57,8 @@ def flat_values(
 def _single_value(key: str, value: Any, where: str) -> Value:
     """Convert a setting's value from a file to a value that Flower's run config can hold.
 
-    A bool, a number or a string is returned unchanged. A mapping or list becomes a JSON string if
-    the setting takes YAML.
+    A bool, a number or a string is returned unchanged. Some settings take a YAML string. Their
+    value may also be a mapping or a list, which becomes a JSON string.
 
     Args:
         key: the setting, with its group.
