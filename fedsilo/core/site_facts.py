@@ -174,8 +174,9 @@ def _validate_facts(cls: type, text: str) -> SiteFacts:
         facts: SiteFacts = adapter_of(kind).validate_json(text, strict=True)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
+        # Invalid JSON has no place
         place = ", ".join(f"'{key_of(str(step))}'" for step in first["loc"])
-        raise ValueError(f"{place}: {first['msg']}") from None
+        raise ValueError(": ".join(filter(None, [place, first["msg"]]))) from None
     return facts
 
 
