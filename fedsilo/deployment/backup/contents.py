@@ -33,17 +33,18 @@ class BackupCopy:
     def copy_all(self) -> bool:
         """Copy the deployment's files into the backup, and return whether the copy is consistent.
 
-        The order is: secrets and kits, run directories, other files of the server, sites on this
-        machine. The database and deployment.json are left out, because the caller copies them.
-        Logs, locks, temporary files, Flower's own folders, the sites' caches and symbolic links are
-        not copied either. The field ``say`` gets a line for each link, except for links directly in
-        the folder of runs.
+        The order is: secrets and the hospitals' kits, run directories, other files of the server,
+        sites on this machine. The caller copies the database and deployment.json. Logs, locks,
+        temporary files, caches, Flower's folders and symbolic links are not copied. ``say`` reports
+        links, except those directly in the folder of runs.
 
         Returns:
-            False if the copy must be made again, because a site's files changed meanwhile or a run
-            replaced all its checkpoints. If there are sites on this machine, a checkpoint newer
-            than the copy also makes it False, because a site keeps only the states of two rounds.
-            Otherwise True.
+            False in each of these cases, otherwise True:
+
+            - A site's file changed while the site was copied.
+            - A run deleted all its checkpoints before they could be copied.
+            - There are sites on this machine, and a run has written a newer checkpoint since it
+              was copied. The sites' files may then be too new for the copied checkpoint.
         """
         folder = self.deployment.folder
         for part in (self.deployment.secrets, folder / "kits"):
@@ -134,12 +135,14 @@ def _is_own_folder(path: Path) -> bool:
 
 
 def _files_in(folder: Path, left_out: Collection[Path]) -> Iterator[Path]:
-    """Yield the files below a folder that a backup copies, and the symbolic links that it reports.
+    """Yield the files below a folder that a backup copies, and all symbolic links to folders.
 
-    Logs (.log), locks (.lock), temporary files (such as ``.NAME.part-1``), the database, and the
-    folders ``left_out`` are skipped. Links are never followed. A link to a folder is yielded even
-    if it is in ``left_out``. In each folder, links to folders come first, then files and links to
-    files, then the content of subfolders. Each group is sorted by name.
+    Links are yielded so that the caller can report them, and are never followed. Logs (.log), locks
+    (.lock), temporary files (such as ``.NAME.part-1``), the database and the folders ``left_out``
+    are skipped.
+
+    In each folder, links to folders come first, then files and links to files, then subfolders.
+    Each group is sorted by name.
     """
     for parent, folders, names in os.walk(folder):
         kept = []

@@ -128,11 +128,11 @@ def derive_keys(passphrase: str, salt: str, cost: int) -> Keys:
 
 
 def _nonce(number: int, chunk: int, is_last: bool) -> bytes:
-    """Build the nonce for the encryption of one chunk of a file: 12 bytes.
+    """Build the nonce of 12 bytes with which one chunk of a file is encrypted.
 
-    Its bytes, in big-endian order, are ``number`` (4), ``is_last`` (1), three zeros, and ``chunk``
-    (4). So the nonce is different for every chunk of a backup, and chunks cannot be swapped or cut
-    off unnoticed.
+    The nonce has ``number`` (4 bytes), ``is_last`` (1 byte), three zero bytes, and ``chunk`` (4
+    bytes), in big-endian order. It is different for every chunk of a backup. The reader builds the
+    same nonce from a chunk's place, so a moved or missing chunk does not decrypt.
 
     Args:
         number: the file's number in the backup, from 0.
@@ -211,8 +211,8 @@ class SealedWriter:
         """Add the manifest to the backup as its last entry, and return the manifest.
 
         The manifest lists the files with their sizes and SHA-256 values. Its seal is an HMAC with a
-        key from the passphrase, so a change is noticed. Call this function once, after all files
-        were added. The zip itself is complete at the end of the ``with`` block.
+        key derived from the passphrase. A reader uses the seal to detect a changed manifest. Call
+        this function once, after all files were added.
 
         Args:
             made: the time of the backup in ISO 8601, UTC.
@@ -270,9 +270,9 @@ class SealedReader:
     def _find_damage(self) -> str:
         """Describe the first fault of the backup's files, or return an empty string.
 
-        First the files of the manifest and of the zip must be the same. Then, in the manifest's
-        order, a file is faulty if its name leads out of the folder, if it cannot be read, or if its
-        SHA-256 is not the one in the manifest. The passphrase is not needed for this.
+        The names in the manifest are compared with the names in the zip first. Then each file is
+        checked in the manifest's order. A file is faulty if its name leads out of the folder, it
+        cannot be read, or its SHA-256 differs from the manifest's. The passphrase is not needed.
         """
         listed = {_FILES + name for name in self.manifest.files}
         present = {entry.filename for entry in self._zip.infolist()} - {MANIFEST}
