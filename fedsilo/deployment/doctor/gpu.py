@@ -14,8 +14,9 @@ _MAX_DIFFERENCE = 1e-2  # largest relative difference from the CPU; TF32 has onl
 def check_gpu(device: str) -> Passed | Failed:
     """Check that PyTorch can compute on the GPU that a node config names, and describe the GPU.
 
-    PyTorch must be built for the GPU, 2 GB of its memory must be free, and a convolution on it must
-    agree with the CPU's within 1 %. For the convolution, Torch's global generator is seeded with 0.
+    PyTorch must be built for the GPU, and 2 GB of its memory must be free. A convolution on the GPU
+    must agree with the CPU's result within 1 %. Its random input sets the seed of PyTorch's global
+    generator to 0.
 
     Args:
         device: auto, cpu, cuda or cuda:N. Other forms are not refused here. auto and cuda mean the
@@ -23,11 +24,11 @@ def check_gpu(device: str) -> Passed | Failed:
 
     Returns:
         ``Passed`` with the GPU's name, compute capability, free memory and support of bf16.
-        ``Failed`` if PyTorch does not find the GPU, or if the convolution differs.
+        ``Failed`` if PyTorch does not find the GPU, or if the convolution's result is wrong.
 
     Raises:
         Refused: PyTorch was not built for the GPU, less than 2 GB are free, or the convolution
-            fails.
+            cannot be computed at all.
         Skipped: the device is cpu, or it is auto and PyTorch finds no GPU.
     """
     require(device != "cpu", "the node config's 'device' is cpu")
