@@ -52,17 +52,16 @@ class InstalledApp:
         The worker calls this before it answers a run. ``bundle`` is Flower's zip of the app's
         files. These differences are refused:
 
-        - A file in one of the folders in ``ROOMS`` differs, or only one side has it. These folders
-          contain all code that runs at the server or at a hospital.
-        - The table ``tool.flwr`` of pyproject.toml differs. It has the app's components and the
-          defaults of all settings.
-        - A Python file elsewhere could replace an installed package (see ``_is_strange``).
+        - A file in one of the folders in ``ROOMS`` differs, or only one side has the file. These
+          folders contain all code that runs at the server or at a hospital.
+        - The table ``tool.flwr`` of pyproject.toml differs, which has the app's settings.
+        - A Python file elsewhere could replace an installed package, as ``torch.py`` could.
 
-        Other files may differ, and so may the version.
+        Other files and the version of fedsilo may differ.
 
         Raises:
-            RefusedError: there is such a difference (the message names up to three files), or the
-                bundle cannot be read.
+            RefusedError: there is such a difference, or the bundle cannot be read. The message
+                names up to three files.
         """
         files = _unpack(bundle)
         theirs: dict[str, str] = {}
@@ -120,17 +119,17 @@ class InstalledApp:
 
 
 def installed_app(folder: Path | None = None) -> InstalledApp:
-    """Read the fedsilo that is installed on this machine, to compare it with the apps of runs.
+    """Read the installed fedsilo's files, so that the app of a run can be compared with them.
 
-    The result has the content of pyproject.toml, and the SHA-256 of each file that Flower would put
-    in a bundle, the zip that a run sends. Only the folders in ``ROOMS`` count, which contain all
-    code that runs at the server or at a hospital.
+    The result has the content of pyproject.toml and the SHA-256 of the files that Flower would send
+    with a run. Only files in the folders of ``ROOMS`` are included. These folders contain all code
+    that runs at the server or at a hospital.
 
     Args:
-        folder: the folder of pyproject.toml; None for the one of the fedsilo that is running.
+        folder: the folder of pyproject.toml. None means the folder of the fedsilo that is running.
 
     Raises:
-        SettingError: pyproject.toml cannot be read, or none of fedsilo's folders is there.
+        SettingError: pyproject.toml cannot be read, or none of the folders of ``ROOMS`` is there.
         RefusedError: pyproject.toml is not valid TOML.
     """
     folder = folder or installed_folder()
@@ -228,8 +227,8 @@ def _flower_table(project: Mapping[str, Any]) -> Mapping[str, Any]:
 def _version_of(project: Mapping[str, Any]) -> str:
     """Return fedsilo's version from the content of a pyproject.toml, or "unknown" if it has none.
 
-    The content may come from a server, so the version is cut to 20 characters. If it has a
-    character that cannot be printed, it is escaped.
+    The content may come from a server. Therefore the version is cut to 20 characters, and
+    characters that cannot be printed are escaped.
     """
     try:
         return _printable(str(project["project"]["version"])[:_LONGEST_VERSION])
@@ -238,10 +237,10 @@ def _version_of(project: Mapping[str, Any]) -> str:
 
 
 def _common_name(name: str) -> str:
-    """Return a file's path without the prefix "fedsilo/".
+    """Return a file's path without the prefix "fedsilo/", if it has the prefix.
 
-    In a checkout some folders are below "fedsilo/", but in an installed package they are not.
-    Without the prefix, both paths are the same.
+    In a checkout, some folders are below "fedsilo/". In an installed package they are not. The
+    returned path is the same for both.
     """
     return name.removeprefix(_PACKAGE)
 
@@ -296,11 +295,11 @@ def _unpack(bundle: bytes) -> dict[str, bytes]:
 
 
 def _project(text: bytes, whose: str) -> Mapping[str, Any]:
-    """Parse the bytes of a pyproject.toml, which may be empty, into a mapping.
+    """Parse the bytes of a pyproject.toml into a mapping.
 
     Args:
-        text: the content of the file, in UTF-8. Empty content gives an empty mapping.
-        whose: the owner of the file in the error, such as "the run's".
+        text: the content of the file, in UTF-8. An empty content gives an empty mapping.
+        whose: words for the error that say where the file comes from, such as "the run's".
 
     Raises:
         RefusedError: the text is not valid TOML in UTF-8.
