@@ -197,10 +197,10 @@ def plan_deployment(folder: Path, experiment: str, options: DeploymentOptions) -
 def prepare(planned: Deployment) -> None:
     """Create the folders of a new deployment, and write its deployment.json.
 
-    The folders are the deployment's own, one for each member (the server and each site on this
-    machine), and ``flwr`` in each member's folder. Only the owner can open a new folder. Missing
-    folders above them get the usual mode, and existing folders keep theirs. An existing
-    deployment.json is replaced.
+    The deployment has a folder for each member (the server and each site on this machine), with
+    a subfolder ``flwr`` for Flower's files. Only the owner can open a new folder. Missing
+    folders above the deployment get the system's default mode, and existing folders keep their
+    mode. An existing deployment.json is replaced.
     """
     planned.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     for member in planned.members:
@@ -409,11 +409,13 @@ def _find_silent_server(deployment: Deployment) -> list[str]:
 def logs(folder: Path, member: str, lines: int) -> str:
     """Return the last ``lines`` lines of the log of the server or of a site on this machine.
 
-    ``lines`` must be at least 1. The newest line is last. The whole file is read into memory.
+    ``lines`` must be at least 1. The newest line is last. The call reads the whole file into
+    memory.
 
     Raises:
-        FedsiloError: the folder has no usable deployment, ``member`` is not in it or runs on
-            another machine, or the member has no log because it was never started.
+        FedsiloError: the folder has no usable deployment, the deployment has no member
+            ``member``, the member is on another machine, or it has no log because it was never
+            started.
     """
     path = read_deployment(folder).log(member)
     if not path.is_file():
@@ -453,11 +455,14 @@ def down(folder: Path) -> tuple[Deployment, list[str]]:
 
 
 def _start_process(deployment: Deployment, member: str, say: Say) -> Deployment:
-    """Start a member's process in the background, and return the deployment with its id recorded.
+    """Start a member's process in the background, and record its id in the deployment.
 
     The process keeps running after this command has ended, and Ctrl-C in this terminal does not
-    reach it. Its output is appended to the member's log. The id is also written to deployment.json.
-    ``say`` prints the command before it is run.
+    reach it. Its output is appended to the member's log. The process id is also written to
+    deployment.json. ``say`` prints the command before it is run.
+
+    Returns:
+        The deployment with the new process id.
     """
     command = deployment.command(member)
     print_command(command, say)

@@ -129,8 +129,7 @@ class Deployment:
     def private_key(self, site: str) -> Path:
         """Return the path of a site's private key in OpenSSH's format, ``secrets/<site>.key``.
 
-        This machine has the file only for its own sites. A hospital on another machine gets its key
-        in its kit, which is a zip.
+        The file exists only for sites on this machine.
         """
         return self.secrets / f"{folder_name(site)}.key"
 
@@ -145,7 +144,7 @@ class Deployment:
         member's first start.
 
         Raises:
-            DeploymentError: the member is a hospital on another machine, which has its own log.
+            DeploymentError: the member is a hospital on another machine, which keeps its own log.
             SettingError: the deployment has no such member.
         """
         if member in self.hospitals:
@@ -171,8 +170,8 @@ class Deployment:
     def process(self, member: str) -> psutil.Process | None:
         """Return the running process of the server or of a site on this machine.
 
-        The result is None if the member was never started or has ended. The process must have the
-        recorded id and start time, because the system reuses ids.
+        A process is recognised by the id and the start time in deployment.json, because the
+        system reuses ids. The result is None if the member was never started or has ended.
         """
         known = self.started.get(member)
         if known is None:
@@ -186,7 +185,7 @@ class Deployment:
     def with_started(self, member: str, pid: int) -> Deployment:
         """Record a member's process in deployment.json, and return the changed deployment.
 
-        The start time of the process is recorded too, because it identifies the process. This
+        The start time of the process is recorded with its id, because the system reuses ids. This
         object itself does not change.
 
         Raises:
@@ -281,7 +280,9 @@ class Deployment:
     def command(self, member: str) -> list[str]:
         """Build the command that starts the server or a site on this machine, as a list of words.
 
-        The errors are those of ``superlink_command`` and ``supernode_command``.
+        Raises:
+            ProcessError: the server's program is not installed.
+            SettingError: a site's plugin file is not approved by this user.
         """
         if member == SERVER:
             return self.superlink_command()
@@ -395,10 +396,11 @@ def key_fingerprint(public_key: Path) -> str:
 
 
 def find_name_fault(sites: Sequence[str]) -> str:
-    """Describe the first site name that is not allowed, or that occurs twice, and what to do.
+    """Describe the first site name that is not allowed or occurs twice, and say how to correct it.
 
-    "all", "ca", "fleet", "http" and "server" are reserved, so a site may not have such a name. If
-    all names are valid, the result is an empty string.
+    "all", "ca", "fleet", "http" and "server" are reserved, so a site may not have such a name.
+    ``site_name_fault`` decides about the characters. If all names are valid, the result is an
+    empty string.
     """
     for site in sites:
         fault = site_name_fault(site)

@@ -105,14 +105,14 @@ def list_online_sites(deployment: Deployment) -> list[str]:
 
 
 def list_missing_sites(deployment: Deployment, seen: Sequence[str] | None = None) -> list[str]:
-    """List the sites on this machine that are not online, or whose process does not run.
+    """List the sites on this machine that are not online, or whose process is not running.
 
-    The process is checked too, because the server notices only after a while that it was killed.
-    Hospitals on other machines are not included.
+    The process is checked too, because the server notices the end of a killed process only after a
+    while. Hospitals on other machines are not included.
 
     Args:
         deployment: the deployment.
-        seen: the sites that are online; None to ask the server.
+        seen: the sites that are online. None means that the server is asked.
 
     Raises:
         DeploymentError: the server was asked but does not answer.
@@ -179,14 +179,14 @@ def is_healthy(deployment: Deployment) -> bool:
 
 
 def wait_for(deployment: Deployment, missing: Callable[[Deployment], Sequence[str]]) -> None:
-    """Wait until all members that must be present are present, at most 90 seconds.
+    """Wait until no member is missing any more, for at most 90 seconds.
 
-    The function calls ``missing`` every 0.3 seconds, and returns as soon as the list is empty,
-    which may be at the first call. Errors that ``missing`` raises are not caught.
+    The function calls ``missing`` every 0.3 seconds, and returns as soon as its list is empty. This
+    may be at the first call. Errors that ``missing`` raises are not caught.
 
     Args:
         deployment: the deployment, whose processes are checked and whose logs explain a failure.
-        missing: takes the deployment, and returns the members that are still missing.
+        missing: takes the deployment, and returns a list of the members that are still missing.
 
     Raises:
         DeploymentError: the process of a missing member has ended, or a member is still missing

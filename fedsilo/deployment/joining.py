@@ -122,15 +122,15 @@ def renew(folder: Path, name: str, say: Say) -> MadeKit | str:
 
 
 def revoke(folder: Path, name: str, say: Say) -> None:
-    """Exclude a hospital from the deployment at once, and end its process on this machine.
+    """Exclude a hospital from the deployment at once, and end its process on this machine, if any.
 
-    The hospital is removed from the SuperLink first, which stops its messages, then from
-    deployment.json and the registry. The server's copies of its kit and keys are deleted, but a
-    site's folder with its private state is kept. The name can be added again, with a new key.
+    The server rejects the hospital's messages from the first step on. Then the hospital is removed
+    from deployment.json and the registry. The server's copies of its kit and keys are deleted, but
+    a site's folder with its private state is kept. The name can be added again, with a new key.
 
     Raises:
         FedsiloError: ``name`` is not in the deployment, the server does not answer, or another
-            command changes the deployment. In these cases nothing was changed.
+            command is changing the deployment. In these cases nothing was changed.
     """
     with open_locked(folder) as deployment:
         node = _node_of(deployment, name)
@@ -245,10 +245,10 @@ def _node_of(deployment: Deployment, site: str) -> str:
 
 
 def _unregister(deployment: Deployment, node: str, say: Say) -> None:
-    """Remove a node's registration at the server, so that its key is refused.
+    """Remove a node's registration at the server, so that the server refuses its key.
 
-    If the server does not know the node, or an interrupted call has already removed it, nothing is
-    done. The registry file is not changed. ``say`` prints the command before it runs.
+    If the server does not have the node as registered, nothing is done. The registry file is not
+    changed. ``say`` prints the command before it is run.
 
     Raises:
         DeploymentError: a ``flwr`` command failed.
@@ -260,9 +260,11 @@ def _unregister(deployment: Deployment, node: str, say: Say) -> None:
 def _remove_old_key(deployment: Deployment, site: str, node: str, say: Say) -> None:
     """Unregister the node of a site's old key, after its new key was registered.
 
+    ``node`` is the id of the old key's node.
+
     Raises:
-        DeploymentError: a ``flwr`` command failed, so the old key still works. The error says how
-            to go on.
+        DeploymentError: a ``flwr`` command failed, so the old key still works. The message says
+            how to remove the old key.
     """
     try:
         _unregister(deployment, node, say)

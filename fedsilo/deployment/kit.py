@@ -245,7 +245,7 @@ def _read_folder(path: Path) -> dict[str, bytes]:
     A missing file is left out of the result, and other files in the folder are ignored.
 
     Raises:
-        KitError: a kit's file exists but cannot be read, or is not a regular file.
+        KitError: one of the kit's files cannot be read, or is not a regular file.
     """
     files = {}
     for name in _NAMES:

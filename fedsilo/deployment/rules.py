@@ -217,9 +217,10 @@ def explain_rules(rules: SiteFile, has_file: bool = True) -> list[str]:
 def describe_rule(key: str, value: Any) -> str:
     """Describe one rule of a site file in a sentence.
 
-    The sentence is the one for ``key`` in ``SENTENCES``, with ``value`` inserted. Some keys have a
-    separate sentence for certain values, such as 0 or an empty list. A list is shown as names
-    joined by commas, or as "*" if it contains "*". Limits in megabytes are shown in gigabytes.
+    The sentence is the one for ``key`` in ``SENTENCES``, with ``value`` inserted. For some keys,
+    ``SENTENCES`` has a separate sentence for values such as 0 or an empty list. A list is shown
+    as names joined by commas, or as "*" if it contains "*". Limits in megabytes are shown in
+    gigabytes.
     """
     if isinstance(value, tuple):
         value = "*" if "*" in value else ", ".join(value)

@@ -219,9 +219,10 @@ def _describe(deployment: Deployment) -> Origin:
 
 
 def _authority_of(deployment: Deployment) -> str:
-    """Return the SHA-256 of the authority's certificate (``ca.crt``) in hexadecimal digits.
+    """Return the SHA-256 of the file of the authority's certificate, ``ca.crt``.
 
-    It identifies a deployment, because each deployment has its own authority.
+    The value is in hexadecimal digits. Each deployment has its own authority, so the value
+    identifies a deployment.
 
     Raises:
         BackupError: the certificate's file is missing, not a regular file, or larger than 1 GiB.

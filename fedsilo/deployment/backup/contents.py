@@ -75,11 +75,12 @@ class BackupCopy:
         return [RunDirectory(path) for path in sorted(folders)]
 
     def _copy_run(self, run: RunDirectory) -> str | None:
-        """Copy a run directory, its checkpoints first, because the run may go on meanwhile.
+        """Copy a run directory, its checkpoints before its other files, because the run may go on.
 
         Returns:
-            The file name of the newest checkpoint that was copied. It is empty if the run had none,
-            and None if the run deleted all of them before they were copied.
+            The file name of the newest checkpoint that was copied, or an empty string if the run
+            had no checkpoints. The result is None if the run deleted all checkpoints before they
+            were copied.
         """
         # The newest first, because a run that goes on deletes its oldest
         present = sorted(run.checkpoints.glob("round-*.safetensors"), reverse=True)
@@ -90,10 +91,11 @@ class BackupCopy:
         return max(copied, default="")
 
     def _copy_site(self, site: str) -> bool:
-        """Copy the files of a site on this machine, and return whether none changed meanwhile.
+        """Copy the files of a site on this machine, and return whether they all stayed the same.
 
-        A file has changed if its size or the time of its last write differs, or if it is new or
-        gone. Flower's folder and the cache of decoded data are left out.
+        The files are listed before and after the copy. A file has changed if its size or the
+        time of its last write differs, or if it is new or gone. Flower's folder and the cache of
+        decoded data are left out.
         """
         # Flower comes with it, which a restoration does not need
         from fedsilo.client_app.site.node import OWN
@@ -115,7 +117,7 @@ class BackupCopy:
     def _copy_file(self, path: Path) -> bool:
         """Copy a file into the backup, and return whether it still existed.
 
-        A run and a site delete older states while they work, so a missing file is not an error.
+        A run or a site deletes files while it works, so a missing file is not an error.
         """
         name = path.relative_to(self.deployment.folder).as_posix()
         # A run and a site delete their older states while they work

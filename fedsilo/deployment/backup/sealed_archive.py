@@ -105,7 +105,7 @@ class Keys:
 
 
 def derive_keys(passphrase: str, salt: str, cost: int) -> Keys:
-    """Derive the two keys of a backup from its passphrase by scrypt, which is slow on purpose.
+    """Derive the two keys of a backup from its passphrase with scrypt, which is slow on purpose.
 
     Equal arguments give equal keys.
 
@@ -181,15 +181,15 @@ class SealedWriter:
         self._zip.close()
 
     def add(self, name: str, path: Path) -> None:
-        """Encrypt a file by AES-GCM, in chunks of 1 MiB, and add it to the backup.
+        """Encrypt a file with AES-GCM, in chunks of 1 MiB, and add it to the backup.
 
         Args:
             name: the file's name in the backup, a relative path with slashes.
             path: the file.
 
         Raises:
-            OSError: the file cannot be read, or is a link or not a regular file. If it cannot be
-                opened, nothing is added.
+            OSError: the file is missing, cannot be read, or is not a regular file. Links are
+                refused too. If the file cannot be opened, nothing is added.
         """
         number, size, digest = len(self.files), 0, hashlib.sha256()
         # The descriptor is opened first, so that a missing file leaves no entry
@@ -297,7 +297,7 @@ class SealedReader:
             return hashlib.file_digest(entry, "sha256").hexdigest()  # type: ignore[arg-type]
 
     def unlock(self, passphrase: str) -> Keys:
-        """Derive the backup's keys from the passphrase, and check them by the manifest's seal.
+        """Derive the backup's keys from the passphrase, and check them against the manifest's seal.
 
         The seal is an HMAC of the manifest. The keys are right if they give the same HMAC.
 

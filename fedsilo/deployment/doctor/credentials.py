@@ -141,12 +141,12 @@ def check_lasting_certificate(path: Path, now: datetime, days: int) -> str:
 def check_matching_key(path: Path, certificate_path: Path) -> Path:
     """Check that a private key belongs to a certificate, and return the key's path.
 
-    The key must be an unencrypted PEM file, because the server starts without anybody to type a
-    password. Only its owner may have access to it.
+    The key must be an unencrypted PEM file, because the server starts without a person who could
+    type a password. Only its owner may have access to the file.
 
     Raises:
-        Refused: the key belongs to another certificate, is encrypted or open to other users, or a
-            file is missing or damaged.
+        Refused: the key belongs to another certificate, is encrypted, or is open to other users.
+            Also raised if a file is missing or damaged.
     """
     from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
@@ -404,7 +404,7 @@ class Fleet:
 
         Args:
             name: the name of the method, such as "ActivateNode".
-            request: the message of that method.
+            request: the request message of that method.
 
         Returns:
             The server's error text, or an empty string if the server accepts the call.

@@ -158,9 +158,8 @@ def _fault_and_fix(error: Exception) -> tuple[str, str]:
     """Describe an error that a check raised: the fault, and how to fix it.
 
     A ``Refused`` has both texts. Any other ``FedsiloError`` has the fix in its message, so the
-    second text is empty. For an ``OSError``, the fix is to make room if the disk is full, and
-    otherwise to change access rights. Any other error is a bug in the check, and the fix is to
-    report it.
+    second text is empty. The fix for an ``OSError`` is to free space if the disk is full, and
+    otherwise to give this user access. Any other error is a bug in the check, to be reported.
     """
     if isinstance(error, Refused):
         return error.fault, error.fix
@@ -194,10 +193,10 @@ _WIDTH = 12  # characters; the names of checks are padded to this column width
 
 
 def format_finding(finding: Finding) -> Iterator[str]:
-    """Yield the lines that show a finding: one with the finding itself, then one for each detail.
+    """Yield the lines that show a finding: one for the finding itself, then one for each detail.
 
-    The first line has the status, the name of the check, the site (if any), the sentence and, after
-    "--", the fix (if any). Details are indented.
+    The first line has the status, the name of the check, the site (if any), the finding's
+    sentence and, after "--", the fix (if any). Details are indented.
     """
     text = finding.said
     if finding.about:

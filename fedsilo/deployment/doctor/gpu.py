@@ -63,10 +63,11 @@ def check_gpu(device: str) -> Passed | Failed:
 
 
 def _why_none() -> str:
-    """Explain in a clause why PyTorch finds no GPU.
+    """Explain in a clause that PyTorch finds no GPU, and for which reason.
 
     If PyTorch was built without CUDA, the clause says so. Otherwise CUDA is initialised, and the
-    clause is the first sentence of the error. If there is no error, it is "PyTorch finds no GPU".
+    clause is the first sentence of the error message. If there is no error, it is "PyTorch finds
+    no GPU".
     """
     if torch.version.cuda is None:
         return f"PyTorch {torch.__version__} was built without CUDA"
@@ -141,8 +142,8 @@ def _difference(index: int) -> float:
     """Compute how much a convolution on a GPU differs from the same convolution on the CPU.
 
     The result is the largest absolute difference, divided by the largest absolute value of the
-    CPU's result. Images and kernels are random. For them, Torch's global generator is seeded with
-    0, and its state is not restored.
+    CPU's result. The images and kernels are random, with 0 as the seed of PyTorch's global
+    generator. The generator's state is not restored.
 
     Args:
         index: the GPU's number, counted from 0.

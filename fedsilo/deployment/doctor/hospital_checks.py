@@ -205,13 +205,12 @@ def _write(kit: Kit, rules: str, folder: Path) -> None:
 def _refuse_other_start(kit: Kit, rules: str, home: Path) -> None:
     """Check that the folder has the kit and the rules that the operator has confirmed.
 
-    The check is needed because another start could have opened the same folder at the same time,
-    with another kit or other rules.
+    Another start may have written another kit or other rules into the same folder at the same time.
 
     Args:
         kit: the confirmed kit.
         rules: the text of the confirmed rules.
-        home: the hospital's folder, after it was written.
+        home: the hospital's folder, after the kit was written into it.
 
     Raises:
         KitError: the kit or the rules in ``home`` differ, or ``home`` has no complete kit.
@@ -222,10 +221,11 @@ def _refuse_other_start(kit: Kit, rules: str, home: Path) -> None:
 
 
 def _finish(request: HospitalRequest, kit: Kit, home: Path) -> SiteSetup:
-    """Complete a hospital's folder for the start of its node, and return the node's setup.
+    """Make a hospital's folder ready for the start of the node, and return the node's setup.
 
     The folders ``state`` and ``flwr`` and the signing key are made if they are missing. The inode
-    of ``home`` is written to ``opened.json``, so that a later start recognises the folder.
+    of ``home`` is written to ``opened.json``. A copy of the folder has another inode, so a later
+    start can recognise a copy.
 
     Args:
         request: the kit and the operator's options.
@@ -518,7 +518,7 @@ def _refuse_other_hospital(kit: Kit, previous: Kit) -> None:
     Both must be for the same hospital, the same server address and the same authority.
 
     Raises:
-        KitError: one of the three differs.
+        KitError: the hospital, the server address or the authority differs.
     """
     old, new, home = previous.card, kit.card, previous.path
     for what, same in (

@@ -38,7 +38,7 @@ def check_software() -> Passed:
 
     Raises:
         Refused: a package is missing or has a version that fedsilo does not support.
-        FedsiloError: the installed fedsilo cannot be read.
+        FedsiloError: the pyproject.toml of the installed fedsilo cannot be read.
     """
     app = installed_app()
     wrong = _wrong_versions(app.project["project"])
@@ -142,8 +142,8 @@ def has_site_file(path: Path) -> bool:
     that device if the host has no site file.
 
     Raises:
-        Refused: the path is a folder or another special file, or this user cannot read the file. If
-            that counted as a missing file, the hospital's rules would be ignored.
+        Refused: the path is a folder or another special file, or this user cannot read the file.
+            These are errors, because without the file the hospital's rules would be ignored.
     """
     if not path.exists() or path.is_char_device():
         return False

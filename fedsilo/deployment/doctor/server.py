@@ -150,7 +150,7 @@ def _database(setup: ServerSetup) -> Verdict:
 def _refuse_damaged(database: Path) -> None:
     """Check that the server's database is an SQLite file, is empty, or does not exist yet.
 
-    Only the first 16 bytes are read.
+    Only the first 16 bytes are read, which identify an SQLite file.
 
     Raises:
         Refused: the path is not a regular file, or the file is neither empty nor SQLite.
@@ -248,9 +248,10 @@ _BOTH = "write both registrations and a new kit by 'fedsilo deploy renew {name}'
 def _nodes(setup: ServerSetup) -> Verdict:
     """Compare the nodes that the SuperLink has registered with the deployment's sites.
 
-    The verdict is ``Failed`` for the first of these faults: a site is not registered, a registered
-    node belongs to no site, or a site on this machine is not online. Otherwise the sentence lists
-    each site with its state.
+    Returns:
+        ``Failed`` for the first of these faults: a site is not registered, a registered node
+        belongs to no site, or a site on this machine is not online. Otherwise ``Passed``, with the
+        status of each site.
 
     Raises:
         Skipped: no deployment is named, or its server does not answer.

@@ -136,8 +136,8 @@ class SiteSetup:
     def secrets(self) -> tuple[Path, Path]:
         """Return the paths of the authority's certificate and the hospital's key.
 
-        Checks call this only after they have found both files. A missing path is a bug, and fails
-        an assertion.
+        Checks call this only after they have found both files. If a path is None, that is a bug,
+        and an assertion fails.
         """
         assert self.authority is not None
         assert self.key is not None
@@ -162,8 +162,8 @@ class SiteSetup:
     def folder(self, key: str) -> Path | None:
         """Return the folder that the node config names under ``key``, such as 'data-dir'.
 
-        ``~`` is expanded. The result is None if the key is missing or empty. The folder may not
-        exist.
+        ``~`` is expanded. The result is None if the key is missing or empty. Whether the folder
+        exists is not checked.
         """
         named = str(self.node_config.get(key, ""))
         if not named:

@@ -48,8 +48,9 @@ def uninstall(name: str) -> str:
     The service's folder is kept. ``name`` is the unit's name without ".service".
 
     Raises:
-        ServiceError: the name is not allowed, systemd does not run here or refuses, there is no
-            such unit, fedsilo did not write it, or this user may not remove it.
+        ServiceError: the name is not allowed, there is no such unit, or fedsilo did not write
+            it. Also raised if systemd is not running here or refuses to stop it, or if this user
+            may not remove the file.
     """
     path = _find_path(name)
     if not path.exists():

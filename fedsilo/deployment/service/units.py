@@ -264,10 +264,11 @@ def _escape(text: str) -> str:
 
 
 def _quote(word: str) -> str:
-    """Write a word or a path so that systemd reads it unchanged in a list of a unit file.
+    """Write a word or a path so that systemd reads it unchanged in a line of a unit file.
 
-    "%" and "$" are doubled. A word gets double quotes only if it has one of these two characters, a
-    space, a quote, a backslash, a semicolon or a control character such as a tab.
+    "%" and "$" are doubled. A word gets double quotes only if it has one of these two
+    characters, a space, a quote, a backslash, a semicolon or a control character such as a tab.
+    Double quotes and backslashes in it are escaped as in JSON.
     """
     # systemd's quotes and backslashes are JSON's; % and $ have a meaning of their own
     text = json.dumps(word, ensure_ascii=False)

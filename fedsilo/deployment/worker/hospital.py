@@ -247,8 +247,8 @@ def parse_node_config(texts: Sequence[str]) -> dict[str, Value]:
     """Parse the entries of a node config, such as ``site="west" max-epsilon=3.0``.
 
     Flower's own parser is used. Each text has entries key=value, separated by spaces, with values
-    in TOML's syntax, so strings need quotes. If a key occurs twice, the later entry counts. Empty
-    texts are skipped. Keys are not checked.
+    in TOML's syntax, so strings need quotes. If a key occurs more than once, in one text or in two,
+    the last entry applies. Empty texts are skipped. Keys are not checked.
 
     Raises:
         SettingError: a text cannot be parsed.

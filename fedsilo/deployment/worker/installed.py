@@ -86,10 +86,12 @@ class InstalledApp:
     def _is_strange(self, name: str) -> bool:
         """Return whether a file of a run's app could replace an installed package.
 
-        An example is ``torch.py``. Only Python files count. The path ``name`` is relative to the
-        bundle, without "fedsilo/". A file is not strange if the first part of its path is in
-        ``ROOMS``, exists in the installed fedsilo, begins with a dot, or is a folder of a checkout:
-        benchmarks, docker, docs, release or tests.
+        An example is ``torch.py``. Only Python files count. ``name`` is the path relative to the
+        bundle, after the prefix "fedsilo/" was removed. A file is not strange in these cases:
+
+        - The first part of its path is in ``ROOMS``, or exists in the installed fedsilo.
+        - The path begins with a dot, or is in a folder of a checkout: benchmarks, docker, docs,
+          release or tests.
         """
         if not name.endswith(".py") or name.startswith(_BESIDE):
             return False
@@ -97,11 +99,11 @@ class InstalledApp:
         return top not in ROOMS and not (self.package / top).exists()
 
     def _refusal(self, other: Sequence[str], version: str) -> str:
-        """Write the message for a refused app: versions, differing files, and what to do.
+        """Write the message for a refused app: both versions of fedsilo, the files, and what to do.
 
         At most three files of ``other`` are named. If git reports that some of these files were
-        changed on this machine, the message says so. ``version`` is the version of the run's app.
-        Names that cannot be printed are escaped, because they come from the server.
+        changed on this machine, the message says so. ``version`` is the version of the run's
+        app. Names that cannot be printed are escaped, because they come from the server.
         """
         # The names come from the server, so control characters must not reach a terminal
         names = ", ".join(_printable(name) for name in other[:_NAMED])
@@ -174,8 +176,8 @@ def _digest_files(room: Path, above: Path) -> dict[str, str]:
 def refuse_other_flower() -> None:
     """Check that the installed version of Flower is one that fedsilo's worker supports.
 
-    The worker uses internal parts of Flower, so only the version ``WORKER_FLOWER`` is supported.
-    Its first two numbers must be equal, but the third may differ.
+    The worker uses internal parts of Flower. Therefore the first two numbers of the version must be
+    those of ``WORKER_FLOWER``. The third number is free.
 
     Raises:
         SettingError: another version is installed.
@@ -212,8 +214,8 @@ def _flower_table(project: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the table ``tool.flwr`` of ``project``, the parsed content of a pyproject.toml.
 
     The entry "federations" is left out, because Flower removes it from a bundle. The content may
-    come from a server, so any form is accepted. If ``tool`` or ``tool.flwr`` is missing or is not a
-    table, the result is an empty mapping.
+    come from a server, so a wrong form is not an error. If ``tool`` or ``tool.flwr`` is missing
+    or is not a table, the result is an empty mapping.
     """
     tools = project.get("tool")
     table = None

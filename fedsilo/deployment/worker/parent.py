@@ -274,8 +274,7 @@ def _acquire_task(client: RuntimeHttpClient) -> AcquireTaskResponse | None:
 def runs_any_app(site_file: Path) -> bool:
     """Return whether a site file allows a run to bring its own code (its key 'app' is "any").
 
-    If the file cannot be read or parsed, the result is False. The installed app then answers the
-    run, and reports the fault.
+    If the file cannot be read or parsed, the result is False.
     """
     from fedsilo.client_app.site.policy import parse_site_file
 
@@ -358,14 +357,14 @@ def answer_task(address: str, token: str, answer: Answer) -> bool:
 
     A reply that reports an error counts as sent. If the message cannot be fetched from the
     SuperNode or the reply cannot be sent, the error is logged and the result is False. In every
-    case the SuperNode is told that the task has ended. Until then it gets heartbeats, so that it
-    does not give up a long task. During the answer, log lines name the run and the round.
+    case the SuperNode is told that the task has ended. Heartbeats keep it from abandoning a long
+    task. During the answer, log lines name the run and the round.
 
     Args:
         address: the address of the SuperNode's Runtime API, on this machine.
         token: identifies the task at the SuperNode.
-        answer: makes the reply from the message, the context and the bytes of the run's app. If it
-            raises an error, the reply reports only the error's type.
+        answer: makes the reply from the message, the context and the bytes of the run's app. If
+            it raises an error, the reply reports only the error's type.
     """
     by_token, retrying = RuntimeTokenHttpInterceptor(token), make_simple_http_retry_invoker()
     client = _runtime_client(address, "flwr-clientapp", by_token, retry_invoker=retrying)
@@ -459,7 +458,9 @@ def _client(address: str, secret: bytes) -> RuntimeHttpClient:
 
 
 def _read_secret(path: Path) -> bytes:
-    """Read the secret by which the SuperNode recognises the worker: all bytes of a file.
+    """Read the secret by which the SuperNode recognises the worker.
+
+    The secret is the whole content of the file.
 
     Raises:
         SettingError: the file is empty or cannot be read.
