@@ -33,9 +33,13 @@ _LOCAL = ("localhost", "127.0.0.1")  # names that the server's own processes use
 
 
 def make_hospital_key() -> tuple[bytes, bytes]:
-    """Make a new key pair for a hospital, and return the private and the public key.
+    """Make a key pair with which a hospital's node proves its identity to the server.
 
-    Both are EC P-384 keys in OpenSSH's format, as bytes of text. The private key is not encrypted.
+    Both keys are EC P-384 keys in OpenSSH's text format, as bytes. The private key is not
+    encrypted.
+
+    Returns:
+        The private key and the public key.
     """
     key = generate_private_key(SECP384R1())
     private = key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption())
@@ -46,8 +50,8 @@ def make_hospital_key() -> tuple[bytes, bytes]:
 def make_authority(secrets: Path) -> None:
     """Make a new certificate authority and a new key for the server, and write their files.
 
-    The files are ``ca.crt``, ``ca.key`` and ``server.key``. The authority's certificate is signed
-    by itself and is valid for ten years. ``sign_server`` makes the server's certificate.
+    The files are ``ca.crt``, ``ca.key`` and ``server.key``. The authority's certificate is
+    self-signed and is valid for ten years. The server's certificate is not made here.
 
     Args:
         secrets: an existing folder. Existing files of these names are replaced.
@@ -81,17 +85,17 @@ def sign_server(secrets: Path, hosts: Sequence[str] = ()) -> datetime:
     """Make a new certificate for the server's key, and return the time at which it expires.
 
     The authority in ``secrets`` signs the certificate, which is written to ``server.crt`` and is
-    valid for one year. Its names are localhost, 127.0.0.1 and ``hosts``. The server's key does not
-    change.
+    valid for one year. The server's key does not change.
 
     Args:
         secrets: the folder of ``ca.crt``, ``ca.key`` and ``server.key``.
-        hosts: further names or IP addresses by which hospitals reach the server. If empty, all
-            names are taken from the existing certificate.
+        hosts: names or IP addresses by which hospitals reach the server. The certificate is valid
+            for these, localhost and 127.0.0.1. If empty, its names are those of the existing
+            ``server.crt``.
 
     Raises:
-        DeploymentError: a file is missing or damaged (``server.crt`` too, if ``hosts`` is empty),
-            or the authority would expire before the new certificate. Nothing was written.
+        DeploymentError: a file that is needed is missing or damaged, or the authority would
+            expire before the new certificate. Nothing was written.
     """
     try:
         authority = x509.load_pem_x509_certificate((secrets / "ca.crt").read_bytes())

@@ -43,15 +43,15 @@ _HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,250}[A-Za-z0-9])?")
 
 
 def hospital_address(host: str | None) -> str:
-    """Return the server's address for hospitals on other machines, host:port.
+    """Return the server's address for hospitals on other machines, in the form host:port.
 
     Args:
-        host: HOST or HOST:PORT, with port 9092 by default. An IPv6 address is not accepted. If it
-            is None or empty, all sites are on this machine, and the result is empty.
+        host: HOST or HOST:PORT, with port 9092 by default. An IPv6 address is not accepted. If
+            ``host`` is None or empty, all sites are on this machine, and the result is empty.
 
     Raises:
-        SettingError: ``host`` is not a host name or address, or the port is not between 1 and
-            65535.
+        SettingError: ``host`` is not a host name or IPv4 address, or the port is not between 1
+            and 65535.
     """
     if not host:
         return ""
@@ -93,12 +93,13 @@ def refuse_changes(deployment: Deployment, options: DeploymentOptions) -> None:
     """Check that the options given for an existing deployment agree with it.
 
     Only options that were given are compared: ``host``, the number and the names of the sites on
-    this machine, and node config entries (settings of the sites' nodes). The order of site names
-    does not matter. Node config entries are compared with those of the first site, because all
-    sites have the same ones. Without sites on this machine, every requested entry differs.
+    this machine, and node config entries (settings of the sites' nodes). The order of names does
+    not matter. Entries are compared with those of the first site, because all sites have the same
+    ones. If there is no site on this machine, every given entry is refused.
 
     Raises:
-        SettingError: an option is malformed or differs from the deployment. The message names it.
+        SettingError: an option is malformed or differs from the deployment. The message names
+            the option.
     """
     # All sites have the same keys, but for their names and folders, so the first one is compared
     config = next(iter(deployment.node_config.values()), {})
@@ -123,13 +124,15 @@ def refuse_changes(deployment: Deployment, options: DeploymentOptions) -> None:
 def refuse_other_silos(deployment: Deployment, experiment: str, options: DeploymentOptions) -> None:
     """Check that the silos of ``experiment`` are the sites of an existing deployment.
 
-    A silo is one site's part of the experiment's data. The names of the silos must be those of the
-    sites on this machine. The check is skipped if the option ``site`` names the sites. It is also
-    skipped if all sites are on other machines and the option ``sites``, their number, is not given.
+    A silo is one site's part of the experiment's data. The names of the silos must equal those of
+    the sites on this machine. The check is skipped in two cases:
+
+    - The option ``site`` is given, which names the sites itself.
+    - All sites are on other machines, and the option ``sites`` does not give their number.
 
     Raises:
-        SettingError: the names differ, the number of silos is not ``sites``, or the experiment or
-            its settings are invalid.
+        SettingError: the names differ, the number of silos is not ``sites``, or the experiment
+            or its settings are invalid.
     """
     count, sites = options.get("sites"), several(options.get("site"))
     if sites or (deployment.address and not deployment.sites and not count):
@@ -145,26 +148,28 @@ def refuse_other_silos(deployment: Deployment, experiment: str, options: Deploym
 
 
 def plan_deployment(folder: Path, experiment: str, options: DeploymentOptions) -> Deployment:
-    """Plan a new deployment: its sites, its ports and the node config (settings) of its sites.
+    """Plan a new deployment: its sites, its ports and the settings of its sites (node config).
 
-    The sites are those in the option ``site``. If it is not given, they are the silos (parts of the
-    data) of ``experiment``, and the option ``sites`` may set their number. If only ``host`` is
-    given, the deployment begins without sites, because all of them may be on other machines.
+    The first of these rules that applies chooses the sites on this machine:
 
-    The ports are free now, but are not reserved. With ``host``, the port for hospitals is the one
-    in that option, or 9092, and it is not checked. By default, sites use the CPU and the folders in
-    $FEDSILO_DATA and $FEDSILO_CACHE. Their default level of trust is 'server': the server may see
-    each site's answers. No file of the deployment is written here. ``prepare`` does that.
+    1. The option ``site`` names them.
+    2. With the option ``host`` but not ``sites``, there are none yet, because hospitals may join
+    later.
+    3. They are the silos of ``experiment``, the parts of its data. ``sites`` may set their number.
+
+    The ports are free now, but are not reserved. With ``host``, the port for hospitals comes from
+    that option, and is not checked. By default, sites use the CPU, the folders in $FEDSILO_DATA and
+    $FEDSILO_CACHE, and the level of trust 'server'. No file of the deployment is written.
 
     Args:
         folder: the absolute path of the deployment's folder, which need not exist.
-        experiment: an experiment or a method.
+        experiment: the name of an experiment, or of a method, which runs with its defaults.
         options: the options of ``deploy up``. ``node_config`` overrides the defaults.
 
     Raises:
-        SettingError: the experiment, an option or a site's name cannot be used, or there is no
-            site. Also raised if ``folder`` is in fedsilo's checkout, which a run sends to every
-            site. Only the checkout's folder ``deployment`` is allowed.
+        SettingError: the experiment, an option or a site's name cannot be used, or there is neither
+            a site nor ``host``. Also raised if ``folder`` is in fedsilo's checkout, except for
+            ``deployment``.
         ProcessError: fedsilo was not installed from a checkout.
     """
     app = app_folder()
@@ -192,10 +197,10 @@ def plan_deployment(folder: Path, experiment: str, options: DeploymentOptions) -
 def prepare(planned: Deployment) -> None:
     """Create the folders of a new deployment, and write its deployment.json.
 
-    The folders are the deployment's own, one for each member (the server and each site on this
-    machine), and ``flwr`` in each member's folder. Only the owner can open a new folder. Missing
-    folders above them get the usual mode, and existing folders keep theirs. An existing
-    deployment.json is replaced.
+    The deployment has a folder for each member (the server and each site on this machine), with
+    a subfolder ``flwr`` for Flower's files. Only the owner can open a new folder. Missing
+    folders above the deployment get the system's default mode, and existing folders keep their
+    mode. An existing deployment.json is replaced.
     """
     planned.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     for member in planned.members:
@@ -209,13 +214,14 @@ def _silos(experiment: str, count: int | None, file: Path | None) -> list[str]:
     """List the names of an experiment's silos, which are the parts into which its data are split.
 
     Args:
-        experiment: an experiment of ``file``, or a method.
-        count: the requested number of silos; None or 0 for the experiment's own number.
-        file: the simulation file; None for the default file.
+        experiment: the name of an experiment in ``file``, or of a method.
+        count: the requested number of silos. None or 0 means the experiment's own number.
+        file: the simulation file. None means the default file.
 
     Raises:
-        SettingError: the experiment or its settings are invalid, or the number of its silos is not
-            ``count``. A data set with natural sites, such as hospitals, always has its own number.
+        SettingError: the experiment or its settings are invalid, or the number of silos is not
+            ``count``. The number cannot be chosen for a data set with natural sites, such as
+            hospitals.
     """
     # PyTorch, which takes seconds that status, logs and down can spare
     from fedsilo.engines.planning import plan_run
@@ -236,12 +242,14 @@ def _silos(experiment: str, count: int | None, file: Path | None) -> list[str]:
 
 
 def share_signing_keys(deployment: Deployment) -> None:
-    """Make a signing key for each site on this machine, and let the other sites trust it.
+    """Make a signing key for each site on this machine, and let these sites trust each other.
 
-    In secure sums, a site accepts another site only if the site's key is marked as compared.
-    Hospitals compare their keys by telephone (``fedsilo hospital keys``), but one operator runs all
-    these sites, so each key is marked at all other sites here. Existing keys are kept. A mark for
-    another key of the same site is replaced. A mark for the same key keeps its date.
+    A site joins secure sums only with sites whose keys are marked as compared in its list.
+    Hospitals compare keys by telephone. Here one operator runs all sites, so every site's key is
+    marked in the other sites' lists without a comparison.
+
+    Existing keys are kept. A mark for an older key is replaced, and a mark for the same key
+    keeps its date.
     """
     from fedsilo.client_app.privacy.signing import KnownKeys, signing_key
     from fedsilo.client_app.site.node import own_folder_of, owner_only
@@ -272,11 +280,11 @@ def make_secrets(deployment: Deployment) -> None:
     """Make the deployment's certificates and the key pairs of its sites, if they are missing.
 
     If the folder of secrets does not exist, it is made with a new authority and a certificate for
-    the server. Then each site on this machine gets a key pair if it has no private key. Existing
-    files are kept, and their content is not checked.
+    the server. If the folder exists, no certificate is made. Then each site on this machine without
+    a private key gets a key pair. Existing files are not replaced or checked.
 
     Raises:
-        DeploymentError: the mode of an existing private key lets other users read it.
+        DeploymentError: the mode of an existing private key gives other users access.
     """
     from fedsilo.deployment.certificates import make_authority, make_hospital_key, sign_server
 
@@ -304,15 +312,16 @@ def make_secrets(deployment: Deployment) -> None:
 
 
 def up(folder: Path, experiment: str | None, options: DeploymentOptions, say: Say) -> Deployment:
-    """Make a deployment if it is new, start all members that do not run, and wait for them.
+    """Make a deployment if it is new, start the members that are not running, and wait for them.
 
-    The members are the server and the sites on this machine. The call returns when all of them are
-    online at the server.
+    The members are the server and the sites on this machine. The call returns when the server
+    reports all these sites as online.
 
     Args:
         folder: the deployment's folder, which may be relative.
-        experiment: the experiment whose silos are the sites. None means ``uefl-digits`` for a new
-            deployment, and no check for an existing one.
+        experiment: the experiment whose silos (parts of its data) are the sites. For a new
+            deployment, None means ``uefl-digits``. For an existing one, None means that the silos
+            are not compared with its sites.
         options: options for a new deployment. For an existing one, they must agree with it.
         say: prints one line, such as a command that is run.
 
@@ -320,9 +329,9 @@ def up(folder: Path, experiment: str | None, options: DeploymentOptions, say: Sa
         The deployment, with the ids of its processes.
 
     Raises:
-        FedsiloError: the options contradict each other or the deployment, another command changes
-            the deployment, a member does not start, or the installed version of Flower is not
-            supported.
+        FedsiloError: an option is invalid or differs from the deployment, or another command is
+            changing the deployment. Also raised if a member does not start, or if the installed
+            version of Flower is not supported.
     """
     refuse_other_flower()
     refuse_below(1, "sites", options.get("sites"))
@@ -345,14 +354,15 @@ def up(folder: Path, experiment: str | None, options: DeploymentOptions, say: Sa
 
 
 def _start_missing(deployment: Deployment, say: Say) -> Deployment:
-    """Start every member that does not run, register new sites, and wait until all are online.
+    """Start every member that is not running, register new sites, and wait until all are online.
 
     The members are the server and the sites on this machine. Missing keys and certificates are made
-    first. The server is started before the sites, which are registered as soon as it answers. If
-    the server still shows a site as online whose process was killed, the site's start waits until
-    the server has noticed. Three files are written: the configuration by which ``flwr`` reaches the
-    server, deployment.json, and the registry of node ids and keys. Each wait takes at most 90
-    seconds.
+    first. Then the server is started, new sites are registered at it, and the sites are started. A
+    killed site is not started again while the server still shows it as online. Each wait takes at
+    most 90 seconds.
+
+    The function also writes deployment.json, the registry of node ids and keys, and the file that
+    tells ``flwr`` the server's address.
 
     Args:
         deployment: the deployment, whose folder must be locked.
@@ -362,7 +372,8 @@ def _start_missing(deployment: Deployment, say: Say) -> Deployment:
         The deployment, with the new processes and node ids.
 
     Raises:
-        FedsiloError: a member does not start, or a key, certificate or registration cannot be used.
+        FedsiloError: a member does not start, or a key, certificate or registration cannot be
+            used.
     """
     make_secrets(deployment)
     share_signing_keys(deployment)
@@ -386,9 +397,9 @@ def _start_missing(deployment: Deployment, say: Say) -> Deployment:
 
 
 def _find_silent_server(deployment: Deployment) -> list[str]:
-    """List the server if it does not answer a health request, or return an empty list if it does.
+    """Return an empty list if the server answers a health request, otherwise ["server"].
 
-    ``wait_for`` calls this function again and again until the list is empty.
+    ``wait_for`` repeats the call until the list is empty. A request takes at most two seconds.
     """
     if is_healthy(deployment):
         return []
@@ -398,11 +409,13 @@ def _find_silent_server(deployment: Deployment) -> list[str]:
 def logs(folder: Path, member: str, lines: int) -> str:
     """Return the last ``lines`` lines of the log of the server or of a site on this machine.
 
-    ``lines`` must be at least 1. The newest line is last. The whole file is read into memory.
+    ``lines`` must be at least 1. The newest line is last. The call reads the whole file into
+    memory.
 
     Raises:
-        FedsiloError: the folder has no usable deployment, ``member`` is not in it or runs on
-            another machine, or the member has no log because it was never started.
+        FedsiloError: the folder has no usable deployment, the deployment has no member
+            ``member``, the member is on another machine, or it has no log because it was never
+            started.
     """
     path = read_deployment(folder).log(member)
     if not path.is_file():
@@ -415,14 +428,14 @@ def logs(folder: Path, member: str, lines: int) -> str:
 
 
 def down(folder: Path) -> tuple[Deployment, list[str]]:
-    """End all processes of a deployment on this machine, the sites before the server.
+    """End those processes of a deployment that run on this machine, the sites before the server.
 
-    Each process gets SIGTERM and, if it still runs after 10 seconds, SIGKILL. The sites end first
-    so that they can sign off at the server. All files are kept. The deployment is not locked
-    meanwhile.
+    Each process gets SIGTERM and, if it still runs after 10 seconds, SIGKILL. The server ends last,
+    so that the sites can sign off. All files are kept. The deployment is not locked meanwhile.
 
     Returns:
-        The deployment as it was read, and the members that were running, with the server first.
+        The deployment, read before the processes ended, and the names of the members that were
+        running, with the server first.
 
     Raises:
         DeploymentError: the folder does not contain a usable deployment.
@@ -442,11 +455,14 @@ def down(folder: Path) -> tuple[Deployment, list[str]]:
 
 
 def _start_process(deployment: Deployment, member: str, say: Say) -> Deployment:
-    """Start a member's process in the background, and return the deployment with its id recorded.
+    """Start a member's process in the background, and record its id in the deployment.
 
     The process keeps running after this command has ended, and Ctrl-C in this terminal does not
-    reach it. Its output is appended to the member's log. The id is also written to deployment.json.
-    ``say`` prints the command before it is run.
+    reach it. Its output is appended to the member's log. The process id is also written to
+    deployment.json. ``say`` prints the command before it is run.
+
+    Returns:
+        The deployment with the new process id.
     """
     command = deployment.command(member)
     print_command(command, say)

@@ -56,19 +56,19 @@ def run(
     printed meanwhile.
 
     Args:
-        experiment: an experiment or a method.
+        experiment: the name of an experiment, or of a method, which runs with its defaults.
         folder: the deployment's folder.
         sources: the files and changed settings of the run. Its ``out`` is ignored, because the run
             directory is in the server's folder.
         say: prints the commands that start the run and show its log.
-        seed: the run's seed; None for the experiment's.
-        name: the run's name; None for the experiment's, or a generated one.
+        seed: the run's seed. None means the experiment's seed.
+        name: the run's name. None means the experiment's name for runs, or a generated one.
         overrides: settings that take precedence over all others, including ``seed`` and ``name``.
 
     Raises:
-        FedsiloError: a setting is invalid, the server or a site on this machine is not online, the
-            run directory cannot be used, or the run failed. If a failed run has a directory, the
-            message ends with the command that resumes it.
+        FedsiloError: a setting is invalid, the server or a site on this machine is not online,
+            the run directory cannot be used, or the run failed. If a failed run has a directory,
+            the message ends with the command that resumes it.
     """
     deployment, settings, directory = plan(
         experiment, folder, sources, seed=seed, name=name, overrides=overrides
@@ -101,18 +101,18 @@ def plan(
     name: str | None = None,
     overrides: Mapping[str, Value] | None = None,
 ) -> tuple[Deployment, RunSettings, Path]:
-    """Build the settings of a run on a deployment, and check that it could start.
+    """Build the settings of a run on a deployment, and check that the run could start.
 
-    Nothing is started. The check covers the run directory, and that the server and the run's sites
-    on this machine run and are online. Hospitals on other machines are not checked.
+    Nothing is started. The server must be running, and the run's sites on this machine must be
+    online. The run directory must be usable. Hospitals on other machines are not checked.
 
     Args:
-        experiment: an experiment or a method.
+        experiment: the name of an experiment, or of a method, which runs with its defaults.
         folder: the deployment's folder.
         sources: the files and changed settings of the run. Its ``out`` is ignored, because the run
             directory is in the server's folder.
-        seed: the run's seed; None for the experiment's.
-        name: the run's name; None for the experiment's, or a generated one.
+        seed: the run's seed. None means the experiment's seed.
+        name: the run's name. None means the experiment's name for runs, or a generated one.
         overrides: settings that take precedence over all others, including ``seed`` and ``name``.
 
     Returns:
@@ -120,8 +120,8 @@ def plan(
         exist yet.
 
     Raises:
-        FedsiloError: the folder has no usable deployment, the server or a site on this machine is
-            not online, a setting is invalid, or the run directory cannot be used.
+        FedsiloError: the folder has no usable deployment, the server or a site on this machine
+            is not online, a setting is invalid, or the run directory cannot be used.
     """
     deployment = read_deployment(folder)
     chosen: dict[str, Value] = {}
@@ -140,17 +140,20 @@ def plan(
 
 
 def meet(experiment: str, deployment: Deployment, sources: RunSources, seed: int | None) -> Meeting:
-    """Ask the sites of a deployment for their facts, such as sample counts, and return the answers.
+    """Ask the sites of a deployment about their data, and return the answers.
 
-    The server does this by a run with 'run.purpose' set to "meet", in which no model is trained.
-    The run directory is in a temporary folder, which is removed. The server waits only 5 seconds
-    for an absent site.
+    The answers have, for example, the number of samples at each site. To ask, the server makes a
+    run with 'run.purpose' set to "meet", in which no model is trained. The run directory is
+    temporary. The server waits only 5 seconds for an absent site.
 
     Args:
-        experiment: an experiment or a method.
-        deployment: the deployment, whose server must run.
+        experiment: the name of an experiment or of a method.
+        deployment: the deployment, whose server must be running.
         sources: the files and changed settings. Its ``out`` is ignored.
-        seed: the run's seed; None for the experiment's.
+        seed: the run's seed. None means the experiment's seed.
+
+    Returns:
+        A ``Meeting``: the answer of each site, and the reasons of sites that refused.
 
     Raises:
         FedsiloError: a setting is invalid, the server is down, or the sites could not be asked.
@@ -180,8 +183,8 @@ def _logs_command(deployment: Deployment) -> str:
 def _start_run(deployment: Deployment, settings: RunSettings, config: Path, say: Say | None) -> str:
     """Write a run's settings to the TOML file ``config``, start the run, and return its id.
 
-    The id is the server's. The call does not wait for the run's end. If ``say`` is not None, it
-    prints the command.
+    The server chooses the id. The call does not wait for the run's end. ``say`` prints the command,
+    unless it is None.
 
     Raises:
         DeploymentError: ``flwr run`` failed.
@@ -193,17 +196,18 @@ def _start_run(deployment: Deployment, settings: RunSettings, config: Path, say:
 
 
 def _refuse_incomplete(deployment: Deployment, sites: Sequence[str] = ()) -> None:
-    """Check that the server and the run's sites on this machine run and are online.
+    """Check that the server is running, and that the run's sites on this machine are online.
 
-    Hospitals on other machines are not checked. The server may run in a container (see
-    ``server_runs``).
+    A site needs a running process and the status "online" at the server. Hospitals on other
+    machines are not checked. A server in a container is accepted if it answers.
 
     Args:
         deployment: the deployment.
-        sites: the sites of the run; empty for all.
+        sites: the sites of the run. If empty, all sites are checked.
 
     Raises:
-        DeploymentError: a process does not run, the server does not answer, or a site is offline.
+        DeploymentError: a process is not running, the server does not answer, or a site is
+            offline.
     """
     state, wanted = "down", [SERVER, *(sites or deployment.sites)]
     local = [member for member in deployment.members if member in wanted]
@@ -225,12 +229,12 @@ def _refuse_incomplete(deployment: Deployment, sites: Sequence[str] = ()) -> Non
 def _wait_for_end(deployment: Deployment, number: str) -> str:
     """Wait until a run has ended, and return its status, such as "finished:completed".
 
-    If Flower gives details, they follow the status in brackets. The status is requested every three
-    seconds, because a run can outlive its log stream. If the server stops answering, no error is
-    raised, and the result begins with "lost".
+    The server is asked for the status every three seconds. If Flower gives details, they follow the
+    status in brackets. If the server stops answering, the result is "lost, because ..." with the
+    reason, and no error is raised.
 
     Args:
-        deployment: the deployment that runs it.
+        deployment: the deployment on whose server the run is.
         number: the id of the run at the server.
     """
     while True:
@@ -252,9 +256,10 @@ def resume_command(
 ) -> str:
     """Build the shell command that resumes the run ``name`` of a deployment.
 
-    The command is ``fedsilo deploy run`` with ``--name`` and ``--set run.resume=true``. It repeats
-    ``--file``, ``--config``, ``--seed`` and each ``--set`` of the first call, if they were given.
-    Only a ``--set`` of 'run.resume' is not repeated. Words are quoted for a shell.
+    The command is ``fedsilo deploy run`` with ``--name`` and ``--set run.resume=true``. It
+    repeats the ``--file``, ``--config``, ``--seed`` and ``--set`` options with which the run was
+    first started. A ``--set`` of 'run.resume', or of its older name 'resume', is left out. Words
+    are quoted for a shell.
     """
     words = ["fedsilo", "deploy", "run", experiment, "--deployment", str(folder)]
     if sources.file:

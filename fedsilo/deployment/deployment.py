@@ -129,8 +129,7 @@ class Deployment:
     def private_key(self, site: str) -> Path:
         """Return the path of a site's private key in OpenSSH's format, ``secrets/<site>.key``.
 
-        This machine has the file only for its own sites. A hospital on another machine gets its key
-        in its kit, which is a zip.
+        The file exists only for sites on this machine.
         """
         return self.secrets / f"{folder_name(site)}.key"
 
@@ -145,7 +144,7 @@ class Deployment:
         member's first start.
 
         Raises:
-            DeploymentError: the member is a hospital on another machine, which has its own log.
+            DeploymentError: the member is a hospital on another machine, which keeps its own log.
             SettingError: the deployment has no such member.
         """
         if member in self.hospitals:
@@ -171,8 +170,8 @@ class Deployment:
     def process(self, member: str) -> psutil.Process | None:
         """Return the running process of the server or of a site on this machine.
 
-        The result is None if the member was never started or has ended. The process must have the
-        recorded id and start time, because the system reuses ids.
+        A process is recognised by the id and the start time in deployment.json, because the
+        system reuses ids. The result is None if the member was never started or has ended.
         """
         known = self.started.get(member)
         if known is None:
@@ -186,7 +185,7 @@ class Deployment:
     def with_started(self, member: str, pid: int) -> Deployment:
         """Record a member's process in deployment.json, and return the changed deployment.
 
-        The start time of the process is recorded too, because it identifies the process. This
+        The start time of the process is recorded with its id, because the system reuses ids. This
         object itself does not change.
 
         Raises:
@@ -221,12 +220,11 @@ class Deployment:
         return self
 
     def write_registry(self) -> None:
-        """Write the registry, a JSON file that tells the server which node is which site.
+        """Write the registry, a JSON file that tells the server which node belongs to which site.
 
-        The registry maps each site that has a node id to that id and to the fingerprint of its
+        Each site with a node id has an entry with ``node-id`` and ``key``, the fingerprint of its
         public key. The server accepts a site's name only from the node with this id and key. An
-        existing registry is replaced. The server's process finds the file by
-        $FEDSILO_SITE_REGISTRY.
+        existing registry is replaced.
 
         Raises:
             DeploymentError: a site's public key cannot be read. Nothing is written then.
@@ -241,9 +239,9 @@ class Deployment:
         """Build the command that starts the server, Flower's SuperLink, as a list of words.
 
         The server uses the TLS files in ``secrets``, admits only registered keys, and keeps its
-        state in superlink.db. Hospitals reach its Fleet API at the address ``interface``. Its
-        Control API, which starts runs, listens only on this machine. The server does not install
-        the dependencies of a run's app.
+        state in superlink.db. Its Fleet API, which hospitals reach, listens at the host
+        ``interface``. Its Control API, which starts runs, listens only on this machine. The server
+        never installs packages that a run's code requires.
 
         Raises:
             ProcessError: ``flower-superlink`` is not installed.
@@ -265,12 +263,12 @@ class Deployment:
     def supernode_command(self, site: str) -> list[str]:
         """Build the command that starts a site on this machine, as a list of words.
 
-        The command starts a SuperNode, which is Flower's process at a site, and fedsilo's worker,
-        and passes the site's node config to them. They connect to the server on this machine.
+        The command starts Flower's process for a site (SuperNode) and fedsilo's worker. It contains
+        the site's node config, and the address of the server on this machine.
 
         Raises:
-            SettingError: the node config's 'plugin' names a Python file that this user has neither
-                given nor run, or whose content has changed since.
+            SettingError: the node config's 'plugin' names a Python file that this user has not
+                approved, or that has changed since the approval.
         """
         # Somebody else may have put a plugin's name into deployment.json
         named = str(self.node_config[site].get("plugin", ""))
@@ -282,7 +280,9 @@ class Deployment:
     def command(self, member: str) -> list[str]:
         """Build the command that starts the server or a site on this machine, as a list of words.
 
-        The errors are those of ``superlink_command`` and ``supernode_command``.
+        Raises:
+            ProcessError: the server's program is not installed.
+            SettingError: a site's plugin file is not approved by this user.
         """
         if member == SERVER:
             return self.superlink_command()
@@ -293,14 +293,13 @@ class Deployment:
 
         The variables are those of this process, with these changes:
 
-        - All FLWR_ and FEDSILO_ variables are removed, so that the caller's do not affect the
-          member.
+        - All FLWR_ and FEDSILO_ variables of this process are removed.
         - FLWR_HOME is ``flwr`` in the member's own folder.
         - Flower's telemetry and its search for updates are off, and Python's output is not
           buffered.
         - PATH begins with the folder of this Python.
-        - Calls to this machine bypass proxies.
-        - The server gets the folder of runs, the registry and fedsilo's git revision. A site gets
+        - no_proxy and NO_PROXY make calls to this machine bypass a proxy.
+        - The server gets FEDSILO_RUNS, FEDSILO_SITE_REGISTRY and FEDSILO_REVISION. A site gets
           fedsilo's checkout as PYTHONPATH.
 
         Raises:
@@ -397,10 +396,11 @@ def key_fingerprint(public_key: Path) -> str:
 
 
 def find_name_fault(sites: Sequence[str]) -> str:
-    """Describe the first site name that is not allowed, or that occurs twice, and what to do.
+    """Describe the first site name that is not allowed or occurs twice, and say how to correct it.
 
-    "all", "ca", "fleet", "http" and "server" are reserved, so a site may not have such a name. If
-    all names are valid, the result is an empty string.
+    "all", "ca", "fleet", "http" and "server" are reserved, so a site may not have such a name.
+    ``site_name_fault`` decides about the characters. If all names are valid, the result is an
+    empty string.
     """
     for site in sites:
         fault = site_name_fault(site)
@@ -421,23 +421,24 @@ def plan(
     shared: Mapping[str, Value],
     address: str = "",
 ) -> Deployment:
-    """Plan a new deployment: the ports and the node config of its sites, sorted by name.
+    """Plan a new deployment: the ports and the settings (node config) of its sites.
 
     No file of the deployment is written. If the key 'plugin' of ``shared`` names Python files, they
     are recorded as trusted by this user, so that the sites may load them when they start.
 
     Args:
         folder: the absolute path of the deployment's folder.
-        sites: names of the sites on this machine.
+        sites: names of the sites on this machine. The plan sorts them.
         ports: two ports for the server (Control API, Fleet API), then one for each site in the
             order of the sorted names.
-        shared: node config entries of every site, in addition to its own name and state folder.
-        address: the server's address for hospitals on other machines; empty without such hospitals.
+        shared: node config entries that every site gets, besides its name and state folder.
+        address: the server's address for hospitals on other machines. It is empty if there are
+            none.
 
     Raises:
         SettingError: ``sites`` and ``address`` are both empty, two sites have the same name, a name
-            is not allowed, or ``shared`` has a key that differs between sites ('site' or
-            'state-dir').
+            is not allowed, or ``shared`` has one of the keys 'site' and 'state-dir', whose value
+            each site needs for itself.
         ValueError: the number of ``ports`` is not two more than the number of sites.
     """
     if not sites and not address:
@@ -542,9 +543,9 @@ def open_locked(folder: Path) -> Iterator[Deployment]:
 def _find_altered(deployment: Deployment) -> str:
     """Describe the first invalid site name or port in a deployment that was read from its file.
 
-    A name is invalid if it is not allowed, because paths and commands contain names: ``../x`` would
-    lead out of the folder. A port is invalid if it is missing or not between 1 and 65535. If there
-    is no such fault, the result is an empty string.
+    A file could have been altered: the name ``../x``, for example, would lead out of the folder.
+    A name must obey the rules for new site names. A port must be present and be between 1 and
+    65535. Names are checked first. Without a fault, the result is an empty string.
     """
     fault = find_name_fault([*deployment.node_config.keys() | deployment.nodes.keys()])
     for member in ("http", "fleet", *deployment.node_config):

@@ -22,16 +22,17 @@ _START_LIMIT = 90.0  # seconds; a member that takes longer to start counts as fa
 def flwr(deployment: Deployment, *arguments: str, say: Say | None = None) -> dict[str, Any]:
     """Run a ``flwr`` command for the deployment's server, and return its JSON answer.
 
-    The call waits until the command ends, without a time limit.
+    The call waits until the command ends, without a time limit. A command that reports no success
+    in its answer counts as failed.
 
     Args:
-        deployment: the deployment, whose server must run for most commands.
+        deployment: the deployment, whose server must be running for most commands.
         arguments: the words after ``flwr``, such as "run". "--format json" is added.
-        say: prints the command before it is run; None to print nothing.
+        say: prints the command before it is run. None means that nothing is printed.
 
     Raises:
-        DeploymentError: the command failed. The message has Flower's error or the last line of
-            output. If the server's certificate is the cause, it says so instead.
+        DeploymentError: the command failed. The message has Flower's error, or the last line of
+            output. If the server's certificate is at fault, the message says that instead.
         ProcessError: ``flwr`` is not installed.
     """
     command = [tool("flwr"), *arguments, "--format", "json"]
@@ -104,14 +105,14 @@ def list_online_sites(deployment: Deployment) -> list[str]:
 
 
 def list_missing_sites(deployment: Deployment, seen: Sequence[str] | None = None) -> list[str]:
-    """List the sites on this machine that are not online, or whose process does not run.
+    """List the sites on this machine that are not online, or whose process is not running.
 
-    The process is checked too, because the server notices only after a while that it was killed.
-    Hospitals on other machines are not included.
+    The process is checked too, because the server notices the end of a killed process only after a
+    while. Hospitals on other machines are not included.
 
     Args:
         deployment: the deployment.
-        seen: the sites that are online; None to ask the server.
+        seen: the sites that are online. None means that the server is asked.
 
     Raises:
         DeploymentError: the server was asked but does not answer.
@@ -123,13 +124,14 @@ def list_missing_sites(deployment: Deployment, seen: Sequence[str] | None = None
 
 
 def server_runs(deployment: Deployment) -> bool:
-    """Return whether the server runs, as a process of this machine or in a container.
+    """Return whether the deployment's server is running, as a local process or in a container.
 
-    The process of a server in a container is not known here. If the deployment has an address for
-    hospitals on other machines, such a server counts as running if ``is_healthy`` is true.
+    A local process is known from deployment.json. A server in a container counts as running if the
+    deployment has an address for hospitals and the server answers a health request.
 
     Raises:
-        DeploymentError: see ``is_healthy``.
+        DeploymentError: the server's certificate is not valid, or the authority's file is
+            missing or cannot be used.
     """
     if deployment.process(SERVER):
         return True
@@ -177,14 +179,14 @@ def is_healthy(deployment: Deployment) -> bool:
 
 
 def wait_for(deployment: Deployment, missing: Callable[[Deployment], Sequence[str]]) -> None:
-    """Wait until all members that must be present are present, at most 90 seconds.
+    """Wait until no member is missing any more, for at most 90 seconds.
 
-    The function calls ``missing`` every 0.3 seconds, and returns as soon as the list is empty,
-    which may be at the first call. Errors that ``missing`` raises are not caught.
+    The function calls ``missing`` every 0.3 seconds, and returns as soon as its list is empty. This
+    may be at the first call. Errors that ``missing`` raises are not caught.
 
     Args:
         deployment: the deployment, whose processes are checked and whose logs explain a failure.
-        missing: takes the deployment, and returns the members that are still missing.
+        missing: takes the deployment, and returns a list of the members that are still missing.
 
     Raises:
         DeploymentError: the process of a missing member has ended, or a member is still missing
@@ -212,12 +214,12 @@ def wait_for(deployment: Deployment, missing: Callable[[Deployment], Sequence[st
 
 
 def wait_until_left(deployment: Deployment, site: str, say: Say) -> None:
-    """Wait until the server no longer shows a site as online, although its process was killed.
+    """Wait until the server notices that a site, whose process was killed, is no longer online.
 
-    A site can be started again only then, because the server admits one process per site. The
-    server is asked once a second. If it shows the site as online at first, ``say`` prints a line
-    about the wait. If it does not, the function returns at once. After 90 seconds, the function
-    returns without an error.
+    The server admits one process per site, so the site can be started again only afterwards. The
+    server is asked once a second, and the function returns as soon as the site is not online. If
+    the site is online at first, ``say`` prints a line about the wait. After 90 seconds, the
+    function returns without an error.
 
     Raises:
         DeploymentError: the server does not answer.
@@ -235,9 +237,9 @@ def print_command(command: Sequence[str], say: Say) -> None:
 
 
 def last_line(text: str) -> str:
-    """Return the last line that has any text, without surrounding spaces.
+    """Return the last line of a text that is not blank, without the white space around it.
 
-    If no line has any, the result is "no output".
+    If all lines are blank, the result is "no output".
     """
     for line in reversed(text.splitlines()):
         if line.strip():

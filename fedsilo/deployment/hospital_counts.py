@@ -27,9 +27,10 @@ class HospitalCounts:
     def describe(self) -> Iterator[str]:
         """Yield a line about each set of noisy counts that this hospital has reported.
 
-        Changed data get a new set. A line begins with the site's name, and has the total of each
-        split, the amount of noise, and whether the next run draws the noise again. If no counts
-        were reported, the only line says so. Nothing is charged to the ledger.
+        There is a set for each state of the data, so changed data add a set. A line begins with
+        the site's name. It has the total of each split, the amount of noise, and whether the
+        next run reports counts with new noise. If no counts were reported, the only line says
+        so. Nothing is charged to the ledger.
         """
         kept = kept_counts(self.ledger)
         if not kept:
@@ -38,17 +39,19 @@ class HospitalCounts:
             yield f"{self.site}: {_describe(counts)}"
 
     def charge_another_draw(self) -> Iterator[str]:
-        """Let the next run draw the noise of the counts again, and charge its epsilon.
+        """Let the next run add new noise to the sample counts, and charge the epsilon for this.
 
-        The epsilon is charged to the hospital's ledger. The only line that is yielded says how
-        epsilon over all runs rises. If no counts were sent yet, nothing is charged and no line is
-        yielded. If all counts already have a new draw at the next run, nothing is charged and the
-        line says so. This is a generator, so nothing is charged before the first line is requested.
+        The hospital's ledger is charged. One line is yielded, with the new sum of epsilon over all
+        runs. In two cases nothing is charged:
+
+        - No counts were reported yet. Then no line is yielded.
+        - All counts already get new noise at the next run. Then the line says so.
+
+        This is a generator, so nothing happens before the first line is requested.
 
         Raises:
             EpsilonSpentError: epsilon would rise above the hospital's cap. Nothing changes then.
-            SettingError: the rules do not set the noise, and no noise is enough for a quarter of
-                the cap.
+            SettingError: the rules do not set the noise, and none can be chosen that fits the cap.
             CheckpointError: the ledger or the stored counts are damaged, or cannot be written.
         """
         kept = kept_counts(self.ledger)
@@ -80,21 +83,21 @@ def _describe(counts: NoisyCounts) -> str:
 
 
 def open_counts(kit: Path | None, node_config: Sequence[str]) -> HospitalCounts:
-    """Find a hospital's noisy sample counts, and the ledger that records the epsilon spent on them.
+    """Build the object that describes a hospital's noisy sample counts and pays for new ones.
 
-    The hospital's settings (node config) come from the kit if one is given, with the entries of
-    ``node_config`` on top. The cap on epsilon, its delta and the noise are the stricter ones of the
-    site file and the node config. Neither the counts nor the ledger is read here.
+    It has the hospital's name, the ledger of epsilon spent, and the noise of the counts. The cap on
+    epsilon, its delta and the noise come from the site file and the node config, and the stricter
+    value applies. Neither the counts nor the ledger is read here.
 
     Args:
-        kit: the folder of the hospital's opened kit; None to use only ``node_config``.
+        kit: the folder of the hospital's opened kit. None means to use only ``node_config``.
         node_config: entries key=value. They override those of the kit.
 
     Raises:
         SettingError: the hospital's name, its 'state-dir' or a cap on epsilon is missing, or the
             node config cannot be read.
-        RefusedError: the site file cannot be used, or the level of trust is ``nobody`` (all that
-            leaves must be differentially private) but there is no cap on epsilon.
+        RefusedError: the site file cannot be used, or the level of trust is ``nobody`` without a
+            cap on epsilon.
         KitError: the folder does not contain a kit, or the kit was altered.
     """
     if kit is None:

@@ -12,14 +12,15 @@ from fedsilo.core.files.site_names import site_of_folder
 def find_own_folder(folder: Path) -> Path:
     """Find the folder in which a hospital keeps its keys and its private state over all runs.
 
-    The folder is ``<state-dir>/.own/<site>``. It is recognised by the hospital's signing key in it.
+    The folder is ``<state-dir>/.own/<site>``, and contains the file ``signing.key``.
 
     Args:
-        folder: the folder of an opened kit (with the state in ``state``), or a 'state-dir'. A
-            folder directly below one named ``.own`` is returned without a check.
+        folder: the folder of an opened kit, or a 'state-dir'. In a kit, the 'state-dir' is the
+            folder ``state``. A folder directly below one named ``.own`` is returned without a
+            check.
 
     Raises:
-        SettingError: no signing key is found, or the keys of several sites are.
+        SettingError: no signing key is found, or more than one site has a key.
     """
     folder = folder.expanduser().resolve()
     if folder.parent.name == OWN:
@@ -48,15 +49,14 @@ def mark_keys(folder: Path, compared: Sequence[str], forget: Sequence[str]) -> N
 
     Args:
         folder: the hospital's own folder, as ``find_own_folder`` returns it.
-        compared: sites whose received key was compared, or SITE=CODE, where CODE is the code that
-            SITE read out. With a code, only the key with this code is accepted, even if it is still
-            to come.
+        compared: sites whose received key was compared, or SITE=CODE with the code that SITE read
+            out. Only a key with this code will be accepted, even if it has not been received yet.
         forget: sites to remove from the list of known keys.
 
     Raises:
-        SettingError: ``compared`` names this hospital itself, or has an invalid site name or code.
-            Also raised for a site without a code if its key was not received, or has arrived or
-            changed since ``describe_keys`` listed it. An unknown site in ``forget`` is refused too.
+        SettingError: a site name or a code is invalid, or ``compared`` names this hospital itself.
+            Also raised if ``forget`` names an unknown site. A site without a code is refused if
+            ``describe_keys`` has not shown its present key.
         CheckpointError: the list is damaged, or cannot be written.
     """
     known = KnownKeys(folder)
@@ -72,10 +72,10 @@ def mark_keys(folder: Path, compared: Sequence[str], forget: Sequence[str]) -> N
 def describe_keys(folder: Path) -> list[str]:
     """Describe the signing keys that a hospital knows, one line each, with its own key first.
 
-    The other lines are sorted by site. The first line has the code to read out to other hospitals.
-    Each other line has the code and whether the key was compared, and when. If no other key is
-    known, the second line explains how to enter one. The listed keys are recorded as shown, so that
-    ``mark_keys`` accepts them without a code.
+    The first line has the code of the hospital's own key, to be read out to other hospitals. The
+    other lines are sorted by site, and have the key's code and the date of its comparison, if any.
+    If there are none, the second line explains the option ``--compared SITE=CODE``. The listed keys
+    are recorded as shown, so that ``mark_keys`` accepts them without a code.
 
     Args:
         folder: the hospital's own folder, as ``find_own_folder`` returns it.

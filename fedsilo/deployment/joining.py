@@ -52,8 +52,9 @@ def add(folder: Path, names: Sequence[str], say: Say) -> list[MadeKit]:
 
     Raises:
         FedsiloError: a name is not allowed or already exists, the server does not answer, or
-            another command changes the deployment. In these cases nothing was written. If a
-            registration fails, the hospitals named before are registered, but have no kit.
+            another command is changing the deployment. In these cases nothing was written. If
+            one registration fails, the hospitals before it in ``names`` are registered, but have
+            no kit.
     """
     with open_locked(folder) as deployment:
         # All names are checked before the first is registered, so after an error none is registered
@@ -76,10 +77,9 @@ def add(folder: Path, names: Sequence[str], say: Say) -> list[MadeKit]:
 def renew(folder: Path, name: str, say: Say) -> MadeKit | str:
     """Replace a hospital's key, or renew the server's certificate if ``name`` is "server".
 
-    A new key is registered before the old one is removed, so the hospital always has a key that
-    works. Afterwards, the server refuses the old key. If the site is on this machine, its process
-    is ended. The certificate can be renewed while the server is down, and is used from the server's
-    next start on.
+    The new key is registered before the old one is removed, so one key always works. Afterwards,
+    the server refuses the old key. If the site is on this machine, its process is ended. A new
+    certificate takes effect when the server is started again.
 
     Args:
         folder: the deployment's folder.
@@ -88,13 +88,13 @@ def renew(folder: Path, name: str, say: Say) -> MadeKit | str:
 
     Returns:
         For a hospital on another machine, its new kit. Otherwise a sentence that says what to do
-        next. A site on this machine needs no kit, because ``deploy up`` starts it with its new key.
+        next.
 
     Raises:
-        FedsiloError: ``name`` is not in the deployment, the server does not answer, another command
-            changes the deployment, the new key cannot be registered, or the certificate cannot be
-            made. In these cases the old key or certificate stays. If the old key cannot be removed,
-            the hospital still uses it, and the error gives the command that removes it.
+        FedsiloError: ``name`` is not in the deployment, or another command is changing the
+            deployment. Also raised if the server does not answer, or if the new key or
+            certificate cannot be made. In these cases the old one stays. If the old key cannot
+            be removed, it still works, and the error gives the command that removes it.
     """
     with open_locked(folder) as deployment:
         if name == SERVER:
@@ -122,15 +122,15 @@ def renew(folder: Path, name: str, say: Say) -> MadeKit | str:
 
 
 def revoke(folder: Path, name: str, say: Say) -> None:
-    """Exclude a hospital from the deployment at once, and end its process on this machine.
+    """Exclude a hospital from the deployment at once, and end its process on this machine, if any.
 
-    The hospital is removed from the SuperLink first, which stops its messages, then from
-    deployment.json and the registry. The server's copies of its kit and keys are deleted, but a
-    site's folder with its private state is kept. The name can be added again, with a new key.
+    The server rejects the hospital's messages from the first step on. Then the hospital is removed
+    from deployment.json and the registry. The server's copies of its kit and keys are deleted, but
+    a site's folder with its private state is kept. The name can be added again, with a new key.
 
     Raises:
         FedsiloError: ``name`` is not in the deployment, the server does not answer, or another
-            command changes the deployment. In these cases nothing was changed.
+            command is changing the deployment. In these cases nothing was changed.
     """
     with open_locked(folder) as deployment:
         node = _node_of(deployment, name)
@@ -174,11 +174,10 @@ def register(deployment: Deployment, site: str, say: Say, public: Path | None = 
 
 
 def _make_key(deployment: Deployment, site: str, say: Say) -> tuple[Deployment, bytes]:
-    """Make and register a key for ``site``, and return the deployment and the private key.
+    """Make and register a key with which a site proves its identity to the server.
 
-    Only the public key is written to disk. The key admits the hospital at this server. Other
-    hospitals do not know it: for secure sums they identify a hospital by its signing key, which the
-    hospital makes itself.
+    The public key is written into the deployment's secrets once the server has accepted it. The
+    private key is not written.
 
     Args:
         deployment: the deployment, whose server must answer.
@@ -206,16 +205,17 @@ def _make_key(deployment: Deployment, site: str, say: Say) -> tuple[Deployment, 
 def _make_kits(deployment: Deployment, keys: dict[str, bytes]) -> list[MadeKit]:
     """Write the registry, and write a kit for each site in ``keys``.
 
-    A kit is a zip in ``kits`` below the deployment's folder, which only its owner can read. It
-    replaces an older kit of the site. It has the site's private key, the authority's certificate,
-    and the server's address.
+    A kit is a zip with the site's private key, the authority's certificate and the server's
+    address. It is in ``kits`` below the deployment's folder, and replaces the site's older kit.
+    Only the owner can read the zip.
 
     Args:
         deployment: the deployment, in which all these sites have a node id.
         keys: site -> its private key in OpenSSH's format.
 
     Returns:
-        For each kit, its site, its path and its code, in the order of ``keys``.
+        For each kit, its site, its path and the code that people compare by telephone, in the order
+        of ``keys``.
 
     Raises:
         DeploymentError: a site's public key cannot be read for the registry.
@@ -245,10 +245,10 @@ def _node_of(deployment: Deployment, site: str) -> str:
 
 
 def _unregister(deployment: Deployment, node: str, say: Say) -> None:
-    """Remove a node's registration at the server, so that its key is refused.
+    """Remove a node's registration at the server, so that the server refuses its key.
 
-    If the server does not know the node, or an interrupted call has already removed it, nothing is
-    done. The registry file is not changed. ``say`` prints the command before it runs.
+    If the server does not have the node as registered, nothing is done. The registry file is not
+    changed. ``say`` prints the command before it is run.
 
     Raises:
         DeploymentError: a ``flwr`` command failed.
@@ -260,9 +260,11 @@ def _unregister(deployment: Deployment, node: str, say: Say) -> None:
 def _remove_old_key(deployment: Deployment, site: str, node: str, say: Say) -> None:
     """Unregister the node of a site's old key, after its new key was registered.
 
+    ``node`` is the id of the old key's node.
+
     Raises:
-        DeploymentError: a ``flwr`` command failed, so the old key still works. The error says how
-            to go on.
+        DeploymentError: a ``flwr`` command failed, so the old key still works. The message says
+            how to remove the old key.
     """
     try:
         _unregister(deployment, node, say)

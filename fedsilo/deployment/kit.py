@@ -90,8 +90,8 @@ def make_kit(site: str, server: str, node: str, made: str, files: Mapping[str, b
     """Build the zip of a kit, the files that a hospital needs to connect to the server.
 
     The zip has the given files, a readme, and the card ``kit.json``. The card has the other
-    arguments, the SHA-256 of each file, and a seal over all of these. All files are for their owner
-    only. Equal arguments give equal bytes. Nothing is written to disk.
+    arguments, the SHA-256 of each file, and a seal: the SHA-256 of all these values. The zip's
+    entries have the mode 0600. Equal arguments give equal bytes. Nothing is written to disk.
 
     Args:
         site: the hospital's name.
@@ -130,13 +130,12 @@ def _text_of(name: str, site: str, server: str) -> str:
 def read_kit(path: Path) -> Kit:
     """Read a hospital's kit from its zip, or from the folder where it was opened, and check it.
 
-    The files must have the SHA-256 values in the kit's card, ``kit.json``, and the seal must match
-    the card. This does not prove who made the kit, because it has no signature. Therefore the
-    server's operator and the hospital compare its code by telephone.
+    The files must have the SHA-256 values in the kit's card, ``kit.json``, and the card must match
+    its own seal. The kit has no signature, so the check does not prove who made it. Hospital and
+    server compare the kit's code by telephone for that.
 
     Returns:
-        The kit with its path, its card and its files by name. The text of the card is written anew
-        from its values.
+        The kit with its path, its card, and its files as a mapping of names to contents.
 
     Raises:
         KitError: the path does not exist, is not a complete kit, or is damaged or altered. A zip
@@ -171,12 +170,11 @@ _ANOTHER = "do not use the kit, and ask the server's operator for another"
 def _read_zip(path: Path) -> dict[str, bytes]:
     """Read all files in a kit's zip, as a mapping of file names to contents.
 
-    Whether a file is missing is not checked. The zip may be a symbolic link, which is followed, but
-    not a pipe.
+    Whether a file is missing is not checked. The zip may be a symbolic link to a regular file.
 
     Raises:
-        KitError: the zip does not exist or is damaged, ``_refuse_entries`` refuses its content (for
-            example, a file that no kit has), or its mode lets other users access it.
+        KitError: the zip does not exist, is damaged, or is not a regular file. Also raised if it
+            has a file that no kit has, or if its mode gives other users any access.
         PermissionError: this user cannot read the zip.
     """
     try:
@@ -206,17 +204,16 @@ def _read_zip(path: Path) -> dict[str, bytes]:
 def _refuse_entries(path: Path, entries: Sequence[zipfile.ZipInfo]) -> None:
     """Check that a zip contains only files of a kit, so that unpacking it is safe.
 
-    Each file may occur once, may have at most 1 MiB when unpacked, and must be stored or compressed
-    by the usual method. The sizes are those that the zip states. A missing file is not refused
-    here.
+    Each file may occur once, and may have at most 1 MiB when unpacked. The sizes are those that the
+    zip states. A file must be stored or compressed by deflate. A missing file is not refused here.
 
     Args:
         path: the path of the zip, for errors.
         entries: the entries of the zip.
 
     Raises:
-        KitError: an entry breaks one of these rules. If its name is that of a file in kits of older
-            versions, the message says so.
+        KitError: an entry breaks one of these rules. For a file that only kits of older versions
+            have, the message asks for a new kit.
     """
     names = [entry.filename for entry in entries]
     for entry in entries:
@@ -248,7 +245,7 @@ def _read_folder(path: Path) -> dict[str, bytes]:
     A missing file is left out of the result, and other files in the folder are ignored.
 
     Raises:
-        KitError: a kit's file exists but cannot be read, or is not a regular file.
+        KitError: one of the kit's files cannot be read, or is not a regular file.
     """
     files = {}
     for name in _NAMES:

@@ -21,9 +21,9 @@ class MemberStatus:
 
     @property
     def last_seen(self) -> str:
-        """The site's connection to the server in words, with its time.
+        """Describe a site's connection to the server in words, with the time of its last change.
 
-        The text is empty for the server itself. Without known times, it is only "online" or
+        The text is empty for the server itself. If the times are not known, it is "online" or
         "offline". Otherwise it is the first that applies:
 
         - "never connected"

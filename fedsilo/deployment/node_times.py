@@ -42,9 +42,9 @@ class NodeTimes:
 def interval_for(check: str) -> float:
     """Return the heartbeat interval that tells the server which check failed at a node.
 
-    A node that cannot start sends this interval, in seconds, as a code: 1000 plus the position of
-    the check in ``FAULTS``. A check that is not in the list, such as one of a newer version, gets
-    the code of "start", the first entry.
+    A node that cannot start sends this interval, in seconds, as a code. It is 1000 plus the
+    check's place in ``FAULTS``, counted from 0. A check that is not in the list gets the code of
+    "start", the first entry.
     """
     place = 0
     if check in FAULTS:
@@ -53,10 +53,10 @@ def interval_for(check: str) -> float:
 
 
 def fault_of(interval: float | None) -> str:
-    """Return the name of the failed check that a heartbeat interval stands for.
+    """Return the name of the failed check that a node reported by its heartbeat interval.
 
-    ``interval_for`` defines the intervals. The name is empty for None, for an ordinary interval,
-    and for an interval of no known check.
+    ``interval_for`` defines these intervals. The name is empty if ``interval`` is None, is an
+    ordinary interval, or belongs to no known check.
     """
     if interval is None:
         return ""

@@ -43,15 +43,15 @@ class RulesError(FedsiloError):
 
 
 def read_rules_given(options: RuleOptions) -> dict[str, Any]:
-    """Read the rules that the options of a hospital's start give, by key of the site file.
+    """Read the rules that are given as options of a hospital's start, by key of the site file.
 
     The options ``trust``, ``method`` and ``dataset`` become the keys 'trust', 'methods' and
     'datasets' (lists). Each text KEY=VALUE in ``rule`` adds a key, whose value is parsed as YAML.
-    Options that were not given are left out. Whether a rule of that key exists is not checked.
+    Options that were not given are left out. Unknown keys are accepted.
 
     Raises:
-        SettingError: a rule lacks '=' or its key, the key is given twice or is 'site', or the value
-            is not valid YAML.
+        SettingError: a rule lacks '=' or its key, the key is given twice or is 'site', or the
+            value is not valid YAML.
     """
     values: dict[str, Any] = {}
     if options.get("trust"):
@@ -80,9 +80,9 @@ def read_rules_given(options: RuleOptions) -> dict[str, Any]:
 def write_rules(site: str, options: RuleOptions) -> str:
     """Build the text of a hospital's first site file from the options of its start.
 
-    The text is YAML, with one line for each key: the site's name, the level of trust, the methods,
-    data sets and records (all are allowed by default), and the other given rules. It is checked by
-    parsing it. No file is written.
+    The text is YAML, with one line for each key: the site's name, the level of trust, the other
+    given rules. Unless the options restrict them, all methods, all data sets and all records are
+    allowed. The text must give the same rules when it is parsed. No file is written.
 
     Raises:
         RulesError: no level of trust is given, or an option cannot be used.
@@ -170,10 +170,10 @@ def _show_value(content: Mapping[str, Any], key: str) -> str:
 
 
 def effective_rules(context: Context) -> SiteFile:
-    """Return the rules that apply at a site: of each limit, the stricter one of two sources.
+    """Return the rules that apply at a site, from its site file and its node config.
 
-    The sources are the site file and the node config. Without a site file, all methods, data sets
-    and records are allowed, but the limits in the node config still apply.
+    If both set the same limit, the stricter value applies. Without a site file, all methods, data
+    sets and records are allowed, but the limits in the node config still apply.
 
     Args:
         context: Flower's context of the site, whose node config may name a site file.
@@ -181,7 +181,7 @@ def effective_rules(context: Context) -> SiteFile:
     Raises:
         RefusedError: the site file cannot be used, or the level of trust is ``nobody`` (all that
             leaves must be differentially private) without a cap on epsilon.
-        SettingError: the node config has a wrong value.
+        SettingError: the node config has a value that cannot be used.
     """
     rules = SiteFile(methods=_ALL, datasets=_ALL, records=_ALL)
     if SITE_FILE in context.node_config:
@@ -217,9 +217,10 @@ def explain_rules(rules: SiteFile, has_file: bool = True) -> list[str]:
 def describe_rule(key: str, value: Any) -> str:
     """Describe one rule of a site file in a sentence.
 
-    The sentence is the one for ``key`` in ``SENTENCES``, with ``value`` inserted. Some keys have a
-    separate sentence for certain values, such as 0 or an empty list. A list is shown as names
-    joined by commas, or as "*" if it contains "*". Limits in megabytes are shown in gigabytes.
+    The sentence is the one for ``key`` in ``SENTENCES``, with ``value`` inserted. For some keys,
+    ``SENTENCES`` has a separate sentence for values such as 0 or an empty list. A list is shown
+    as names joined by commas, or as "*" if it contains "*". Limits in megabytes are shown in
+    gigabytes.
     """
     if isinstance(value, tuple):
         value = "*" if "*" in value else ", ".join(value)

@@ -47,21 +47,25 @@ class MadeBackup:
 def back_up(folder: Path, target: Path, passphrase: str, say: Say) -> MadeBackup:
     """Back up a deployment, which may be running, into the new encrypted file ``target``.
 
-    The deployment's folder is locked meanwhile, so that no hospital is added or revoked, but runs
-    go on. If a site or a run writes meanwhile and makes the copy inconsistent, the whole copy is
-    made again, up to five times in all. Only the owner can read the file.
+    Meanwhile, other commands cannot change the deployment, but runs go on. If a run's writing makes
+    the copy inconsistent, everything is copied again, at most five times in all. Only the owner can
+    read the file.
 
     Args:
         folder: the deployment's folder.
         target: the backup's file, which must not exist. It appears only when it is complete.
         passphrase: encrypts the copy. Without it nobody can restore the backup.
-        say: prints one line for a symbolic link that is left out (see ``BackupCopy.copy_all``).
+        say: prints one line for a symbolic link that is left out.
+
+    Returns:
+        The backup's path, its size in bytes and its manifest.
 
     Raises:
         BackupError: the target exists, its folder is missing, or it is in a subfolder of the
             deployment. Also raised if the database or the authority's certificate cannot be read,
             or if all five copies are inconsistent.
-        DeploymentError: the folder does not contain a deployment, or another command changes it.
+        DeploymentError: the folder does not contain a deployment, or another command is changing
+            it.
         OSError: a file cannot be read or written.
     """
     target = target.expanduser().resolve()
@@ -82,11 +86,11 @@ def back_up(folder: Path, target: Path, passphrase: str, say: Say) -> MadeBackup
 
 
 def _refuse_target(target: Path, deployment: Deployment) -> None:
-    """Check that a backup can be written to ``target``.
+    """Check that a new backup can be written to ``target``.
 
-    The target must not exist, not even as a broken link, but its folder must exist. It may be
-    directly in the deployment's folder, but not in a subfolder, because the next backup would
-    contain it.
+    The target must not exist, not even as a broken link, and its folder must exist. A target in a
+    subfolder of the deployment is refused, because backups copy the subfolders. A target directly
+    in the deployment's folder is accepted.
 
     Raises:
         BackupError: one of these conditions is not met.
@@ -105,25 +109,25 @@ def _refuse_target(target: Path, deployment: Deployment) -> None:
 def _write_consistent(
     deployment: Deployment, part: Path, unsealed: Path, passphrase: str, say: Say
 ) -> Manifest:
-    """Write a backup of a deployment to the file ``part``, and repeat this until it is consistent.
+    """Write a backup of a deployment to the file ``part``, until a copy is consistent.
 
-    A backup is consistent if a restored deployment could resume its runs from it. At most five
-    attempts are made. Each attempt copies the database first, then all other files, and
-    deployment.json last.
+    ``BackupCopy.copy_all`` decides whether a copy is consistent. A restored deployment can resume
+    its runs only from a consistent copy. At most five copies are made. Each copy begins with the
+    database and ends with deployment.json.
 
     Args:
-        deployment: the deployment, which may run.
-        part: the file to write. Each attempt replaces it.
-        unsealed: a folder for copies that are not encrypted yet.
+        deployment: the deployment, which may be running.
+        part: the file to write. Each new copy replaces the last one.
+        unsealed: a folder for files that are not encrypted yet.
         passphrase: the passphrase of the backup.
-        say: prints what is left out, in the first attempt only.
+        say: prints one line for a symbolic link that is left out, during the first copy only.
 
     Returns:
         The manifest of the backup, which lists its files.
 
     Raises:
-        BackupError: no attempt is consistent, or the database or the authority's certificate cannot
-            be read.
+        BackupError: all five copies are inconsistent, or the database or the authority's
+            certificate cannot be read.
     """
     for attempt in range(_ATTEMPTS):
         # Later attempts leave out the same links, so only the first one names them
@@ -155,10 +159,11 @@ def _say_nothing(text: str) -> None:
 
 
 def _copy_database(deployment: Deployment, writer: SealedWriter, scratch: Path) -> None:
-    """Add a copy of the SuperLink's database to a backup.
+    """Add a copy of the server's database to a backup.
 
-    The database may be in use, so SQLite's online backup copies it into ``scratch`` first. If the
-    server has never run, there is no database, and nothing is added.
+    The database may be in use. Therefore SQLite's online backup first copies it into the folder
+    ``scratch``, and ``writer`` then adds the copy. If the server has never run, there is no
+    database, and nothing is added.
 
     Raises:
         BackupError: the database cannot be read.
@@ -182,10 +187,10 @@ def _copy_database(deployment: Deployment, writer: SealedWriter, scratch: Path) 
 
 
 def _copy_plan(deployment: Deployment, writer: SealedWriter, scratch: Path) -> None:
-    """Add a copy of deployment.json to a backup, without the ids of processes.
+    """Add a copy of deployment.json with an empty field ``started`` to a backup.
 
-    The ids mean nothing on another machine. The copy is written to ``scratch`` first, and the
-    deployment's own file does not change.
+    That field has the ids of processes, which mean nothing on another machine. The copy is first
+    written into the folder ``scratch``. The deployment's own file does not change.
     """
     plan = json.loads((deployment.folder / FILE).read_text(encoding="utf-8"))
     plan["started"] = {}
@@ -214,9 +219,10 @@ def _describe(deployment: Deployment) -> Origin:
 
 
 def _authority_of(deployment: Deployment) -> str:
-    """Return the SHA-256 of the authority's certificate (``ca.crt``) in hexadecimal digits.
+    """Return the SHA-256 of the file of the authority's certificate, ``ca.crt``.
 
-    It identifies a deployment, because each deployment has its own authority.
+    The value is in hexadecimal digits. Each deployment has its own authority, so the value
+    identifies a deployment.
 
     Raises:
         BackupError: the certificate's file is missing, not a regular file, or larger than 1 GiB.
@@ -242,25 +248,24 @@ class Restored:
 def restore(source: Path, folder: Path, passphrase: Callable[[], str]) -> Restored:
     """Restore a deployment from a backup into a new or empty folder, without starting anything.
 
-    All files are checked and decrypted before the folder appears, so a damaged backup or a wrong
-    passphrase leaves nothing behind. If the restored deployment.json cannot be used, the folder
-    stays. Only the owner can read the files. Paths in deployment.json that lead into the old folder
-    are changed to the new one.
+    The folder appears only after all files were checked and decrypted. Only its owner can read the
+    files. Paths in deployment.json that lead into the old folder are changed to the new one.
 
     Args:
         source: the backup.
         folder: the folder of the restored deployment, which must be missing or empty.
-        passphrase: returns the passphrase. It is called only after the backup was found undamaged
-            and the folder free.
+        passphrase: returns the passphrase. It is called after the backup's files and the folder
+            have been checked.
 
     Returns:
-        The deployment, the backup's manifest, and sentences for the operator, such as that versions
-        differ.
+        The deployment, the backup's manifest, and notes for the operator, such as a different
+        version of Flower.
 
     Raises:
         BackupError: the folder is in use, the backup is truncated, altered or of another format, or
             the passphrase is wrong.
-        DeploymentError: the restored deployment, or one that is already in the folder, is damaged.
+        DeploymentError: the restored deployment.json cannot be used, and the new folder stays. Also
+            raised if the folder already contains a damaged deployment.
         OSError: a file cannot be read or written.
     """
     source, folder = source.expanduser(), folder.expanduser().resolve()
@@ -284,9 +289,10 @@ def _refuse_used_folder(folder: Path, manifest: Manifest) -> None:
     """Check that the folder for a restored deployment does not exist or is empty.
 
     Raises:
-        BackupError: the folder is in use, or is a file. The message says whether it contains the
-            deployment of this backup, another deployment or other files. Deployments with the same
-            authority are the same. Also raised if the authority's certificate there cannot be read.
+        BackupError: the path is a file, or the folder is not empty. The message says whether the
+            folder contains this backup's deployment, another deployment or other files. Deployments
+            with equal certificates of the authority count as the same. Also raised if the
+            certificate in the folder cannot be read.
         DeploymentError: the folder contains a damaged deployment.
     """
     fault = ""
@@ -306,13 +312,13 @@ def _refuse_used_folder(folder: Path, manifest: Manifest) -> None:
 def _replace_old_paths(folder: Path, before: str, now: str) -> None:
     """Change the paths in a restored deployment.json from the old folder to the new one.
 
-    The changed paths are that of the deployment, and those in the sites' node configs that are in
-    the old folder. Paths elsewhere, such as that of the data, stay.
+    The field ``folder`` becomes ``now``. A path in a site's node config is changed only if it leads
+    into the old folder. Other paths stay, such as a path to data elsewhere.
 
     Args:
-        folder: the folder with deployment.json, which may still have a temporary name.
+        folder: the folder that contains deployment.json now. It may have a temporary name.
         before: the old folder of the deployment, as an absolute path.
-        now: its new folder, as an absolute path.
+        now: the final folder of the deployment, as an absolute path.
     """
     path = folder / FILE
     plan = json.loads(path.read_text(encoding="utf-8"))
@@ -327,10 +333,12 @@ def _replace_old_paths(folder: Path, before: str, now: str) -> None:
 def _list_notes(deployment: Deployment, manifest: Manifest) -> list[str]:
     """List notes for the operator of a restored deployment, one sentence each.
 
-    There is a note for each version that differs from the backup's: those of fedsilo, its git
-    revision and Flower. If the deployment has an address for hospitals, a note asks the operator to
-    point it to this machine. If there are sites on this machine, a note says that epsilon they
-    spent after the backup is missing. The list may be empty.
+    There is a note for each of these cases that applies:
+
+    - The version of fedsilo, its git revision or the version of Flower differs from the backup's.
+    - The deployment has an address for hospitals, which must now lead to this machine.
+    - There are sites on this machine. The backup lacks the epsilon that they spent after it was
+      made.
     """
     # Other versions may refuse the hospitals' messages, or number them differently
     notes = []

@@ -33,17 +33,18 @@ class BackupCopy:
     def copy_all(self) -> bool:
         """Copy the deployment's files into the backup, and return whether the copy is consistent.
 
-        The order is: secrets and kits, run directories, other files of the server, sites on this
-        machine. The database and deployment.json are left out, because the caller copies them.
-        Logs, locks, temporary files, Flower's own folders, the sites' caches and symbolic links are
-        not copied either. The field ``say`` gets a line for each link, except for links directly in
-        the folder of runs.
+        The order is: secrets and the hospitals' kits, run directories, other files of the server,
+        sites on this machine. The caller copies the database and deployment.json. Logs, locks,
+        temporary files, caches, Flower's folders and symbolic links are not copied. ``say`` reports
+        links, except those directly in the folder of runs.
 
         Returns:
-            False if the copy must be made again, because a site's files changed meanwhile or a run
-            replaced all its checkpoints. If there are sites on this machine, a checkpoint newer
-            than the copy also makes it False, because a site keeps only the states of two rounds.
-            Otherwise True.
+            False in each of these cases, otherwise True:
+
+            - A site's file changed while the site was copied.
+            - A run deleted all its checkpoints before they could be copied.
+            - There are sites on this machine, and a run has written a newer checkpoint since it
+              was copied. The sites' files may then be too new for the copied checkpoint.
         """
         folder = self.deployment.folder
         for part in (self.deployment.secrets, folder / "kits"):
@@ -74,11 +75,12 @@ class BackupCopy:
         return [RunDirectory(path) for path in sorted(folders)]
 
     def _copy_run(self, run: RunDirectory) -> str | None:
-        """Copy a run directory, its checkpoints first, because the run may go on meanwhile.
+        """Copy a run directory, its checkpoints before its other files, because the run may go on.
 
         Returns:
-            The file name of the newest checkpoint that was copied. It is empty if the run had none,
-            and None if the run deleted all of them before they were copied.
+            The file name of the newest checkpoint that was copied, or an empty string if the run
+            had no checkpoints. The result is None if the run deleted all checkpoints before they
+            were copied.
         """
         # The newest first, because a run that goes on deletes its oldest
         present = sorted(run.checkpoints.glob("round-*.safetensors"), reverse=True)
@@ -89,10 +91,11 @@ class BackupCopy:
         return max(copied, default="")
 
     def _copy_site(self, site: str) -> bool:
-        """Copy the files of a site on this machine, and return whether none changed meanwhile.
+        """Copy the files of a site on this machine, and return whether they all stayed the same.
 
-        A file has changed if its size or the time of its last write differs, or if it is new or
-        gone. Flower's folder and the cache of decoded data are left out.
+        The files are listed before and after the copy. A file has changed if its size or the
+        time of its last write differs, or if it is new or gone. Flower's folder and the cache of
+        decoded data are left out.
         """
         # Flower comes with it, which a restoration does not need
         from fedsilo.client_app.site.node import OWN
@@ -114,7 +117,7 @@ class BackupCopy:
     def _copy_file(self, path: Path) -> bool:
         """Copy a file into the backup, and return whether it still existed.
 
-        A run and a site delete older states while they work, so a missing file is not an error.
+        A run or a site deletes files while it works, so a missing file is not an error.
         """
         name = path.relative_to(self.deployment.folder).as_posix()
         # A run and a site delete their older states while they work
@@ -134,12 +137,14 @@ def _is_own_folder(path: Path) -> bool:
 
 
 def _files_in(folder: Path, left_out: Collection[Path]) -> Iterator[Path]:
-    """Yield the files below a folder that a backup copies, and the symbolic links that it reports.
+    """Yield the files below a folder that a backup copies, and all symbolic links to folders.
 
-    Logs (.log), locks (.lock), temporary files (such as ``.NAME.part-1``), the database, and the
-    folders ``left_out`` are skipped. Links are never followed. A link to a folder is yielded even
-    if it is in ``left_out``. In each folder, links to folders come first, then files and links to
-    files, then the content of subfolders. Each group is sorted by name.
+    Links are yielded so that the caller can report them, and are never followed. Logs (.log), locks
+    (.lock), temporary files (such as ``.NAME.part-1``), the database and the folders ``left_out``
+    are skipped.
+
+    In each folder, links to folders come first, then files and links to files, then subfolders.
+    Each group is sorted by name.
     """
     for parent, folders, names in os.walk(folder):
         kept = []

@@ -15,13 +15,13 @@ def read_passphrase(file: Path | None, *, is_new: bool) -> str:
     """Read the passphrase of a backup from a file, or ask for it at the terminal.
 
     Args:
-        file: the file, whose first line is the passphrase and which only its owner may read; None
-            to ask at the terminal.
+        file: the file, whose first line is the passphrase. Only its owner may have access to it.
+            None means to ask at the terminal.
         is_new: whether the passphrase is for a new backup. The terminal then asks for it twice.
 
     Raises:
-        SettingError: other users may access the file, there is no terminal, the two answers differ,
-            or the passphrase has fewer than 12 characters.
+        SettingError: the file's mode gives other users any access, there is no terminal, the two
+            answers differ, or the passphrase has fewer than 12 characters.
         OSError: the file cannot be read.
     """
     if file is not None:
@@ -41,8 +41,9 @@ def _read_file(file: Path) -> tuple[str, str]:
     """Read the passphrase from the first line of a file that only its owner may access.
 
     Returns:
-        The passphrase without its line end, and an empty string. If the file's mode lets other
-        users access it, an empty string and a sentence with the reason and the remedy.
+        A tuple of the passphrase, without its line end, and an empty text. If the file's mode gives
+        other users any access, the tuple has an empty text and a sentence with the reason and the
+        remedy.
 
     Raises:
         OSError: the file cannot be read, or is not a regular file.
@@ -59,8 +60,8 @@ def _ask(is_new: bool) -> tuple[str, str]:
     """Ask for the passphrase at the terminal, twice for a new backup.
 
     Returns:
-        The passphrase and an empty string. If the two answers differ, an empty string and the
-        reason for the refusal.
+        A tuple of the passphrase and an empty text. If the two answers differ, the tuple has an
+        empty text and a sentence with the reason.
     """
     passphrase = getpass.getpass("Passphrase of the backup: ")
     if is_new and getpass.getpass("The same again: ") != passphrase:

@@ -105,7 +105,7 @@ class Keys:
 
 
 def derive_keys(passphrase: str, salt: str, cost: int) -> Keys:
-    """Derive the two keys of a backup from its passphrase by scrypt, which is slow on purpose.
+    """Derive the two keys of a backup from its passphrase with scrypt, which is slow on purpose.
 
     Equal arguments give equal keys.
 
@@ -128,11 +128,11 @@ def derive_keys(passphrase: str, salt: str, cost: int) -> Keys:
 
 
 def _nonce(number: int, chunk: int, is_last: bool) -> bytes:
-    """Build the nonce for the encryption of one chunk of a file: 12 bytes.
+    """Build the nonce of 12 bytes with which one chunk of a file is encrypted.
 
-    Its bytes, in big-endian order, are ``number`` (4), ``is_last`` (1), three zeros, and ``chunk``
-    (4). So the nonce is different for every chunk of a backup, and chunks cannot be swapped or cut
-    off unnoticed.
+    The nonce has ``number`` (4 bytes), ``is_last`` (1 byte), three zero bytes, and ``chunk`` (4
+    bytes), in big-endian order. It is different for every chunk of a backup. The reader builds the
+    same nonce from a chunk's place, so a moved or missing chunk does not decrypt.
 
     Args:
         number: the file's number in the backup, from 0.
@@ -181,15 +181,15 @@ class SealedWriter:
         self._zip.close()
 
     def add(self, name: str, path: Path) -> None:
-        """Encrypt a file by AES-GCM, in chunks of 1 MiB, and add it to the backup.
+        """Encrypt a file with AES-GCM, in chunks of 1 MiB, and add it to the backup.
 
         Args:
             name: the file's name in the backup, a relative path with slashes.
             path: the file.
 
         Raises:
-            OSError: the file cannot be read, or is a link or not a regular file. If it cannot be
-                opened, nothing is added.
+            OSError: the file is missing, cannot be read, or is not a regular file. Links are
+                refused too. If the file cannot be opened, nothing is added.
         """
         number, size, digest = len(self.files), 0, hashlib.sha256()
         # The descriptor is opened first, so that a missing file leaves no entry
@@ -211,8 +211,8 @@ class SealedWriter:
         """Add the manifest to the backup as its last entry, and return the manifest.
 
         The manifest lists the files with their sizes and SHA-256 values. Its seal is an HMAC with a
-        key from the passphrase, so a change is noticed. Call this function once, after all files
-        were added. The zip itself is complete at the end of the ``with`` block.
+        key derived from the passphrase. A reader uses the seal to detect a changed manifest. Call
+        this function once, after all files were added.
 
         Args:
             made: the time of the backup in ISO 8601, UTC.
@@ -270,9 +270,9 @@ class SealedReader:
     def _find_damage(self) -> str:
         """Describe the first fault of the backup's files, or return an empty string.
 
-        First the files of the manifest and of the zip must be the same. Then, in the manifest's
-        order, a file is faulty if its name leads out of the folder, if it cannot be read, or if its
-        SHA-256 is not the one in the manifest. The passphrase is not needed for this.
+        The names in the manifest are compared with the names in the zip first. Then each file is
+        checked in the manifest's order. A file is faulty if its name leads out of the folder, it
+        cannot be read, or its SHA-256 differs from the manifest's. The passphrase is not needed.
         """
         listed = {_FILES + name for name in self.manifest.files}
         present = {entry.filename for entry in self._zip.infolist()} - {MANIFEST}
@@ -297,7 +297,7 @@ class SealedReader:
             return hashlib.file_digest(entry, "sha256").hexdigest()  # type: ignore[arg-type]
 
     def unlock(self, passphrase: str) -> Keys:
-        """Derive the backup's keys from the passphrase, and check them by the manifest's seal.
+        """Derive the backup's keys from the passphrase, and check them against the manifest's seal.
 
         The seal is an HMAC of the manifest. The keys are right if they give the same HMAC.
 

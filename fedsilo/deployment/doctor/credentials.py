@@ -35,8 +35,8 @@ _PROXIES = ("grpc_proxy", "https_proxy", "http_proxy")  # variables that gRPC ob
 def check_secret(path: Path, marker: str, private: bool) -> Path:
     """Check that the file of a certificate or a key can be used, and return its path.
 
-    The file must be readable and contain ``marker``, and a private one must be closed to other
-    users. The content is not checked further.
+    The file must be a regular file of at most 1 GiB that contains ``marker``. Its content is not
+    checked further.
 
     Args:
         path: the file, which may be a link.
@@ -45,8 +45,7 @@ def check_secret(path: Path, marker: str, private: bool) -> Path:
             0o077).
 
     Raises:
-        Refused: the file is missing or not readable, is a pipe or larger than 1 GiB, lacks the
-            marker, or is open to other users.
+        Refused: the file breaks one of these rules, is missing, or is not readable by this user.
     """
     # Before the file is read, because reading a pipe would wait for ever
     fault = file_fault(path)
@@ -59,7 +58,7 @@ def check_secret(path: Path, marker: str, private: bool) -> Path:
 
 
 def _secret_fault(path: Path, marker: str, private: bool) -> tuple[str, str]:
-    """Describe why the file of a certificate or key cannot be used, and what to do.
+    """Describe why the file of a certificate or key cannot be used, and how to correct it.
 
     Args:
         path: the file. It must not be a pipe, because reading a pipe may never end.
@@ -67,8 +66,8 @@ def _secret_fault(path: Path, marker: str, private: bool) -> tuple[str, str]:
         private: whether only the file's owner may have access.
 
     Returns:
-        The fault, which continues a sentence that begins with "secret PATH", and the fix. Both are
-        empty if the file can be used.
+        The fault and the fix. The fault is a phrase such as "is missing", which the caller puts
+        after the path. Both texts are empty if the file can be used.
     """
     try:
         text = path.read_text(encoding="ascii", errors="replace")
@@ -126,8 +125,8 @@ def check_certificate(path: Path, now: datetime | None = None) -> Path:
 def check_lasting_certificate(path: Path, now: datetime, days: int) -> str:
     """Check that a certificate is valid now and for ``days`` more days, and describe its validity.
 
-    The days from ``now`` to its end are rounded down. The result has the path, the date of the end
-    and the number of days.
+    Days are counted from ``now`` to the certificate's end, and rounded down. The result is a text
+    such as "PATH is valid until 2027-03-01, 94 days".
 
     Raises:
         Refused: the certificate ends sooner, or is missing, damaged or not valid yet.
@@ -142,12 +141,12 @@ def check_lasting_certificate(path: Path, now: datetime, days: int) -> str:
 def check_matching_key(path: Path, certificate_path: Path) -> Path:
     """Check that a private key belongs to a certificate, and return the key's path.
 
-    The key must be an unencrypted PEM file, because the server starts without anybody to type a
-    password. Only its owner may have access to it.
+    The key must be an unencrypted PEM file, because the server starts without a person who could
+    type a password. Only its owner may have access to the file.
 
     Raises:
-        Refused: the key belongs to another certificate, is encrypted or open to other users, or a
-            file is missing or damaged.
+        Refused: the key belongs to another certificate, is encrypted, or is open to other users.
+            Also raised if a file is missing or damaged.
     """
     from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
@@ -184,11 +183,11 @@ def check_signature(path: Path, authority: Path) -> None:
 
 
 def check_handshake(address: str, authority: Path) -> None:
-    """Check that a server answers a TLS connection with a trusted certificate.
+    """Check that a server answers a TLS connection with a certificate that the authority signed.
 
-    The authority must have signed the certificate. Nothing is sent after the handshake, and the
-    connection is closed. Each wait for an answer takes at most 3 seconds. The check is made before
-    Flower connects, because Flower would try again for ever without an error.
+    The connection is closed after the handshake, without sending anything else. Each wait for an
+    answer takes at most 3 seconds. Flower would repeat a failed connection without an end, so this
+    check is made before it starts.
 
     Args:
         address: the address of the Fleet API, host:port. The server's certificate must be valid for
@@ -197,8 +196,8 @@ def check_handshake(address: str, authority: Path) -> None:
 
     Raises:
         Refused: the address is malformed, the server does not answer or does not use TLS, or the
-            authority's file cannot be used. Also raised if the server's certificate has expired, or
-            belongs to another host or authority.
+            authority's file cannot be used. Also raised if the server's certificate has expired,
+            is for another host, or was signed by another authority.
     """
     host, port = split_address(address)
     try:
@@ -220,17 +219,26 @@ def check_handshake(address: str, authority: Path) -> None:
 def _explain_failed_connection(
     error: OSError, address: str, authority: Path, is_connected: bool
 ) -> Refused:
-    """Build the error for a failed TLS connection to a server: its probable cause, and what to do.
+    """Build the error that explains a failed TLS connection to a server, with cause and remedy.
 
-    The type of ``error`` decides. The causes are an unknown host name, a TLS handshake without an
-    answer, an untrusted certificate, a closed connection, and a port without TLS. Any other error
-    means that the server does not answer. The caller raises the result.
+    The type of ``error`` decides on the cause:
+
+    - a host name that cannot be resolved
+    - a TLS handshake without an answer
+    - a certificate that cannot be trusted
+    - a server that closes the connection
+    - a port without TLS
+    - for every other error, a server that does not answer
 
     Args:
         error: the error that the attempt to connect raised.
         address: the server's address, host:port.
         authority: the file of the authority's certificate.
-        is_connected: whether the TCP connection was made, so that only TLS failed.
+        is_connected: whether the TCP connection was made. Only then does a timeout mean a handshake
+            without an answer.
+
+    Returns:
+        The error, which the caller raises.
     """
     # The most general cause first; the classes below are all OSErrors
     fault = f"does not answer ({error.strerror or error})"
@@ -276,22 +284,26 @@ def split_address(address: str) -> tuple[str, int]:
 
 
 def check_clock(address: str, authority: Path, key: Path, now: datetime) -> str:
-    """Check that the server accepts this machine's time, and describe the time.
+    """Check that the server accepts this machine's time, and return the time as text.
 
-    A hospital signs its calls with the time, and Flower refuses a call whose time is some minutes
-    off. The check sends a heartbeat for node 0, which does not exist. The server checks the time
-    first, so if it refuses the node, it has accepted the time.
+    Flower refuses a call whose time is some minutes off. This check sends a heartbeat for node 0,
+    which does not exist. The server checks the time before the node, so the answer that the node is
+    unknown means that the time is right.
 
     Args:
         address: the server's Fleet API, host:port.
         authority: the file of the authority's certificate.
-        key: the file of the hospital's private key.
-        now: the time to sign, in UTC.
+        key: the file of the hospital's private key, which signs the call.
+        now: the time to send, in UTC.
+
+    Returns:
+        A text such as "2026-03-03 09:41 UTC, close to the server's time".
 
     Raises:
         Refused: the server refuses the time, the call does not reach the server, or the key is not
             an EC key.
-        Skipped: the server accepts calls without a registered key, or gives another answer.
+        Skipped: the server accepts unregistered keys, so it does not check the time. Also raised
+            for any other answer.
         OSError, ValueError: a file cannot be read.
     """
     from flwr.common.constant import TIMESTAMP_TOLERANCE
@@ -317,10 +329,10 @@ def check_clock(address: str, authority: Path, key: Path, now: datetime) -> str:
 def is_online(address: str, authority: Path, key: Path, node: int, now: datetime) -> bool:
     """Return whether a hospital's node is connected to the server now.
 
-    Two calls find this out. The first is a heartbeat with an impossible interval, which the server
-    always refuses, so a killed node does not look alive. The refusal shows whether the key is
-    registered for the node. The second call activates the node. If the server refuses it, the node
-    is already connected. Otherwise the node is deactivated again.
+    The first call is a heartbeat with the interval 0, which the server always refuses. Its error
+    text shows whether the key is registered for the node. The second call asks the server to
+    connect the node. The server refuses this only if the node is already connected. Otherwise the
+    node is disconnected again.
 
     Args:
         address: the server's Fleet API, host:port.
@@ -392,7 +404,7 @@ class Fleet:
 
         Args:
             name: the name of the method, such as "ActivateNode".
-            request: the message of that method.
+            request: the request message of that method.
 
         Returns:
             The server's error text, or an empty string if the server accepts the call.
@@ -416,11 +428,11 @@ class Fleet:
 
 
 def _unreached_fix(host: str) -> str:
-    """Suggest a fix for a gRPC call that does not reach the server ``host``, although TLS does.
+    """Suggest a fix if a server can be reached by TLS, but not by Flower's calls (gRPC).
 
-    If one of the variables grpc_proxy, https_proxy and http_proxy is set, the text names the first
-    of these, because gRPC obeys it. Otherwise the server may be starting or ending, or a firewall
-    may block the call.
+    If grpc_proxy, https_proxy or http_proxy is set, the text names the first of them that is
+    set, and asks to add ``host`` to $no_proxy. Otherwise the text says that the server may be
+    starting or ending, or that a firewall may be in between.
     """
     for name in _PROXIES:
         if os.environ.get(name):

@@ -12,14 +12,15 @@ _CONNECTION = ("authority", "key", "server", "clock", "admission")
 
 
 def tell_server(setup: SiteSetup, check: str) -> None:
-    """Tell the server which check a hospital's start has failed, if the server can be reached.
+    """Tell the server which check made a hospital's start fail.
 
-    For this, the node connects for a moment, with a heartbeat interval that stands for the check.
-    ``fedsilo deploy status`` at the server then names the check. A node that is already connected
-    stays connected. Nothing is sent if the check concerns the connection itself ("authority",
-    "key", "server", "clock" or "admission"), or if the server's address or the node id is unknown.
-    If the server cannot be told, no error is raised, because the hospital's operator gets the whole
-    error anyway.
+    The node connects for a moment with a heartbeat interval that is a code for the check. ``fedsilo
+    deploy status`` at the server then names the check. A node that is already connected stays
+    connected.
+
+    Nothing is sent if the check concerns the connection itself ("authority", "key", "server",
+    "clock" or "admission"), or if the server's address or the node id is unknown. If the server
+    cannot be told, no error is raised.
 
     Args:
         setup: the hospital's setup, with its kit's files.

@@ -46,17 +46,17 @@ class Skipped(Exception):
 
 
 def require(value: T | None, reason: str) -> T:
-    """Return ``value`` if it is true; otherwise skip the check that needs it.
+    """Return ``value`` if it is not empty, otherwise skip the check that needs it.
 
-    None, an empty string or list, 0 and False are not true. A check calls this function for a value
-    that it cannot do without, such as a path that the user did not name.
+    None, 0, False, and an empty string or list count as empty. An example of ``value`` is a path
+    that the user did not name.
 
     Args:
-        value: the value.
-        reason: why the check is skipped, as a sentence for the user.
+        value: the value that the check needs.
+        reason: the sentence that tells the user why the check is skipped.
 
     Raises:
-        Skipped: the value is not true. ``examine`` turns the error into a finding with ``reason``.
+        Skipped: the value is empty. ``examine`` turns this error into a finding with ``reason``.
     """
     if not value:
         raise Skipped(reason)
@@ -110,14 +110,14 @@ class Check(Generic[S]):
 def examine(checks: Sequence[Check[S]], setup: S, about: str = "") -> Iterator[Finding]:
     """Run checks in order on one setup, and yield their findings.
 
-    A check is skipped if an earlier check that it needs has not passed. A check has passed if all
-    its findings have. Otherwise a failed check does not stop later ones. An error of a check
-    becomes a finding and is not raised. A check runs only when its finding is requested.
+    A check passes if all its findings have passed. If a check fails, only the checks that need it
+    are skipped, and the remaining ones still run. An error in a check becomes a finding and is not
+    raised. The checks run one by one, as the caller takes the findings.
 
     Args:
         checks: the checks, each after the checks that it needs.
-        setup: what is checked, such as a hospital's ``SiteSetup``. Each check gets it.
-        about: the site of the setup, which each finding names; empty for none.
+        setup: the object to check, such as a hospital's ``SiteSetup``. Each check gets it.
+        about: the site of the setup, which each finding names. It is empty if there is none.
     """
     passed: set[str] = set()
     for check in checks:
@@ -158,9 +158,8 @@ def _fault_and_fix(error: Exception) -> tuple[str, str]:
     """Describe an error that a check raised: the fault, and how to fix it.
 
     A ``Refused`` has both texts. Any other ``FedsiloError`` has the fix in its message, so the
-    second text is empty. For an ``OSError``, the fix is to make room if the disk is full, and
-    otherwise to change access rights. Any other error is a bug in the check, and the fix is to
-    report it.
+    second text is empty. The fix for an ``OSError`` is to free space if the disk is full, and
+    otherwise to give this user access. Any other error is a bug in the check, to be reported.
     """
     if isinstance(error, Refused):
         return error.fault, error.fix
@@ -194,10 +193,10 @@ _WIDTH = 12  # characters; the names of checks are padded to this column width
 
 
 def format_finding(finding: Finding) -> Iterator[str]:
-    """Yield the lines that show a finding: one with the finding itself, then one for each detail.
+    """Yield the lines that show a finding: one for the finding itself, then one for each detail.
 
-    The first line has the status, the name of the check, the site (if any), the sentence and, after
-    "--", the fix (if any). Details are indented.
+    The first line has the status, the name of the check, the site (if any), the finding's
+    sentence and, after "--", the fix (if any). Details are indented.
     """
     text = finding.said
     if finding.about:
@@ -219,10 +218,10 @@ def build_document(target: str, findings: Sequence[Finding]) -> dict[str, Any]:
     """Build the mapping that ``fedsilo doctor --json`` prints.
 
     Its keys are "target", "fedsilo" (the version), "exit-code", "count" (status -> number of
-    findings) and "findings" (a list with a mapping of each finding's fields).
+    findings) and "findings". The last is a list of mappings, each with all fields of a ``Finding``.
 
     Args:
-        target: ``site``, ``server`` or ``run``.
+        target: the part of the system that was checked: ``site``, ``server`` or ``run``.
         findings: the findings, in the order in which they are shown.
     """
     count = Counter(finding.status for finding in findings)

@@ -14,8 +14,9 @@ _MAX_DIFFERENCE = 1e-2  # largest relative difference from the CPU; TF32 has onl
 def check_gpu(device: str) -> Passed | Failed:
     """Check that PyTorch can compute on the GPU that a node config names, and describe the GPU.
 
-    PyTorch must be built for the GPU, 2 GB of its memory must be free, and a convolution on it must
-    agree with the CPU's within 1 %. For the convolution, Torch's global generator is seeded with 0.
+    PyTorch must be built for the GPU, and 2 GB of its memory must be free. A convolution on the GPU
+    must agree with the CPU's result within 1 %. Its random input sets the seed of PyTorch's global
+    generator to 0.
 
     Args:
         device: auto, cpu, cuda or cuda:N. Other forms are not refused here. auto and cuda mean the
@@ -23,11 +24,11 @@ def check_gpu(device: str) -> Passed | Failed:
 
     Returns:
         ``Passed`` with the GPU's name, compute capability, free memory and support of bf16.
-        ``Failed`` if PyTorch does not find the GPU, or if the convolution differs.
+        ``Failed`` if PyTorch does not find the GPU, or if the convolution's result is wrong.
 
     Raises:
         Refused: PyTorch was not built for the GPU, less than 2 GB are free, or the convolution
-            fails.
+            cannot be computed at all.
         Skipped: the device is cpu, or it is auto and PyTorch finds no GPU.
     """
     require(device != "cpu", "the node config's 'device' is cpu")
@@ -62,10 +63,11 @@ def check_gpu(device: str) -> Passed | Failed:
 
 
 def _why_none() -> str:
-    """Explain in a clause why PyTorch finds no GPU.
+    """Explain in a clause that PyTorch finds no GPU, and for which reason.
 
     If PyTorch was built without CUDA, the clause says so. Otherwise CUDA is initialised, and the
-    clause is the first sentence of the error. If there is no error, it is "PyTorch finds no GPU".
+    clause is the first sentence of the error message. If there is no error, it is "PyTorch finds
+    no GPU".
     """
     if torch.version.cuda is None:
         return f"PyTorch {torch.__version__} was built without CUDA"
@@ -140,8 +142,8 @@ def _difference(index: int) -> float:
     """Compute how much a convolution on a GPU differs from the same convolution on the CPU.
 
     The result is the largest absolute difference, divided by the largest absolute value of the
-    CPU's result. Images and kernels are random. For them, Torch's global generator is seeded with
-    0, and its state is not restored.
+    CPU's result. The images and kernels are random, with 0 as the seed of PyTorch's global
+    generator. The generator's state is not restored.
 
     Args:
         index: the GPU's number, counted from 0.

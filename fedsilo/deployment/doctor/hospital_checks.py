@@ -44,10 +44,11 @@ class HospitalRequest:
 
     @property
     def node_config(self) -> list[str]:
-        """The node config entries that the options give, each as key=value.
+        """Return the node config entries of the options, each as a text key=value.
 
-        The entries for ``device`` and ``data_dir`` come first, then those of ``node_config``. If a
-        key occurs twice, the later entry counts.
+        The options ``device`` and ``data_dir`` give the entries 'device' and 'data-dir', which
+        come first. The entries of the option ``node_config`` follow. If a key occurs twice, the
+        later entry applies.
         """
         texts = []
         data_dir = path_of(self.options.get("data_dir"))
@@ -59,9 +60,9 @@ class HospitalRequest:
     def home(self, kit: Kit) -> Path:
         """Return the absolute path of the folder where the kit is opened.
 
-        The folder is the option ``folder``, if it is given. Otherwise it is the kit itself if that
-        is a folder, or a folder next to the kit's zip that is named after the site. It may not
-        exist yet.
+        The option ``folder`` names it. Without that option, the result depends on the kit. If
+        the kit is a folder, the result is that folder. If the kit is a zip, the result is a
+        folder beside the zip with the site's name. The folder may not exist yet.
         """
         folder = path_of(self.options.get("folder"))
         if folder is None:
@@ -74,12 +75,13 @@ class HospitalRequest:
 def refuse_failing(setup: SiteSetup) -> None:
     """Check that a hospital's node can start, and that it is not connected already.
 
-    The checks of ``fedsilo doctor`` run until one fails. Then the server is told the check's name,
-    if it can be reached, so that its operator knows the cause. Skipped checks are ignored. If no
-    check fails, the server is asked whether this hospital is connected.
+    The checks of ``fedsilo doctor`` run until one fails. The server is then told the name of that
+    check, if it can be reached, so that the server's operator can see it. Skipped checks are
+    ignored. If no check fails, the server is asked whether this hospital is connected.
 
     Raises:
-        KitError: a check failed, which the message names, or the hospital is already connected.
+        KitError: a check failed, or the hospital is already connected. The message names the failed
+            check.
         Refused: the server does not say clearly whether the hospital is connected.
     """
     fault = ""
@@ -109,26 +111,25 @@ def prepare_node(
 ) -> SiteSetup:
     """Prepare the start of a hospital's node from its kit, and return the node's setup.
 
-    A kit has the files that a hospital needs to connect. The kit, the rules and all that the node
-    needs are checked. Then the operator confirms the kit, and only then is it written into the
-    hospital's folder. An older kit there is replaced. State, signing key and rules are kept, but a
-    site file in the request replaces the rules. If the folder already has files, it is locked
-    during the checks too. The node is not started.
+    A kit has the files that a hospital needs to connect. The kit, the rules and the machine are
+    checked first, and then the operator confirms the kit and the rules. Only after that are the
+    kit's files written into the hospital's folder, where they replace an older kit. The folder's
+    state, signing key and rules are kept, unless the request names a site file with new rules. The
+    node is not started.
 
     Args:
         request: the kit and the operator's options.
-        confirm: takes the sentences that the operator must confirm, and raises an error unless the
-            operator agrees. Before the first start these are the kit's code and the rules. For a
-            new kit, they are its code and the differences from the previous kit. If nothing must be
-            confirmed, it is not called.
-        check_setup: raises an error for a setup that cannot start. If no server can be asked, the
-            caller passes a function that checks nothing.
+        confirm: takes the sentences to confirm, and raises an error unless the operator agrees. It
+            is not called if the folder already has this confirmed kit.
+        check_setup: raises an error for a setup that cannot start.
 
     Raises:
-        KitError: the kit cannot be used, the folder belongs to another hospital, server or
-            authority, its node already runs, a check failed, or the operator does not confirm.
+        KitError: the kit cannot be used, a check failed, or the operator does not confirm. Also
+            raised if the hospital's folder belongs to another hospital, server or authority, or if
+            its node is already running.
         RulesError: the rules cannot be used.
-        FedsiloError: the node config cannot be parsed, or the signing key cannot be made or read.
+        FedsiloError: the node config cannot be parsed, or the signing key cannot be made or
+            read.
     """
     kit = read_kit(request.kit.expanduser())
     home = request.home(kit)
@@ -161,16 +162,16 @@ def _confirm_rules(
 ) -> str:
     """Check a kit and its rules, let the operator confirm them, and return the text of the rules.
 
-    The text comes from ``_read_or_make_rules``. If it raises a RulesError, the server is first told
-    that the check "site file" has failed.
+    The rules come from a site file or from the operator's options. If they cannot be used, the
+    server is told that the check "site file" has failed, before the error is raised.
 
     Args:
         request: the kit and the operator's options.
         kit: the new kit.
         previous: the kit in ``home``, or None if the folder is new.
         home: the hospital's folder, in which no file is changed.
-        confirm: gets the sentences, and raises an error unless the operator agrees. It is called
-            only if something must be confirmed.
+        confirm: takes the sentences to confirm, and raises an error unless the operator agrees. It
+            is not called if nothing must be confirmed.
         check_setup: raises an error for a setup that cannot start.
 
     Raises:
@@ -191,9 +192,10 @@ def _confirm_rules(
 
 
 def _write(kit: Kit, rules: str, folder: Path) -> None:
-    """Write a kit's files and the site file into a new folder, and close the folder to other users.
+    """Write a kit's files and the site file into an existing folder.
 
-    ``rules`` is the text of the site file.
+    First the folder is closed to all users except its owner. ``rules`` is the text of the site
+    file.
     """
     folder.chmod(0o700)
     kit.write(folder)
@@ -203,13 +205,12 @@ def _write(kit: Kit, rules: str, folder: Path) -> None:
 def _refuse_other_start(kit: Kit, rules: str, home: Path) -> None:
     """Check that the folder has the kit and the rules that the operator has confirmed.
 
-    The check is needed because another start could have opened the same folder at the same time,
-    with another kit or other rules.
+    Another start may have written another kit or other rules into the same folder at the same time.
 
     Args:
         kit: the confirmed kit.
         rules: the text of the confirmed rules.
-        home: the hospital's folder, after it was written.
+        home: the hospital's folder, after the kit was written into it.
 
     Raises:
         KitError: the kit or the rules in ``home`` differ, or ``home`` has no complete kit.
@@ -220,10 +221,11 @@ def _refuse_other_start(kit: Kit, rules: str, home: Path) -> None:
 
 
 def _finish(request: HospitalRequest, kit: Kit, home: Path) -> SiteSetup:
-    """Complete a hospital's folder for the start of its node, and return the node's setup.
+    """Make a hospital's folder ready for the start of the node, and return the node's setup.
 
     The folders ``state`` and ``flwr`` and the signing key are made if they are missing. The inode
-    of ``home`` is written to ``opened.json``, so that a later start recognises the folder.
+    of ``home`` is written to ``opened.json``. A copy of the folder has another inode, so a later
+    start can recognise a copy.
 
     Args:
         request: the kit and the operator's options.
@@ -251,10 +253,11 @@ def _check_in_scratch(
     home: Path,
     check_setup: Callable[[SiteSetup], None],
 ) -> list[str]:
-    """Check a kit and the rules in a temporary folder, and return the rules in words.
+    """Check a kit and the rules in a temporary folder, and return a sentence for each rule.
 
-    The certificate's dates are checked, then the rules are explained, and then ``check_setup`` is
-    called. The state folder is checked where it will be, below ``home``.
+    The certificate's dates are checked first, then the rules, and ``check_setup`` is called last.
+    The setup names ``state`` in ``home`` as the folder for state, so that the final disk is
+    checked.
 
     Args:
         request: the kit and the operator's options.
@@ -263,11 +266,9 @@ def _check_in_scratch(
         home: the hospital's folder, in which no file is changed.
         check_setup: raises an error for a setup that cannot start.
 
-    Returns:
-        A sentence for each rule.
-
     Raises:
-        KitError: a check failed. The message names the kit's path in place of the temporary folder.
+        KitError: a check failed. The message names the kit's path in place of the temporary
+            folder.
     """
     state = f"state-dir={json.dumps(str(home / 'state'))}"  # checked on the disk that it will use
     with open_temporarily(kit, rules) as scratch:
@@ -284,9 +285,14 @@ def _check_in_scratch(
 def _read_or_make_rules(request: HospitalRequest, kit: Kit, home: Path) -> str:
     """Return the text of the hospital's rules, from a site file or from the operator's options.
 
-    The site file is the one that the operator requests, or else the one in ``home``. If none is
-    requested and ``home`` has none, a new text is made from the options, which must have a level of
-    trust. For a file, the level must be in the file or in the node config.
+    The first of these sources that exists is used:
+
+    1. The site file that the operator requests.
+    2. The site file in ``home``.
+    3. A new text, made from the options.
+
+    A new text takes the level of trust from the options. With a site file, the level must be in
+    that file or in the node config.
 
     Raises:
         RulesError: the rules cannot be used, the file is for another site, there is no level of
@@ -312,11 +318,12 @@ def _read_or_make_rules(request: HospitalRequest, kit: Kit, home: Path) -> str:
 
 
 def _opened_here(home: Path) -> OwnFile[int]:
-    """Return the file ``opened.json``, which shows that a kit was opened in this very folder.
+    """Return an object that reads and writes the file ``opened.json`` of a hospital's folder.
 
-    The file has the inode of ``home`` at the time of opening. An attacker could send an opened
-    folder, with rules and keys, in place of a kit, but cannot know the inode that this disk gives
-    to the copy. The file is neither read nor written here.
+    The file has the inode that ``home`` had when the operator confirmed the kit. A copy of the
+    folder gets another inode. A start therefore recognises a folder that came from elsewhere,
+    and asks the operator to confirm its rules and keys. This function neither reads nor writes
+    the file.
     """
     return OwnFile(home / "opened.json", int, "opened.json", "remove it and start the kit again")
 
@@ -324,15 +331,17 @@ def _opened_here(home: Path) -> OwnFile[int]:
 def _list_confirmations(
     kit: Kit, previous: Kit | None, home: Path, sentences: Sequence[str]
 ) -> list[str]:
-    """List the lines that the operator must confirm before this start.
+    """List the lines that the operator must confirm before the node starts.
 
     The first of these cases that applies decides:
 
-    - ``home`` has no kit or no site file, or was not opened on this disk: the kit's code, which the
-      server's operator reads out by telephone, and all rules. If a kit in ``home`` was not opened
-      on this disk, a warning says that the rules, state and keys there will be used.
-    - ``home`` already has this kit: an empty list.
+    - ``home`` has no kit or no site file, or its ``opened.json`` lacks its inode, so it came from
+      elsewhere: the new kit's code and all rules. If it came from elsewhere, a warning says that
+      its rules, state and keys will be used.
+    - ``home`` has the same kit as ``kit``: an empty list.
     - ``home`` has another kit: the new kit's code and the differences between the kits.
+
+    The server's operator reads out the code by telephone.
 
     Args:
         kit: the new kit.
@@ -403,16 +412,16 @@ def build_setup(
 ) -> SiteSetup:
     """Build the description of a hospital's node from its kit.
 
-    The description has addresses, key files and the node config, which is the settings of the node.
-    By default the node config has the site's name, ``home``/state as the folder for state, the
-    device "auto", and the site file in ``home`` if there is one. The node's own API gets a port
-    that is free now. Nothing is written or started.
+    The description has the server's address, the paths of the keys, and the node config (the node's
+    settings). By default the node config has the site's name, ``state`` in ``home`` as the folder
+    for state, and the device "auto". It also names the site file in ``home``, if there is one. The
+    node's local API gets a port that is free now. Nothing is written or started.
 
     Args:
         kit: the kit, for the hospital's name, its node id and the server's address.
         home: the folder with the kit's files.
         node_config: entries key=value, which override the defaults.
-        settings: the settings of a run to check; None without a run.
+        settings: the settings of a run to check. None means that there is no run.
 
     Raises:
         SettingError: ``node_config`` cannot be parsed.
@@ -436,19 +445,19 @@ def lock_and_build_command(
 ) -> list[str]:
     """Lock the hospital's folder for its node, and build the command that starts the node.
 
-    The lock belongs to this process. Therefore the caller must replace itself by the command with
-    ``exec``, so that the running node keeps the lock.
+    This process holds the lock. The caller must start the command with ``exec``, which keeps the
+    process and so the lock while the node runs.
 
     Args:
         setup: the setup that ``prepare_node`` returned.
         health: the address of Flower's health server, or empty for none.
-        is_shown: whether the command is only shown, so that nothing is locked.
+        is_shown: whether the command will only be shown. The folder is then not locked.
 
     Returns:
         The words of the command.
 
     Raises:
-        KitError: the hospital's node already runs.
+        KitError: the hospital's node is already running.
     """
     assert setup.key is not None
     if not is_shown:
@@ -509,7 +518,7 @@ def _refuse_other_hospital(kit: Kit, previous: Kit) -> None:
     Both must be for the same hospital, the same server address and the same authority.
 
     Raises:
-        KitError: one of the three differs.
+        KitError: the hospital, the server address or the authority differs.
     """
     old, new, home = previous.card, kit.card, previous.path
     for what, same in (

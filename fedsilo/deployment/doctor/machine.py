@@ -38,7 +38,7 @@ def check_software() -> Passed:
 
     Raises:
         Refused: a package is missing or has a version that fedsilo does not support.
-        FedsiloError: the installed fedsilo cannot be read.
+        FedsiloError: the pyproject.toml of the installed fedsilo cannot be read.
     """
     app = installed_app()
     wrong = _wrong_versions(app.project["project"])
@@ -63,15 +63,17 @@ def check_software() -> Passed:
 
 
 def _wrong_versions(project: Mapping[str, Any]) -> dict[str, str]:
-    """Find Python or packages whose installed version does not meet a project's requirements.
+    """List a project's requirements that the installed Python and packages do not meet.
+
+    A pre-release of a package counts like a release.
 
     Args:
         project: the table [project] of pyproject.toml. Only its "requires-python" and
             "dependencies" are read, not its extras.
 
     Returns:
-        A text such as "torch 2.0" or "no torch" -> the requirement to install instead. It is empty
-        if all versions are right. A pre-release counts like a release.
+        A text such as "torch 2.0" or "no torch" -> the requirement to install instead. The
+        mapping is empty if all requirements are met.
     """
     from packaging.requirements import Requirement
     from packaging.specifiers import SpecifierSet
@@ -140,8 +142,8 @@ def has_site_file(path: Path) -> bool:
     that device if the host has no site file.
 
     Raises:
-        Refused: the path is a folder or another special file, or this user cannot read the file. If
-            that counted as a missing file, the hospital's rules would be ignored.
+        Refused: the path is a folder or another special file, or this user cannot read the file.
+            These are errors, because without the file the hospital's rules would be ignored.
     """
     if not path.exists() or path.is_char_device():
         return False
@@ -158,14 +160,16 @@ def has_site_file(path: Path) -> bool:
 def check_disk_space(folders: Iterable[Path], least: float) -> str:
     """Check that each folder's disk has free space and can be written, and describe the free space.
 
-    The free space is compared with ``least`` gigabytes (10^9 bytes). Then a test file of 1 MiB is
-    written into the folder and removed again, because a quota or a failing disk shows only then.
-    The result has "FOLDER: N GB free" for each folder, joined by commas. Without folders it is
-    empty.
+    The free space must be at least ``least`` gigabytes (10^9 bytes). Then a test file of 1 MiB is
+    written into the folder and removed again. Only a written file reveals a quota or a failing
+    disk.
+
+    Returns:
+        The text "FOLDER: N GB free" for each folder, joined by commas. It is empty without folders.
 
     Raises:
-        Refused: a folder has less free space, or no file can be written there. Later folders are
-            then not checked.
+        Refused: a folder has less than ``least`` gigabytes free, or no file can be written there.
+            Later folders are then not checked.
         OSError: a folder does not exist.
     """
     said = []
@@ -200,15 +204,18 @@ def find_existing_folder(folder: Path) -> Path:
 def check_memory(least: float, most: float = 0.0) -> str:
     """Check that there is enough memory to answer a message, and describe the free memory.
 
-    The result is a text in gigabytes (10^9 bytes). Inside a container, only memory below the
-    container's limit counts as free.
+    A gigabyte is 10^9 bytes. Inside a container, only memory below the container's limit counts as
+    free.
 
     Args:
         least: gigabytes that a message needs.
-        most: gigabytes that the hospital allows for a message; 0 if it does not set a limit.
+        most: gigabytes that the hospital allows for a message, or 0 for no limit.
+
+    Returns:
+        A text such as "12.3 GB free".
 
     Raises:
-        Refused: the free or the allowed memory is below ``least``.
+        Refused: the free memory is below ``least``, or ``most`` is set and below ``least``.
     """
     free = free_memory() / GIGABYTE
     fault, fix = "", ""
@@ -224,17 +231,20 @@ def check_memory(least: float, most: float = 0.0) -> str:
 
 
 def check_port(host: str, port: int, what: str, own: str) -> str:
-    """Check that a port is free for a program, or that this program already uses it, and say which.
+    """Check that a port is free for a program, or that the program itself already uses the port.
 
-    The port is free if it can be bound. Otherwise the process that listens on it must have been
-    started with the argument ``own``, or have an ancestor that was.
+    The port is free if it can be bound. A port in use is accepted only if the process that listens
+    on it, or an ancestor of that process, was started with the argument ``own``.
 
     Args:
         host: the address to listen on.
         port: the TCP port.
-        what: the name of the expected program in texts.
-        own: an argument in that program's command line that identifies it, such as the path of its
-            key. If it is empty, a port in use is always refused.
+        what: the name of the program, for the result and the error.
+        own: an argument that identifies the program, such as the path of its key. If it is empty, a
+            port in use is always refused.
+
+    Returns:
+        A sentence that says which of the two cases applies.
 
     Raises:
         Refused: another program listens on the port, or the address cannot be used.

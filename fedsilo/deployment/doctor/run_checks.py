@@ -48,15 +48,16 @@ class RunSetup:
 
     @cached_property
     def plan(self) -> tuple[RunSettings, Mapping[str, Value]]:
-        """The run's settings, and the resources of a simulation (empty for a deployment).
+        """Compute the run's settings, and the resources of a simulation, at the first access.
 
-        Both are computed at the first use. Planning a simulation needs its data on this machine.
-        Planning a deployment needs no data.
+        For a deployment, the resources are an empty mapping. The resources of a simulation include
+        ``num-supernodes``, the number of simulated sites. A simulation's data must be on this
+        machine. For a deployment, no data are needed.
 
         Raises:
             SettingError: a source of settings cannot be read, or a setting or resource is invalid.
-            DataError: the silos of a simulation cannot be listed, for example because the data set
-                is not on this machine.
+            DataError: the silos of a simulation cannot be listed, for example because the data
+                set is not on this machine.
         """
         seed: dict[str, Value] = {}
         if self.seed is not None:
@@ -67,11 +68,11 @@ class RunSetup:
 
     @cached_property
     def meeting(self) -> Meeting:
-        """The answers of the run's sites: their facts, or their reasons for refusing the run.
+        """Ask the run's sites about their data, and return their answers and reasons for refusals.
 
-        Facts are, for example, sample counts. The first access asks the deployment's sites. Without
-        a deployment, it asks simulated sites, which are opened in this process with their data.
-        Later accesses use the same answers. If asking raises an error, the next access asks again.
+        The first access asks the deployment's sites. If there is no deployment, simulated sites
+        are made in this process and asked instead. Later accesses return the same answers. If
+        asking raises an error, the next access asks again.
         """
         if self.deployment:
             return meet(self.experiment, self.deployment, self.sources, self.seed)
@@ -81,10 +82,10 @@ class RunSetup:
 
     @property
     def met(self) -> Meeting:
-        """The answers that the sites have already given to the check ``sites``.
+        """Return the answers that the sites have already given to the check ``sites``.
 
-        Unlike ``meeting``, this property never asks the sites. If they could not be asked once, a
-        second attempt would only take the same time again.
+        Unlike ``meeting``, this property never asks the sites. An attempt that failed is not
+        repeated, because it would take the same time again.
 
         Raises:
             Skipped: the check ``sites`` has not run, or could not ask the sites.
@@ -107,11 +108,11 @@ def _plan(setup: RunSetup) -> Sequence[Finding] | str:
     """Check that a simulation's settings fit together, and that the files they name exist.
 
     Returns:
-        A failed finding for each problem that would end the simulation at its start. Without
-        problems, one sentence that says so.
+        A failed finding for each problem that would end the simulation at its start. If there is no
+        problem, the result is one sentence that says so.
 
     Raises:
-        Skipped: the sites belong to a deployment, which has the files itself.
+        Skipped: the run is for a deployment, whose sites have the files themselves.
     """
     require(not setup.deployment, "the sites of a deployment have the files themselves")
     settings, resources = setup.plan
@@ -124,12 +125,14 @@ def _plan(setup: RunSetup) -> Sequence[Finding] | str:
 
 
 def _members(setup: RunSetup) -> Passed | Failed:
-    """Check that the server and the run's sites on this machine run and are online.
+    """Check that the server of a deployment is running, and that the run's local sites are online.
 
-    The run's sites are those in 'server.sites', or all sites if the setting is empty. If it cannot
-    be read, all sites count too, because the check 'settings' reports this fault. Hospitals on
-    other machines that are not online are only listed as a detail, because nobody can start them
-    from here.
+    The run's sites are those in 'server.sites'. All sites are checked if that setting is empty or
+    cannot be read. A hospital on another machine that is not online is only listed as a detail.
+
+    Returns:
+        ``Failed`` if the server is down, or if a site on this machine is down or offline. Otherwise
+        ``Passed``.
 
     Raises:
         Skipped: no deployment is named.
@@ -157,13 +160,13 @@ def _members(setup: RunSetup) -> Passed | Failed:
 
 
 def _sites(setup: RunSetup) -> Sequence[Finding]:
-    """Ask the run's sites for their facts, and return a finding for each site.
+    """Ask the run's sites about their data and software, and return a finding for each site.
 
-    The finding has passed if the site sent its facts, which it describes. It has failed if the site
-    refused the run or did not answer, and gives the reason.
+    The finding of a site that answered has passed, and describes the answer. The finding of a site
+    that refused the run or did not answer has failed, and gives the reason.
 
     Raises:
-        Skipped: the server of the deployment does not run.
+        Skipped: the server of the deployment is not running.
         FedsiloError: the sites could not be asked.
     """
     if setup.deployment:

@@ -49,13 +49,13 @@ class ServerSetup:
 
     @classmethod
     def of(cls, deployment: Deployment) -> ServerSetup:
-        """Build the description of a deployment's server that the checks need.
+        """Build the description of a deployment's server that the doctor's checks read.
 
-        It has files, addresses and hospitals. The TLS files are ``ca.crt``, ``server.crt`` and
-        ``server.key`` in the deployment's secrets. The database is ``superlink.db`` in the server's
-        folder. The Control API is on 127.0.0.1, and the Fleet API on the deployment's
-        ``interface``. All sites, also those on other machines, are listed with the files of their
-        public keys. Whether the files exist is not checked.
+        It has the TLS files in the deployment's secrets, the database ``superlink.db``, the
+        folder of runs, the registry, and the two addresses of the server. The Control API is on
+        127.0.0.1, and the Fleet API on the deployment's ``interface``. Sites on this and on
+        other machines are listed as hospitals, with the files of their public keys. Whether the
+        files exist is not checked.
         """
         secrets = deployment.secrets
         hospitals: list[tuple[str, Path | None]] = []
@@ -76,9 +76,9 @@ class ServerSetup:
 
     @property
     def mark(self) -> str:
-        """The path of the server's key as a string, which identifies the SuperLink's process.
+        """Return the path of the server's key as text, to recognise the server's process by it.
 
-        The path is an argument in the process's command line. The string is empty if no key is
+        The command line of Flower's SuperLink contains this path. The text is empty if no key is
         named.
         """
         return str(self.key or "")
@@ -150,7 +150,7 @@ def _database(setup: ServerSetup) -> Verdict:
 def _refuse_damaged(database: Path) -> None:
     """Check that the server's database is an SQLite file, is empty, or does not exist yet.
 
-    Only the first 16 bytes are read.
+    Only the first 16 bytes are read, which identify an SQLite file.
 
     Raises:
         Refused: the path is not a regular file, or the file is neither empty nor SQLite.
@@ -207,12 +207,14 @@ def _disk(setup: ServerSetup) -> str:
 
 
 def _registry(setup: ServerSetup) -> Verdict:
-    """Check that the server's registry has each named hospital, with the right key.
+    """Check that the server's registry has each hospital of the setup, with the right key.
 
-    The registry is a file that binds each hospital's name to its node and key. The first hospital
-    that is missing or has another key gives the verdict ``Failed``. If the setup has no public key
-    of a hospital, only its name is looked up. If hospitals are named, all others in the registry
-    are listed as a detail.
+    The registry is a file that binds each hospital's name to its node and key. For a hospital
+    without a public key in the setup, only the name is looked up. If the setup has hospitals,
+    further names in the registry are listed as a detail.
+
+    Returns:
+        ``Failed`` for the first hospital that is missing or has another key. Otherwise ``Passed``.
 
     Raises:
         Skipped: no registry is named.
@@ -246,9 +248,10 @@ _BOTH = "write both registrations and a new kit by 'fedsilo deploy renew {name}'
 def _nodes(setup: ServerSetup) -> Verdict:
     """Compare the nodes that the SuperLink has registered with the deployment's sites.
 
-    The verdict is ``Failed`` for the first of these faults: a site is not registered, a registered
-    node belongs to no site, or a site on this machine is not online. Otherwise the sentence lists
-    each site with its state.
+    Returns:
+        ``Failed`` for the first of these faults: a site is not registered, a registered node
+        belongs to no site, or a site on this machine is not online. Otherwise ``Passed``, with the
+        status of each site.
 
     Raises:
         Skipped: no deployment is named, or its server does not answer.

@@ -99,19 +99,25 @@ class SiteSetup:
 
     @cached_property
     def rules(self) -> SiteFile:
-        """The rules that apply at the site, computed at the first access.
+        """Return the rules that apply at the site, computed at the first access.
 
-        Of each limit, the stricter one of site file and node config applies. The errors are those
-        of ``effective_rules``.
+        If both the site file and the node config set a limit, the stricter value applies.
+
+        Raises:
+            FedsiloError: the site file or the node config cannot be used, or a needed cap on
+                epsilon is missing.
         """
         return effective_rules(self.context)
 
     @cached_property
     def site(self) -> OpenedSite:
-        """The site's data, limits and settings, opened as a run's first message would open them.
+        """Open the site's data, limits and settings as the first message of a run would.
 
-        The first access loads the data, and later accesses use the same site. Raises ``Skipped`` if
-        no experiment is named, and a FedsiloError if the rules, data or settings cannot be used.
+        The first access loads the data. Later accesses return the same object.
+
+        Raises:
+            Skipped: no experiment is named.
+            FedsiloError: the rules, the data or the settings cannot be used.
         """
         from fedsilo.client_app.opening import open_site  # PyTorch, which takes seconds
 
@@ -130,8 +136,8 @@ class SiteSetup:
     def secrets(self) -> tuple[Path, Path]:
         """Return the paths of the authority's certificate and the hospital's key.
 
-        Checks call this only after they have found both files. A missing path is a bug, and fails
-        an assertion.
+        Checks call this only after they have found both files. If a path is None, that is a bug,
+        and an assertion fails.
         """
         assert self.authority is not None
         assert self.key is not None
@@ -156,8 +162,8 @@ class SiteSetup:
     def folder(self, key: str) -> Path | None:
         """Return the folder that the node config names under ``key``, such as 'data-dir'.
 
-        ``~`` is expanded. The result is None if the key is missing or empty. The folder may not
-        exist.
+        ``~`` is expanded. The result is None if the key is missing or empty. Whether the folder
+        exists is not checked.
         """
         named = str(self.node_config.get(key, ""))
         if not named:
@@ -311,11 +317,11 @@ def _data(setup: SiteSetup) -> Passed:
 
 
 def _unlike_columns(setup: SiteSetup) -> list[str]:
-    """Describe each column of the site's table whose mean is far from the mean in the schema.
+    """Describe each column of the site's table whose values do not fit the schema's statistics.
 
-    Such a column may be in another unit, for example. ``compare_with`` decides on the training
-    data, mainly by whether the means differ by a factor of five. Columns with fewer than
-    'privacy.sums-min-count' values are not compared. If the schema has no means, the list is empty.
+    Such a column may be in another unit, for example. Only the training data are compared, by
+    ``compare_with``. Columns with fewer than 'privacy.sums-min-count' values are left out. If
+    the schema has no means, the list is empty.
     """
     silo = setup.site.silo
     if silo.declared is None:
@@ -335,12 +341,14 @@ def _unlike_columns(setup: SiteSetup) -> list[str]:
 def _requests(setup: SiteSetup) -> Verdict:
     """Check whether the hospital would refuse the run, and describe the data that would leave.
 
-    The checks and their order are those of a real run: the request (only with a site file), the
-    limits, the method and the site's data, and the records to be sent. Nothing is trained or sent.
+    The checks have the order of a real run: the request, the limits, the method's demands on the
+    site's data, and the records to be sent. The request is checked only if the site has a site
+    file. Nothing is trained or sent.
 
     Returns:
-        ``Failed`` if the method cannot use the site's data. Otherwise ``Passed``, with a detail for
-        each kind of data that would leave, and for the splits whose metrics would not leave.
+        ``Failed`` if the method cannot use the site's data. Otherwise ``Passed``, with one sentence
+        for each kind of data that would leave. A last sentence names the splits whose metrics would
+        not leave, if there are any.
 
     Raises:
         FedsiloError: the rules refuse a request. A run would get the same error.
@@ -372,12 +380,13 @@ def _requests(setup: SiteSetup) -> Verdict:
 def _describe_sent_data(settings: RunSettings, facts: SiteFacts) -> tuple[list[str], list[str]]:
     """List the records that a site would send in the first round, and describe the data.
 
-    For this, the server's side of the method runs in this process, with this site as the only one,
-    until it makes its first request. Nothing is trained.
+    To find them, the server's part of the method runs in this process, with this site as the only
+    one. It stops when it asks the site for the first time. Nothing is trained.
 
     Returns:
-        The sorted names of the records, such as ``arrays/head.weight``, in the form of the site
-        file's rule 'records'. Then the sentences about the data, each beginning with "leaves".
+        The sorted names of the records, such as ``arrays/head.weight``, as the site file's rule
+        'records' names them. The second list has a sentence for each kind of data, such as
+        "leaves ...".
     """
     from fedsilo.strategies.loop.ask import first_question
     from fedsilo.strategies.meeting.participants import Participants

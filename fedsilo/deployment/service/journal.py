@@ -52,10 +52,12 @@ class LogLines:
     def format(self, line: str) -> str:
         """Format one line of output as a log line: time, level, run (if any) and text.
 
-        A line in the form of Flower or uvicorn states its level. A line that begins with "fedsilo:
-        error" has the level ERROR. Any other line gets the level of the line before, which is INFO
-        at first. Colours are removed. The result is empty for a line without text, and for a
-        successful call of Flower's API, because such lines are too frequent.
+        A line in the format of Flower or uvicorn states its level. A line that begins with
+        "fedsilo: error" has the level ERROR. Any other line gets the level of the line before,
+        which is INFO at first. ``tell_run`` names the run. Colours are removed.
+
+        The result is empty for a blank line and for uvicorn's frequent lines about successful
+        requests (status 2xx).
         """
         text = _COLOURS.sub("", line).rstrip()
         if _POLLED.fullmatch(text):
@@ -84,22 +86,22 @@ def run_logged(
     environment: Mapping[str, str] | None = None,
     folder: Path | None = None,
 ) -> int:
-    """Run a command, write its output as log lines, and return the exit code for this process.
+    """Run a command, write its output as log lines, and return its exit code.
 
-    SIGTERM and SIGINT are passed on to the command, and their handlers stay after the call.
     Standard error is treated like standard output. The call returns when the command and all
-    processes that share its output have ended.
+    processes that share its output have ended. From this call on, this process passes SIGTERM and
+    SIGINT on to the command, and its signal handlers are not restored.
 
     Args:
         command: the command's words.
         lines: formats the lines. A line that it formats as an empty text is left out.
         target: gets the lines.
-        environment: the command's environment; None for this process's.
-        folder: the command's working folder; None for this process's.
+        environment: the command's environment. None means this process's environment.
+        folder: the command's working folder. None means this process's folder.
 
     Returns:
-        The command's exit code. It is 0 if a signal that was passed on ended the command, and 128 +
-        N if another signal N did.
+        The command's exit code. It is 0 if a passed-on signal ended the command. If another
+        signal with the number N ended it, the code is 128 + N.
     """
     process = subprocess.Popen(
         command,
@@ -174,9 +176,10 @@ class RunningRuns:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command in ``arguments`` with its output as log lines, and return the exit code.
+    """Run a command, print its output to stdout as log lines, and return its exit code.
 
-    ``arguments`` is None for those of this process.
+    Args:
+        arguments: the words of the command. None means the arguments of this process.
     """
     if arguments is None:
         arguments = sys.argv[1:]

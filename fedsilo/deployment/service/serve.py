@@ -23,13 +23,13 @@ def serve(folder: Path) -> int:
     """Run the server of a deployment in the foreground, for a service, and return its exit code.
 
     Missing certificates and keys are made, and the registry and the configuration of ``flwr`` are
-    written. Then the SuperLink is started as a child process, and its output is written to stdout
-    as log lines. deployment.json records this process as the server's, not the child, because this
-    process passes signals on and ends with the child.
+    written. Flower's SuperLink is started as a child process, with its output on stdout as log
+    lines. deployment.json records this process as the server. It passes signals on to the
+    SuperLink, and ends when the SuperLink ends.
 
     Raises:
-        FedsiloError: there is no usable deployment, its server already runs, another command
-            changes the deployment, or Flower's version is not supported.
+        FedsiloError: there is no usable deployment, its server is already running, another
+            command is changing the deployment, or Flower's version is not supported.
     """
     refuse_other_flower()
     with open_locked(folder) as deployment:

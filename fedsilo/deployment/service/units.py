@@ -81,15 +81,15 @@ class Unit:
     def text(self, systemd: int = 0) -> str:
         """Build the text of the systemd unit file for this service.
 
-        The service starts at boot. It may write only to its own folder and to those in
-        ``writable``. It restarts after each failure, any number of times, but not after a normal
-        end. It has no access to devices unless ``needs_devices`` is set. It does not start if the
-        file ``required`` is missing.
+        The service runs as ``user`` and starts at boot. It does not start if the file ``required``
+        is missing. Otherwise it restarts after each failure, any number of times, but not after a
+        normal end. It may write only to its own folder and to those in ``writable``. It has no
+        access to devices unless ``needs_devices`` is set.
 
         Args:
-            systemd: the major version of systemd. From 254 on, the pauses before restarts grow from
-                15 to 300 seconds. With an older version, or 0 for an unknown one, they always take
-                15 seconds.
+            systemd: the major version of systemd. From 254 on, the pauses before restarts grow
+                from 15 to 300 seconds. With an older version, or 0 for an unknown one, they
+                always take 15 seconds.
         """
         writable = " ".join(_quote(str(path)) for path in (self.folder, *self.writable))
         restart = ["Restart=on-failure", "RestartSec=15"]
@@ -172,15 +172,16 @@ def build_server_unit(deployment: Deployment, options: ServiceOptions) -> Unit:
 def build_hospital_unit(kit_path: Path, options: ServiceOptions) -> Unit:
     """Describe the systemd service of a hospital whose kit was opened and confirmed.
 
-    The service runs 'fedsilo hospital start' with the kit's folder, and with the data folder,
-    device and node config in ``options``. By default, the device is 'auto', and the user is the
-    owner of the kit's folder, or "fedsilo" if the owner is root or has no name. The service may
-    also write to the folders for state, cache and audit log outside the kit's folder. It may use
-    devices unless the device is 'cpu'. Nothing is written here.
+    The service runs 'fedsilo hospital start' with the kit's folder and with the data folder, device
+    and node config in ``options``. The default device is 'auto'. The default user is the owner of
+    the kit's folder. If the owner is root or has no name, it is "fedsilo".
+
+    The service may also write to the folders of state, cache and audit log that are outside the
+    kit's folder. It has access to devices unless the device is 'cpu'. Nothing is written here.
 
     Raises:
         ServiceError: ``kit_path`` is not a folder, or its site file is missing or cannot be read.
-            The hospital's first start writes that file when the operator has confirmed the rules.
+            The hospital's first start writes that file.
         KitError: the folder is not a complete kit, or was altered.
         SettingError: the node config cannot be parsed.
     """
@@ -263,10 +264,11 @@ def _escape(text: str) -> str:
 
 
 def _quote(word: str) -> str:
-    """Write a word or a path so that systemd reads it unchanged in a list of a unit file.
+    """Write a word or a path so that systemd reads it unchanged in a line of a unit file.
 
-    "%" and "$" are doubled. A word gets double quotes only if it has one of these two characters, a
-    space, a quote, a backslash, a semicolon or a control character such as a tab.
+    "%" and "$" are doubled. A word gets double quotes only if it has one of these two
+    characters, a space, a quote, a backslash, a semicolon or a control character such as a tab.
+    Double quotes and backslashes in it are escaped as in JSON.
     """
     # systemd's quotes and backslashes are JSON's; % and $ have a meaning of their own
     text = json.dumps(word, ensure_ascii=False)

@@ -38,23 +38,22 @@ _PATIENCE = 10.0  # seconds that a process has to end by itself
 def build_commands(arguments: Sequence[str], secret: Path, pid: int) -> tuple[list[str], list[str]]:
     """Build the commands of the two processes of a hospital's node, without starting them.
 
-    The SuperNode is Flower's process, which receives messages from the server. The worker is
-    fedsilo's process, which answers them. It takes them from the SuperNode's Runtime API on this
-    machine, and ends with this process. If the node config names a site file, the worker gets its
-    path.
+    Flower's SuperNode receives messages from the server. Fedsilo's worker takes these messages from
+    the SuperNode's Runtime API on this machine, and answers them. If the node config names a site
+    file, the worker gets its path.
 
     Args:
         arguments: the arguments of ``flower-supernode``. All are passed to the SuperNode.
-        secret: the file of the secret by which the SuperNode recognises the worker.
-        pid: the id of this process.
+        secret: the file with the secret that the worker shows to the SuperNode.
+        pid: the id of this process. When the process ends, the worker ends too.
 
     Returns:
-        The words of the SuperNode's command, and those of the worker's.
+        The words of the SuperNode's command, and those of the worker's command.
 
     Raises:
         SettingError: an argument is one that fedsilo sets itself (--isolation,
-            --superexec-auth-secret-file, --ssl-certfile), the host is not the loopback, or the node
-            config cannot be read.
+            --superexec-auth-secret-file, --ssl-certfile), the host is not the loopback, or the
+            node config cannot be read.
     """
     given = _parse(arguments)
     fault = ""
@@ -132,18 +131,20 @@ def direct_loopback(environment: Mapping[str, str]) -> dict[str, str]:
 def _supervise(supernode: Sequence[str], worker: Sequence[str]) -> int:
     """Start the SuperNode and its worker, and restart the worker until the SuperNode ends.
 
-    The first restart waits 2 seconds. The wait doubles with each restart, up to 30 seconds. If the
-    worker has run for more than a minute, its restart waits only 1 second. Each restart is printed
-    to stderr. Before the function returns, it ends both processes. From this call on, the signals
-    SIGTERM and SIGINT make it return. As process 1 of a container, it also reaps orphans.
+    The first restart waits 2 seconds. The wait doubles with each restart, up to 30 seconds. A
+    worker that has run for more than a minute is restarted after 1 second. Each restart is printed
+    to stderr.
+
+    SIGTERM or SIGINT makes the function end both processes and return. If this process is number 1
+    of a container, it also reaps orphaned processes.
 
     Args:
         supernode: the words of the SuperNode's command.
         worker: the words of the worker's command.
 
     Returns:
-        The SuperNode's exit code, 0 after a signal, or 3 (``CANNOT``) if the worker ended with this
-        code, because it would fail again.
+        The SuperNode's exit code when it ends, or 0 after a signal. It is 3 (``CANNOT``) if the
+        worker ended with this code, which means that a restart would fail too.
     """
     signals: list[int] = []  # signals that asked this process to end
 
@@ -182,9 +183,10 @@ def _supervise(supernode: Sequence[str], worker: Sequence[str]) -> int:
 
 
 def _tell_restart(code: int, pause: float) -> None:
-    """Print a line to stderr that the worker has ended and is started again in ``pause`` seconds.
+    """Print one line to stderr: the worker has ended, and restarts in ``pause`` seconds.
 
-    ``code`` is the worker's exit code, or -N if the signal N ended it.
+    ``code`` is the worker's exit code, or -N if the signal N ended it. The line has the code or
+    the signal's name.
     """
     how = f"exit code {code}"
     if code < 0:
@@ -198,11 +200,11 @@ def _tell_restart(code: int, pause: float) -> None:
 
 
 def collect_orphans(known: Collection[int]) -> None:
-    """Reap the ended child processes of this process whose ids are not in ``known``.
+    """Reap the child processes of this process that have ended and have no id in ``known``.
 
-    This is needed in a container: this process is then process 1, and inherits the children of a
-    killed worker, which stay zombies until somebody reaps them. Running children are not waited
-    for.
+    Process 1 of a container needs this. The system makes it the parent of processes whose own
+    parent was killed, such as a worker's tasks. The children in ``known`` are reaped elsewhere.
+    Running children are not waited for.
     """
     for child in psutil.Process().children():
         with suppress(psutil.NoSuchProcess, ChildProcessError):
@@ -245,8 +247,8 @@ def parse_node_config(texts: Sequence[str]) -> dict[str, Value]:
     """Parse the entries of a node config, such as ``site="west" max-epsilon=3.0``.
 
     Flower's own parser is used. Each text has entries key=value, separated by spaces, with values
-    in TOML's syntax, so strings need quotes. If a key occurs twice, the later entry counts. Empty
-    texts are skipped. Keys are not checked.
+    in TOML's syntax, so strings need quotes. If a key occurs more than once, in one text or in two,
+    the last entry applies. Empty texts are skipped. Keys are not checked.
 
     Raises:
         SettingError: a text cannot be parsed.

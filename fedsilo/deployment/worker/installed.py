@@ -52,17 +52,16 @@ class InstalledApp:
         The worker calls this before it answers a run. ``bundle`` is Flower's zip of the app's
         files. These differences are refused:
 
-        - A file in one of the folders in ``ROOMS`` differs, or only one side has it. These folders
-          contain all code that runs at the server or at a hospital.
-        - The table ``tool.flwr`` of pyproject.toml differs. It has the app's components and the
-          defaults of all settings.
-        - A Python file elsewhere could replace an installed package (see ``_is_strange``).
+        - A file in one of the folders in ``ROOMS`` differs, or only one side has the file. These
+          folders contain all code that runs at the server or at a hospital.
+        - The table ``tool.flwr`` of pyproject.toml differs, which has the app's settings.
+        - A Python file elsewhere could replace an installed package, as ``torch.py`` could.
 
-        Other files may differ, and so may the version.
+        Other files and the version of fedsilo may differ.
 
         Raises:
-            RefusedError: there is such a difference (the message names up to three files), or the
-                bundle cannot be read.
+            RefusedError: there is such a difference, or the bundle cannot be read. The message
+                names up to three files.
         """
         files = _unpack(bundle)
         theirs: dict[str, str] = {}
@@ -87,10 +86,12 @@ class InstalledApp:
     def _is_strange(self, name: str) -> bool:
         """Return whether a file of a run's app could replace an installed package.
 
-        An example is ``torch.py``. Only Python files count. The path ``name`` is relative to the
-        bundle, without "fedsilo/". A file is not strange if the first part of its path is in
-        ``ROOMS``, exists in the installed fedsilo, begins with a dot, or is a folder of a checkout:
-        benchmarks, docker, docs, release or tests.
+        An example is ``torch.py``. Only Python files count. ``name`` is the path relative to the
+        bundle, after the prefix "fedsilo/" was removed. A file is not strange in these cases:
+
+        - The first part of its path is in ``ROOMS``, or exists in the installed fedsilo.
+        - The path begins with a dot, or is in a folder of a checkout: benchmarks, docker, docs,
+          release or tests.
         """
         if not name.endswith(".py") or name.startswith(_BESIDE):
             return False
@@ -98,11 +99,11 @@ class InstalledApp:
         return top not in ROOMS and not (self.package / top).exists()
 
     def _refusal(self, other: Sequence[str], version: str) -> str:
-        """Write the message for a refused app: versions, differing files, and what to do.
+        """Write the message for a refused app: both versions of fedsilo, the files, and what to do.
 
         At most three files of ``other`` are named. If git reports that some of these files were
-        changed on this machine, the message says so. ``version`` is the version of the run's app.
-        Names that cannot be printed are escaped, because they come from the server.
+        changed on this machine, the message says so. ``version`` is the version of the run's
+        app. Names that cannot be printed are escaped, because they come from the server.
         """
         # The names come from the server, so control characters must not reach a terminal
         names = ", ".join(_printable(name) for name in other[:_NAMED])
@@ -120,17 +121,17 @@ class InstalledApp:
 
 
 def installed_app(folder: Path | None = None) -> InstalledApp:
-    """Read the fedsilo that is installed on this machine, to compare it with the apps of runs.
+    """Read the installed fedsilo's files, so that the app of a run can be compared with them.
 
-    The result has the content of pyproject.toml, and the SHA-256 of each file that Flower would put
-    in a bundle, the zip that a run sends. Only the folders in ``ROOMS`` count, which contain all
-    code that runs at the server or at a hospital.
+    The result has the content of pyproject.toml and the SHA-256 of the files that Flower would send
+    with a run. Only files in the folders of ``ROOMS`` are included. These folders contain all code
+    that runs at the server or at a hospital.
 
     Args:
-        folder: the folder of pyproject.toml; None for the one of the fedsilo that is running.
+        folder: the folder of pyproject.toml. None means the folder of the fedsilo that is running.
 
     Raises:
-        SettingError: pyproject.toml cannot be read, or none of fedsilo's folders is there.
+        SettingError: pyproject.toml cannot be read, or none of the folders of ``ROOMS`` is there.
         RefusedError: pyproject.toml is not valid TOML.
     """
     folder = folder or installed_folder()
@@ -175,8 +176,8 @@ def _digest_files(room: Path, above: Path) -> dict[str, str]:
 def refuse_other_flower() -> None:
     """Check that the installed version of Flower is one that fedsilo's worker supports.
 
-    The worker uses internal parts of Flower, so only the version ``WORKER_FLOWER`` is supported.
-    Its first two numbers must be equal, but the third may differ.
+    The worker uses internal parts of Flower. Therefore the first two numbers of the version must be
+    those of ``WORKER_FLOWER``. The third number is free.
 
     Raises:
         SettingError: another version is installed.
@@ -213,8 +214,8 @@ def _flower_table(project: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the table ``tool.flwr`` of ``project``, the parsed content of a pyproject.toml.
 
     The entry "federations" is left out, because Flower removes it from a bundle. The content may
-    come from a server, so any form is accepted. If ``tool`` or ``tool.flwr`` is missing or is not a
-    table, the result is an empty mapping.
+    come from a server, so a wrong form is not an error. If ``tool`` or ``tool.flwr`` is missing
+    or is not a table, the result is an empty mapping.
     """
     tools = project.get("tool")
     table = None
@@ -228,8 +229,8 @@ def _flower_table(project: Mapping[str, Any]) -> Mapping[str, Any]:
 def _version_of(project: Mapping[str, Any]) -> str:
     """Return fedsilo's version from the content of a pyproject.toml, or "unknown" if it has none.
 
-    The content may come from a server, so the version is cut to 20 characters. If it has a
-    character that cannot be printed, it is escaped.
+    The content may come from a server. Therefore the version is cut to 20 characters, and
+    characters that cannot be printed are escaped.
     """
     try:
         return _printable(str(project["project"]["version"])[:_LONGEST_VERSION])
@@ -238,10 +239,10 @@ def _version_of(project: Mapping[str, Any]) -> str:
 
 
 def _common_name(name: str) -> str:
-    """Return a file's path without the prefix "fedsilo/".
+    """Return a file's path without the prefix "fedsilo/", if it has the prefix.
 
-    In a checkout some folders are below "fedsilo/", but in an installed package they are not.
-    Without the prefix, both paths are the same.
+    In a checkout, some folders are below "fedsilo/". In an installed package they are not. The
+    returned path is the same for both.
     """
     return name.removeprefix(_PACKAGE)
 
@@ -296,11 +297,11 @@ def _unpack(bundle: bytes) -> dict[str, bytes]:
 
 
 def _project(text: bytes, whose: str) -> Mapping[str, Any]:
-    """Parse the bytes of a pyproject.toml, which may be empty, into a mapping.
+    """Parse the bytes of a pyproject.toml into a mapping.
 
     Args:
-        text: the content of the file, in UTF-8. Empty content gives an empty mapping.
-        whose: the owner of the file in the error, such as "the run's".
+        text: the content of the file, in UTF-8. An empty content gives an empty mapping.
+        whose: words for the error that say where the file comes from, such as "the run's".
 
     Raises:
         RefusedError: the text is not valid TOML in UTF-8.

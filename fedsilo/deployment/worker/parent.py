@@ -136,20 +136,23 @@ class HospitalWorker:
     def is_worn(self) -> bool:
         """Return whether the worker should be replaced by a fresh process before the next task.
 
-        This is so in two cases. The worker has started at least 1000 tasks. Or it has started a
-        task, and its process has more than one thread: a fork copies only the thread that calls it,
-        so a child could wait for ever for something that another thread holds. OpenBLAS's threads
-        do not matter, because OpenBLAS ends them before the first fork.
+        Either of two conditions is enough:
+
+        - The worker has started at least 1000 tasks.
+        - It has started a task, and its process has more than one thread. A fork copies only the
+          thread that calls it. The child could wait for ever for a lock that another thread holds.
+
+        OpenBLAS's threads do not count, because OpenBLAS ends them before the first fork.
         """
         threads = psutil.Process().num_threads()
         return self.started >= _RENEWED_AFTER or (self.started > 0 and threads > 1)
 
 
 def preload() -> None:
-    """Import the modules that messages need, so that forked processes share their memory.
+    """Import the modules that are needed to answer messages, to share their memory with forks.
 
-    All objects that exist afterwards are exempt from garbage collection (``gc.freeze``), because a
-    collection would write to the shared memory and so copy it.
+    Afterwards, all objects in memory are exempt from garbage collection (``gc.freeze``). A
+    collection would write to the shared memory, and the system would copy it.
     """
     for name in _MODULES:
         importlib.import_module(name)
@@ -163,17 +166,16 @@ def preload() -> None:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a hospital's worker, which answers each task of the SuperNode in a new process.
 
-    The worker ends when the hospital's process, its parent, has ended. It imports what messages
-    need before the first task. If the site file has "app: any" when a task comes, Flower's own
-    process answers the task with the app that came with the run. Otherwise the installed app
-    answers it. SIGTERM ends the worker and its tasks.
+    The worker ends when its parent process ends. SIGTERM ends the worker and its tasks. The
+    installed app answers the tasks. The app that came with the run answers instead, in Flower's own
+    process, if the site file says "app: any" at that time.
 
     Args:
-        arguments: the worker's arguments; None for those of this process.
+        arguments: the worker's arguments. None means the arguments of this process.
 
     Returns:
-        The exit code: 0, or 3 (``CANNOT``) if a restart would fail again, because the secret or the
-        installation cannot be used. Such an error is printed to stderr.
+        The exit code: 0, or 3 (``CANNOT``) if the secret or the installation cannot be used, so
+        that a restart would fail too. Such an error is printed to stderr.
     """
     given = _parser().parse_args(arguments)
     try:
@@ -217,13 +219,14 @@ def serve(worker: HospitalWorker, client: RuntimeHttpClient, hospital: int) -> N
     """Take tasks from the SuperNode, and start a process for each, until the parent process ends.
 
     The SuperNode is asked more often for ten seconds after each task. If it stops answering, one
-    warning is logged, and the worker waits for it. If the worker is worn (see ``is_worn``) and no
-    task is running or waiting, it executes itself anew under the same process id.
+    warning is logged, and the worker keeps asking. If ``worker.is_worn()`` is true and no task is
+    running or waiting, this process starts its program again, with the same process id.
 
     Args:
         worker: starts and reaps the processes that answer.
         client: the client of the SuperNode's Runtime API.
-        hospital: the id of the parent process. If the parent has another id, it has ended.
+        hospital: the id of the parent process. Any other parent id means that this parent has
+            ended.
 
     Raises:
         SettingError: the SuperNode does not accept the worker's secret.
@@ -249,8 +252,8 @@ def serve(worker: HospitalWorker, client: RuntimeHttpClient, hospital: int) -> N
 def _acquire_task(client: RuntimeHttpClient) -> AcquireTaskResponse | None:
     """Ask the SuperNode for the next task, and return its response.
 
-    If no task waits, the response has none. If the SuperNode does not answer, or answers with an
-    HTTP error, the result is None.
+    If no task is waiting, the response contains no task. If the SuperNode does not answer, or
+    answers with an HTTP error, the result is None.
 
     Raises:
         SettingError: the SuperNode does not accept the worker's secret (HTTP 401 or 403).
@@ -271,8 +274,7 @@ def _acquire_task(client: RuntimeHttpClient) -> AcquireTaskResponse | None:
 def runs_any_app(site_file: Path) -> bool:
     """Return whether a site file allows a run to bring its own code (its key 'app' is "any").
 
-    If the file cannot be read or parsed, the result is False. The installed app then answers the
-    run, and reports the fault.
+    If the file cannot be read or parsed, the result is False.
     """
     from fedsilo.client_app.site.policy import parse_site_file
 
@@ -286,9 +288,9 @@ def runs_any_app(site_file: Path) -> bool:
 def _become_task(answer: Callable[[str], int], token: str) -> None:
     """Answer one task in this process, which was just forked, and exit.
 
-    The function never returns. The exit code is that of ``answer``, or 1 after an error, which is
-    logged. The exit skips the cleanup of Python, which belongs to the parent. SIGTERM, blocked
-    during the fork, has its default effect here.
+    The function never returns. The exit code is that of ``answer``, or 1 after an error, which
+    is logged. Python's cleanup at the exit is skipped, because it would also affect the parent.
+    Before the task, SIGTERM is unblocked and gets its default effect, which ends the process.
     """
     # The handler changes first: a waiting SIGTERM would run the worker's handler in the fork
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -306,16 +308,17 @@ def _become_task(answer: Callable[[str], int], token: str) -> None:
 
 
 def _run_flower_client_app(address: str, token: str, hospital: int) -> None:
-    """Replace this process by Flower's own, which answers a task with the run's own app.
+    """Replace this process by Flower's ``flwr-clientapp``, which answers a task with the run's app.
 
-    The worker calls this function only if the hospital allows any app. Otherwise a task is answered
-    by the installed app. Flower's process is the command ``flwr-clientapp``, taken from the folder
-    of this Python, or else from the PATH. If it is in neither place, the function returns.
+    The worker calls this function only if the hospital allows any app. The command is taken from
+    the folder of this Python, or otherwise from the PATH. The function returns only if the command
+    is in neither place.
 
     Args:
         address: the address of the SuperNode's Runtime API, host:port.
         token: identifies the task at the SuperNode.
-        hospital: the id of a process. When it ends, Flower's process ends too.
+        hospital: the id of the hospital's main process. Flower's process ends when that process
+            ends.
     """
     # Next to this Python first: another Flower on the PATH may have another version
     command = shutil.which(TaskType.CLIENT_APP.value)
@@ -337,7 +340,7 @@ def _runtime_client(
     Args:
         address: the Runtime API's address, host:port.
         component: the name by which the client introduces itself, such as "flwr-clientapp".
-        interceptor: adds the token or the secret to each request.
+        interceptor: adds the caller's credential to each request, such as a task's token.
         options: further arguments of Flower's ``RuntimeHttpClient.from_server_address``.
     """
     return RuntimeHttpClient.from_server_address(
@@ -354,14 +357,14 @@ def answer_task(address: str, token: str, answer: Answer) -> bool:
 
     A reply that reports an error counts as sent. If the message cannot be fetched from the
     SuperNode or the reply cannot be sent, the error is logged and the result is False. In every
-    case the SuperNode is told that the task has ended. Until then it gets heartbeats, so that it
-    does not give up a long task. During the answer, log lines name the run and the round.
+    case the SuperNode is told that the task has ended. Heartbeats keep it from abandoning a long
+    task. During the answer, log lines name the run and the round.
 
     Args:
         address: the address of the SuperNode's Runtime API, on this machine.
         token: identifies the task at the SuperNode.
-        answer: makes the reply from the message, the context and the bytes of the run's app. If it
-            raises an error, the reply reports only the error's type.
+        answer: makes the reply from the message, the context and the bytes of the run's app. If
+            it raises an error, the reply reports only the error's type.
     """
     by_token, retrying = RuntimeTokenHttpInterceptor(token), make_simple_http_retry_invoker()
     client = _runtime_client(address, "flwr-clientapp", by_token, retry_invoker=retrying)
@@ -391,11 +394,11 @@ def answer_task(address: str, token: str, answer: Answer) -> bool:
 
 @contextmanager
 def naming_run(message: Message) -> Iterator[None]:
-    """Put "[NAME round N] " before every line that Flower's logger writes during the block.
+    """Put "[NAME round N] " before each message of Flower's logger during the block.
 
-    The run's name and the round are read from the message, which comes from the server. Therefore
-    each is put on one line of at most 100 characters. If the message has no run name, the lines do
-    not change.
+    ``NAME`` and ``N`` are the run's name and the round in the message. The message comes from
+    the server, so both values are freed of line breaks and cut to 100 characters. If there is no
+    run name, the log does not change.
     """
     config = ConfigRecord()
     if message.has_content():
@@ -417,10 +420,10 @@ def naming_run(message: Message) -> Iterator[None]:
 
 
 def _answer(message: Message, context: Context, bundle: bytes, answer: Answer) -> Message:
-    """Call ``answer`` with a message, and return its reply.
+    """Call ``answer`` with the other arguments, and return the reply to ``message``.
 
-    If ``answer`` raises an error, the error is logged, and the reply reports only its type, because
-    its text could reveal data.
+    If ``answer`` raises an error, the error is logged, and the reply names only its type. The
+    text of an error could reveal data.
     """
     try:
         return answer(message, context, bundle)
@@ -455,7 +458,9 @@ def _client(address: str, secret: bytes) -> RuntimeHttpClient:
 
 
 def _read_secret(path: Path) -> bytes:
-    """Read the secret by which the SuperNode recognises the worker: all bytes of a file.
+    """Read the secret by which the SuperNode recognises the worker.
+
+    The secret is the whole content of the file.
 
     Raises:
         SettingError: the file is empty or cannot be read.

@@ -73,13 +73,15 @@ class ShortWaits:
         self._looked = 0.0
 
     def sleep(self, seconds: float) -> None:
-        """Sleep in place of Flower's loop, but usually for less than the requested ``seconds``.
+        """Sleep in place of ``time.sleep`` in Flower's loop, but usually for less than ``seconds``.
 
-        The requested time tells what the loop waits for. From 3 seconds on, it waits for a message:
-        the sleep takes at most 0.25 seconds for ten seconds after an arrival, and at most 1 second
-        later. Below 3 seconds, it waits for the reply to a message: the sleep takes 0.05 seconds
-        and counts as an arrival. Before such a sleep, the callback ``look`` is called if it is set
-        and was not called during the last second.
+        The requested time reveals the purpose of the wait:
+
+        - From 3 seconds on, the loop waits for a message. The sleep takes at most 0.25 seconds if a
+          message arrived in the last ten seconds, and otherwise at most 1 second.
+        - Below 3 seconds, the loop waits for the reply to a message that has arrived. The
+          arrival is noted, and the sleep takes 0.05 seconds. Before it, the callback ``look`` is
+          called, if it is set and was not called in the last second.
         """
         if seconds < _IDLE:
             self.interval.note_arrival()
@@ -99,17 +101,17 @@ class ShortWaits:
 
 
 def shorten_waits(version: str, module: ModuleType) -> str | None:
-    """Make Flower's loop for messages wait less, and give up messages that nobody answers.
+    """Shorten the waits in Flower's message loop, and let the loop give up unanswerable messages.
 
-    For this, the names ``time`` and ``_push_messages`` in ``module`` are replaced. They are left
-    alone if the version of Flower or the content of the module is not the known one.
+    For this, the names ``time`` and ``_push_messages`` in ``module`` are replaced. Nothing is
+    replaced if the version of Flower or the content of the module is unknown.
 
     Args:
         version: the installed version of Flower.
         module: Flower's module with the loop.
 
     Returns:
-        None if the names were replaced, otherwise a sentence that explains why they were not.
+        None if the names were replaced, otherwise a sentence that explains the reason.
     """
     known = getattr(module, "time", None) is time and hasattr(module, "_push_messages")
     if version != READ or not known:
@@ -126,9 +128,9 @@ def shorten_waits(version: str, module: ModuleType) -> str | None:
 def give_up_unanswered(state: Any) -> int:
     """Give an error reply to all messages that no task will answer, and return their number.
 
-    Such messages remain when the process that answered them was killed. As long as any task is
-    unfinished, nothing is done and the number is 0, because that task may still answer. If messages
-    are given up, their number is logged as an error.
+    Such messages remain when the process that was to answer them is killed. If any task is
+    unfinished, nothing is done and the number is 0, because that task may still answer. A number
+    above 0 is logged as an error.
 
     Args:
         state: the SuperNode's ``InMemoryNodeState`` of Flower 1.39.0.
@@ -162,13 +164,14 @@ def give_up_unanswered(state: Any) -> int:
 def give_up_while_waiting(push: Callable[..., None], waits: Any) -> Callable[..., None]:
     """Wrap Flower's ``_push_messages`` so that it gives up unanswered messages while it waits.
 
-    Without this, the SuperNode would wait for ever for a reply that no process makes.
+    Without this, the SuperNode would wait for ever for a reply that no process makes. During a
+    call, ``waits.look`` is a function that calls ``give_up_unanswered``. After the call it is None.
+    ``waits.sleep`` calls ``look`` about once a second.
 
     Args:
-        push: Flower's function, which sleeps through ``waits`` until a reply is ready. Its first
+        push: Flower's function, which sleeps by ``waits.sleep`` until a reply is ready. Its first
             argument is the SuperNode's state.
-        waits: the ``ShortWaits``. During ``push``, its callback ``look`` is set, which its sleeps
-            call about once a second. The callback passes the state to ``give_up_unanswered``.
+        waits: the replacement for the module ``time``.
 
     Returns:
         A function with the arguments of ``push``.
@@ -187,9 +190,9 @@ def give_up_while_waiting(push: Callable[..., None], waits: Any) -> Callable[...
 def main() -> None:
     """Run ``flower-supernode`` with this process's arguments, but shorten Flower's waits.
 
-    The process ends with code 1 when the server is lost or the parent process ends, so the caller
-    never continues. If Flower's own waits remain, because its version is unknown, a line on stderr
-    gives the reason.
+    The function does not return. The process ends with code 1 when the SuperNode loses the
+    server, or when the parent process ends. If the version of Flower is unknown, its waits are
+    not shortened, and a line on stderr says so.
     """
     from flwr.supercore.version import package_version
     from flwr.supernode.cli.flower_supernode import flower_supernode
