@@ -62,6 +62,12 @@ def check_gpu(device: str) -> Passed | Failed:
     )
 
 
+def _first_line(error: Exception) -> str:
+    """Return the first line of an error's text; the error's type if it has no text."""
+    lines = str(error).splitlines() or [type(error).__name__]
+    return lines[0]
+
+
 def _why_none() -> str:
     """Explain in a clause that PyTorch finds no GPU, and for which reason.
 
@@ -74,7 +80,7 @@ def _why_none() -> str:
     try:
         torch.cuda.init()  # type: ignore[no-untyped-call]
     except (RuntimeError, AssertionError) as error:
-        return str(error).partition(". ")[0].splitlines()[0]
+        return _first_line(error).partition(". ")[0]
     return "PyTorch finds no GPU"
 
 
@@ -158,6 +164,6 @@ def _difference(index: int) -> float:
     try:
         there = torch.nn.functional.conv2d(images.to(index), kernels.to(index)).cpu()
     except RuntimeError as error:
-        fault = f"GPU {index} cannot compute a convolution ({str(error).splitlines()[0]})"
+        fault = f"GPU {index} cannot compute a convolution ({_first_line(error)})"
         raise Refused(fault, "update its driver, or set 'device' to cpu") from error
     return float((here - there).abs().max() / here.abs().max())
