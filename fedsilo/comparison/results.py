@@ -274,9 +274,9 @@ def constant_results(
 ) -> pd.DataFrame:
     """Build the results of a baseline that always predicts the second of two classes.
 
-    ``silos`` has the content of silos.json. Accuracy is that class's share. Balanced accuracy and
-    AUC are 0.5, or missing at a site with one class. Each metric has a row per group of sites and
-    for ``all``. Sites without two classes or with hidden counts are omitted.
+    ``silos`` comes from silos.json. Accuracy is the share of the second class. Balanced accuracy
+    and AUC are 0.5, or missing at a site with one class. Each metric has a row per group of sites
+    and for ``all``. Sites without two classes or with hidden counts are omitted.
     """
     scores: dict[str, dict[str, float]] = {}
     for site, facts in silos.items():

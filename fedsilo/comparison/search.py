@@ -117,8 +117,8 @@ def at_an_edge(
 ) -> Iterator[str]:
     """Yield a warning for each numeric setting whose best value is at an end of the values tried.
 
-    The ends are the smallest and largest value in ``grid``. With the sampler ``tpe``, a value
-    within 5 % of the range also counts. There is no warning at a limit of the setting's rule, or if
+    The ends are the smallest and largest value in ``grid``. With the sampler ``tpe``, a value up to
+    5 % of the range away also counts. There is no warning at a limit of the setting's rule, or if
     all values are equal.
     """
     margin = 0.0  # only the first and the last number of a grid are at an end

@@ -141,12 +141,12 @@ class Tested:
 def significance(metric: str, samples: Samples, paired: bool) -> Tested:
     """Test whether the values of a metric differ between two or more experiments.
 
-    A one-way ANOVA compares all experiments, and two-sided t-tests compare each pair. Their p
-    values are multiplied by the number of pairs (Bonferroni). An impossible test has a reason in
+    A one-way ANOVA compares all experiments, and two-sided t-tests compare each pair. The t-tests'
+    p values are multiplied by the number of pairs (Bonferroni). An impossible test has a reason in
     place of p.
 
     Raises:
-        SettingError: ``paired`` is True, but the experiments have values for different seeds.
+        SettingError: ``paired`` is True, but experiments have values for different seeds.
     """
     names = tuple(samples)
     if paired:

@@ -238,8 +238,8 @@ def choose_together(common: CommonSettings, sites: int) -> int:
 def inline_grid(settings: RunSettings, nodes: int, together: int = 1) -> Iterator[InlineGrid]:
     """Yield a Flower grid whose simulated sites run in this process, inside a ``with`` statement.
 
-    By a grid, a server sends messages to sites and gets their replies. ``nodes`` is the number of
-    sites. ``together`` is the number of sites that train at the same time, with their samples in
+    Through a grid, a server sends messages to sites and gets their replies. ``nodes`` is the number
+    of sites. ``together`` is the number of sites that train at the same time, with their samples in
     one batch.
     """
     from fedsilo.client_app.app import app

@@ -276,8 +276,8 @@ def start_fork_server() -> None:
 def process_grid(settings: RunSettings, resources: Mapping[str, Value]) -> Iterator[ProcessGrid]:
     """Yield a grid that runs simulated sites in worker processes, inside a ``with`` statement.
 
-    By a grid, Flower's server sends messages to sites and gets their replies. The processes are
-    killed at the end. ``resources`` are those that ``check_resources`` returns.
+    Through a grid, Flower's server sends messages to sites and gets their replies. The processes
+    are killed at the end. ``resources`` are those that ``check_resources`` returns.
 
     Raises:
         SettingError: the workers would have no access to the GPU that 'machine.device' asks for.
