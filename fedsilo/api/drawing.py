@@ -75,8 +75,8 @@ def explain(
     """Explain a model's prediction for one patient.
 
     The patient is row ``row`` of the site's ``split``. A new patient is row ``row`` of ``table``,
-    or is ``image``. The model decides what is shown, such as Shapley values of columns, or a map
-    over an image.
+    or the picture ``image``. The model decides what is shown, such as Shapley values of columns, or
+    a map over an image.
 
     Returns:
         The explanation.

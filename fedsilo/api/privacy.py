@@ -40,11 +40,11 @@ def plan(
     sample counts.
 
     Yields:
-        For each number of samples, a line, then one with settings for each budget. The last
-        settings suit all sites.
+        For each number of samples, a line on the steps, then the settings for each budget. The
+        smallest number comes last, and its settings suit all sites.
 
     Raises:
-        SettingError: the experiment is unknown, or a number is out of range.
+        SettingError: the experiment is unknown, or a number is impossible.
     """
     from fedsilo.engines.planning import planned_settings
 

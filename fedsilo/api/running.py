@@ -82,9 +82,9 @@ def simulate(
 ) -> FinishedRun:
     """Run an experiment, or a method with its default settings, on simulated sites.
 
-    ``silos`` has own data: site -> a frame, a pair (X, y) or a ``Dataset``. ``label`` is their
-    column of labels. ``missing`` is 'drop' or 'impute', for missing values. ``network`` is a name,
-    or a function that builds a network.
+    ``silos`` has the caller's own data: site -> a frame, a pair (X, y) or a ``Dataset``. None uses
+    the experiment's data. ``label`` is their column of labels. ``missing`` is 'drop' or 'impute',
+    for missing values. ``network`` is a name or a function.
 
     Returns:
         The finished run.

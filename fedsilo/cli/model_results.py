@@ -43,7 +43,8 @@ def predict(
 ) -> None:
     """Print a summary of the predictions and the paths of the written files, or only JSON.
 
-    ``out`` and ``html`` are files that exist already. JSON has a record for each input.
+    ``out`` and ``html`` are files that the prediction has written. JSON has a record for each
+    input.
 
     Raises:
         typer.Exit: an input could not be read. The exit code is 3. Everything is printed first.

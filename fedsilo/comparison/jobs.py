@@ -73,8 +73,9 @@ class Job:
     def _other_data(self, silos: Mapping[str, Any]) -> str:
         """Describe in a phrase how the sites' data have changed since a run.
 
-        ``silos`` has each site's fingerprints (hashes of the rows) and schema at that run. The text
-        is empty if nothing has changed, or if this machine has no data folder.
+        ``silos`` has each site's fingerprints (hashes of the rows) and schema at that run. An error
+        in reading the data is described too. The text is empty without changes, or without a data
+        folder.
         """
         common = self.settings.common
         try:

@@ -359,7 +359,7 @@ def _results(
 def refuse_without(split: str, jobs: Sequence[Job], no_floor: bool = False) -> None:
     """Check before any run that some site has enough samples in ``split`` to show a metric.
 
-    'privacy.sums-min-count' samples are needed. One suffices with ``no_floor``, or if
+    As many samples as 'privacy.sums-min-count' are needed. One suffices with ``no_floor``, or if
     'privacy.trust' is not ``server``. If the data are not on this machine, nothing is checked.
 
     Raises:
