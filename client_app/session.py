@@ -337,7 +337,7 @@ def session_of(context: Context, again: bool = False) -> SiteSession:
     """Return this node's session for a run, with its site opened and admitted to the run.
 
     A hospital opens a new session for each message. A simulated site's session is cached by run,
-    node and settings. If ``again``, it is opened anew, because the data may have changed.
+    node and settings. If ``again``, this session is replaced, because the data may have changed.
 
     Raises:
         FedsiloError: the site cannot take part.

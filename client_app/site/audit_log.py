@@ -101,7 +101,7 @@ def append_line(path: Path, line: dict[str, Any]) -> None:
     """Append a line to the audit log as JSON, flush it to the disk, and write the log's head.
 
     The line gets a number and a check value, which are stored in the head, a file next to the log.
-    The newest ledger state is repeated from the last line.
+    A missing or older ledger state is replaced by the last line's.
 
     Raises:
         RefusedError: the log or the head is unusable.

@@ -51,7 +51,7 @@ def site_settings(context: Context) -> CommonSettings:
 
     Raises:
         SettingError: a value or a plugin file is invalid.
-        RefusedError: a real site lacks the run's plugin.
+        RefusedError: a real site lacks the run's plugin, or its version.
     """
     settings, node = build_settings(CommonSettings, context.run_config), context.node_config
     own: dict[str, Any] = {}
@@ -219,8 +219,8 @@ def own_name(context: Context) -> str:
 def prefix_refusals(site: str) -> Iterator[None]:
     """Turn each refusal in the ``with`` block into a RefusedError that begins with "site <name>: ".
 
-    The server needs the name, because before a site's first answer it does not know which site
-    answers. SettingError and RefusedError count as refusals. Other errors pass unchanged.
+    Before a site's first answer, the server does not know which site answers. A SettingError or a
+    RefusedError is a refusal. Other errors pass unchanged.
 
     Raises:
         RefusedError: the block raised a refusal.

@@ -162,7 +162,7 @@ class SiteFile(Limits):
     def restrict(self, context: Context) -> Context:
         """Return a copy of the context whose node config also has the site file's limits.
 
-        If both have the same key, the stricter value wins, such as the higher minimum or the lower
+        If a limit is in both, the stricter value wins, such as the higher minimum or the lower
         quota. A cap on epsilon without a delta gets the delta 1e-5.
 
         Raises:
@@ -259,8 +259,8 @@ def enforce_site_file(answering: Answering) -> Iterator[None]:
 def _refuse_tightened(before: Mapping[str, Value], now: Mapping[str, Value]) -> None:
     """Check that no limit became stricter while the message was answered.
 
-    The two node configs have the limits before and after the answer. Quotas, such as
-    'max-messages', and limits missing in ``now`` are not checked.
+    ``before`` and ``now`` are the node configs with the limits before and after the answer. Quotas,
+    such as 'max-messages', and limits missing in ``now`` are not checked.
     """
     usual, quotas = as_mapping(SiteFile()), keys_with(SiteFile, "quota")
     for key, stricter in _STRICTER.items():
@@ -285,11 +285,11 @@ def log_path(context: Context, rules: SiteFile | None) -> Path:
     """Return the path of the site's audit log, and create the default folder if it is missing.
 
     The path is the site file's 'audit-log', with symbolic links resolved. Without one it is
-    ``audit.jsonl`` in the hospital's folder in the 'state-dir'. ``rules`` is None if there is no
-    usable site file.
+    ``audit.jsonl`` in the hospital's folder in the 'state-dir'. ``rules`` is None without a usable
+    site file.
 
     Raises:
-        RefusedError: neither path is set.
+        RefusedError: neither 'audit-log' nor 'state-dir' is set.
     """
     if rules is not None and rules.audit_log:
         return Path(os.path.realpath(rules.audit_log))  # the hospital may name a symbolic link
