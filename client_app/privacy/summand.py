@@ -34,10 +34,11 @@ class Summand:
     ) -> dict[str, Words]:
         """Weight and quantise this site's numbers for a secret sum, as uint32 arrays by name.
 
-        - Each of the ``updates``, the trained minus the received arrays, gets the site's weight.
+        - Each of the ``updates``, the trained minus the received arrays, is multiplied by the
+          site's weight.
         - ``COUNTS`` has the training samples, and 1 if the site failed, otherwise 0.
-        - ``METRICS`` has the weighted metrics, and ``MEASURED`` the samples behind each, both
-          sorted by name.
+        - ``METRICS`` has the weighted metrics, and ``MEASURED`` the samples behind each, sorted by
+          name.
 
         A failed site's other numbers stand for 0.
         """

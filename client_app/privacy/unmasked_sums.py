@@ -106,7 +106,7 @@ class UnmaskedSums:
 
         Args:
             weighed: the digest of this site's weighted numbers, before masking.
-            answered: the sum's sites, sorted; empty while unknown.
+            answered: the sum's sites, sorted, or empty while unknown.
 
         Raises:
             RefusedError: the sites or the numbers have changed.
@@ -263,11 +263,11 @@ class SummedBefore:
     def note_part(self, arrays: str, failed: bool) -> None:
         """Record, before this site sends its part of a sum, whether the part is an answer or 0.
 
-        A site that failed sends 0. A site never sends both for the same received arrays, because
-        their difference reveals the answer. ``arrays`` is the digest of these arrays.
+        A failed site sends 0. A site never sends both for the same received arrays, because their
+        difference reveals the answer. ``arrays`` is the digest of these arrays.
 
         Raises:
-            SiteError: the site sent 0 before.
+            SiteError: the site sent 0 before, but can answer now.
             RefusedError: the site answered before, but has failed now.
         """
         with self._file().lock():

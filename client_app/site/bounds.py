@@ -109,7 +109,7 @@ def watch_usage(seconds: float, megabytes: int) -> Iterator[None]:
 
     Args:
         seconds: the time limit for the block.
-        megabytes: the memory limit; 0 for nine tenths of the machine's memory.
+        megabytes: the memory limit, where 0 means nine tenths of the machine's memory.
 
     Raises:
         RefusedError: a limit is exceeded.

@@ -383,7 +383,7 @@ def _declare(measure: Measure) -> MeasuredFeature:
 def fingerprint(silo: Silo) -> Mapping[str, str]:
     """Return the digests that a silo stores to identify its data, by name.
 
-    "schema" maps to the digest of a table's schema. For images, that digest covers the classes and
-    the size. Each split's name maps to the digest of the split's data.
+    "schema" maps to the digest of a table's schema, or of the classes and size of images. Each
+    split's name maps to the digest of its data.
     """
     return {"schema": silo.schema, **silo.fingerprints}

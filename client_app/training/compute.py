@@ -132,7 +132,7 @@ def scaled_step(optimisers: Sequence[Optimizer], scaler: GradScaler) -> bool:
     scaler is disabled, every optimiser steps.
 
     Returns:
-        False if the scale was lowered; otherwise True.
+        False if the scale was lowered, otherwise True.
     """
     for optimiser in optimisers:
         scaler.unscale_(optimiser)  # code after the step must see the unscaled gradients
