@@ -75,7 +75,7 @@ class FlowerStrategy(Strategy):
 
         The result is empty, because Flower has nothing left to send. The first call starts from
         ``arrays`` if they are not empty. Later calls ignore them. No round is run if the method has
-        ended the run early.
+        ended the run.
 
         Raises:
             SiteError: too few sites take part or reply.

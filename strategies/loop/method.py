@@ -336,8 +336,9 @@ def initial_weights(network: nn.Module) -> dict[str, NDArray]:
 def starting_network(common: CommonSettings, shape: NetworkShape) -> TokenClassifier:
     """Build the network that a run starts from, for inputs and outputs of the given ``shape``.
 
-    Its weights are random, from the seed. For "resnet22", or if sites exchange the backbone, the
-    file of 'vit.backbone-weights' replaces them. The file 'train.initial-weights' replaces both.
+    Its weights are random, from the seed. If sites exchange the backbone, or for "resnet22", the
+    file of 'vit.backbone-weights' replaces those of the backbone. The file 'train.initial-weights'
+    replaces all.
 
     Raises:
         SettingError: a file is missing or fits another network.

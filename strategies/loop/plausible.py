@@ -121,9 +121,9 @@ def most_counted(facts: SiteFacts, common: CommonSettings) -> dict[str, int]:
 def metric_range(key: str, classes: int, most: Mapping[str, int] | None = None) -> Range:
     """Return the range of values that an honest site can report for a metric.
 
-    Accuracy, loss and similar metrics have fixed ranges. An unknown metric is from -1e12 to 1e12. A
-    sample count of a class, bin or site is a whole number. ``most`` limits it by split, and None
-    allows 1e12. ``key`` is, for example, ``incoming.test.accuracy``.
+    Entropy is at most log(``classes``). Accuracy, loss and similar metrics have fixed ranges. An
+    unknown metric is from -1e12 to 1e12. A sample count of a class, bin or site is a whole number.
+    ``most`` limits it by split, and None allows 1e12.
     """
     read = read_measurement(key)
     if read is None:
@@ -153,9 +153,9 @@ def metric_fault(
 ) -> str | None:
     """Explain why a metric's value is out of range, or return None if it is in range.
 
-    ``metric_range`` gives the range, and both its ends are allowed. Metrics other than counts may
-    exceed it by 1e-6, a rounding error. NaN is always out of range. ``key`` is, for example,
-    ``incoming.test.accuracy``.
+    ``metric_range`` gives the range, from the same arguments. Both its ends are allowed. Metrics
+    other than counts may exceed it by 1e-6, a rounding error. NaN is always out of range. ``key``
+    is, for example, ``incoming.test.accuracy``.
     """
     allowed = metric_range(key, classes, most)
     if allowed.whole:

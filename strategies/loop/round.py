@@ -185,7 +185,7 @@ class Round(Ask):
         return Message(content, participants.nodes[site], kind, group_id=str(instruction.round))
 
     def _exchange(self, question: Question) -> dict[str, Reply]:
-        """Send a question to its sites, and return the replies that can be decoded, as they arrive.
+        """Send a question to its sites, and return the decodable replies in order of arrival.
 
         A site without such a reply raises no error. ``failed`` gets its reason, such as "no answer
         in time". The content of replies is not checked yet.
@@ -297,8 +297,8 @@ class Round(Ask):
     def _find_fault(self, question: Question, reply: Reply) -> str | None:
         """Explain in one line why a decoded reply is unusable, or return None if it is usable.
 
-        All required metrics must be present, with valid names and possible values. The site must
-        repeat the number of samples that it first reported, unless trust is 'sums'.
+        All required metrics must be present, with valid names and possible values. Unless trust is
+        'sums', the number of samples must be the one first reported.
         """
         facts, metrics = self.method.participants.facts, reply.metrics
         common, own = self.method.common, facts[reply.site]
@@ -345,8 +345,8 @@ class Round(Ask):
     def _refuse_too_few(self, question: Question, answered: int) -> None:
         """Check that at least 'run.min-sites' of the asked sites have answered.
 
-        At 0 all must answer, and more than all are never needed. The final evaluation needs no site
-        whose privacy budget is spent.
+        The setting 0 means all. The final evaluation excuses sites whose privacy budget is spent,
+        and never needs more than the others.
 
         Raises:
             TooFewSitesError: too few answered. The text has all reasons.

@@ -146,8 +146,7 @@ class SecureAsk(Ask):
     def _judge_failures(self, sum_: SecureSum, phase: str, asked: int) -> None:
         """Report how many sites added 0 because they could not answer, and check that enough could.
 
-        Only their number is known. At least 'run.min-sites' of the ``asked`` sites must answer, or
-        all if that is 0.
+        At least 'run.min-sites' of the ``asked`` sites must answer. The setting 0 means all.
 
         Raises:
             TooFewSitesError: fewer sites could answer.
