@@ -75,7 +75,10 @@ class Capabilities:
             )
 
     def _message_faults(self, common: CommonSettings) -> Iterator[str]:
-        """Yield one error text if messages are compressed but the method cannot work with that."""
+        """Yield one error text if messages are compressed but the method cannot use that.
+
+        'server.wire-precision' and 'server.wire-down' compress them.
+        """
         method = f"method '{common.method}'"
         if common.compresses() and not self.updates:
             yield (

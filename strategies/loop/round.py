@@ -345,8 +345,8 @@ class Round(Ask):
     def _refuse_too_few(self, question: Question, answered: int) -> None:
         """Check that at least 'run.min-sites' of the asked sites have answered.
 
-        The setting 0 means all. The final evaluation excuses sites whose privacy budget is spent,
-        and never needs more than the others.
+        The setting 0, or one above their number, means all. The final evaluation excuses sites
+        whose privacy budget is spent.
 
         Raises:
             TooFewSitesError: too few answered. The text has all reasons.

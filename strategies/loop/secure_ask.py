@@ -146,10 +146,11 @@ class SecureAsk(Ask):
     def _judge_failures(self, sum_: SecureSum, phase: str, asked: int) -> None:
         """Report how many sites added 0 because they could not answer, and check that enough could.
 
-        At least 'run.min-sites' of the ``asked`` sites must answer. The setting 0 means all.
+        At least 'run.min-sites' of the ``asked`` sites must answer. The setting 0, or one above
+        their number, means all.
 
         Raises:
-            TooFewSitesError: fewer sites could answer.
+            TooFewSitesError: fewer could answer.
         """
         if not sum_.failed:
             return

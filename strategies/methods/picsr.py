@@ -122,8 +122,7 @@ class PICSR(Method):
         return replace(state, arrays={**state.arrays, **mean})
 
     def _experts_round(self, state: PersonalState, ask: Ask) -> PersonalState:
-        """Let each site train an expert, its own network, and collect the experts in the last such
-        round.
+        """Let each site train its own network, the expert, and in the last such round collect them.
 
         Earlier, sites return no arrays, and ``personal`` lists those that keep an expert. In the
         last round, a site without a usable reply drops out of the mixture.

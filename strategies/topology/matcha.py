@@ -65,7 +65,7 @@ class Matcha:
             if is_used:
                 total = total + part
         # The diagonal of ``total`` holds each site's number of links, which are its largest entries
-        # A larger step would give such a site's own model a negative weight
+        # A larger step would weigh the own model of the site with the most links below 0
         step = min(self.alpha, 1 / max(1.0, total.max()))
         matrix: Matrix = np.eye(self.size) - step * total
         return matrix.clip(min=0.0)  # rounding makes 1 - (1 / n) * n negative for some n
@@ -107,11 +107,11 @@ def solve_matcha(graph: nx.Graph, budget: float, seed: int) -> Matcha:
 
     Args:
         graph: the links, connected, with nodes 0 to n - 1.
-        budget: the mean share of matchings in a round.
-        seed: for each round's draws.
+        budget: the mean share of matchings per round.
+        seed: of each round's draws.
 
     Raises:
-        SettingError: the budget is too small or unsolvable.
+        SettingError: the budget is too small.
     """
     size = graph.number_of_nodes()
     matchings = decompose(graph)
