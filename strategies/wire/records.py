@@ -205,6 +205,7 @@ def _bundle(record: ArrayRecord, cache: Bundles) -> Array:
         unpacked: dict[str, NDArray] = {}
         for name, array in record.items():
             unpacked[name] = np.asarray(unpack(array), order="C")
+        # The arrays are kept too, so that Python cannot give their ids to other objects
         cache[key] = arrays, Array(np.frombuffer(save(unpacked), np.uint8))
     return cache[key][1]
 
