@@ -23,11 +23,11 @@ def draw_forest(document: Mapping[str, Any], effect: Effect, ratio: str, path: P
     Args:
         document: the content of ``fit.json``.
         effect: converts an estimate and its standard error to an interval.
-        ratio: the ratio's name for a logarithmic axis; "" for a linear axis.
+        ratio: the ratio's name for a logarithmic axis, or "".
         path: the picture's file.
 
     Raises:
-        SettingError: single hospitals' regressions are missing, or ``path``'s ending is unknown.
+        SettingError: hospitals' regressions are missing, or the file ending is unknown.
     """
     rows = [row for row in document.get("heterogeneity", []) if row["sites"]]
     if not rows:

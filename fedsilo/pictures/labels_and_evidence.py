@@ -154,7 +154,7 @@ def draw_distribution(silos: Mapping[str, Any]) -> dict[str, Figure]:
         silos: the content of silos.json.
 
     Returns:
-        File name -> figure; {} if any site does not report its label counts.
+        File name -> figure, or {} if any site does not report its label counts.
     """
     counts_of = {}
     for site, facts in silos.items():

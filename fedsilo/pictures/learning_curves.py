@@ -105,8 +105,8 @@ def series(
     without an entry in ``distribution_of`` stands for itself.
 
     Returns:
-        Distribution -> round -> mean value, sorted by both; {} if no row has the metric and the
-        split.
+        Distribution -> round -> mean value, sorted by both. It is {} without any row of the metric
+        and split.
     """
     values_of: dict[str, dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
     for row in rows:
@@ -168,7 +168,7 @@ def draw_curves(directory: RunDirectory) -> list[Path]:
     measured, ``contributions.png`` shows them over the rounds.
 
     Returns:
-        The paths of all files, including PDF versions; empty without any metric to draw.
+        The paths of all files, including PDF versions, or [] without any metric to draw.
 
     Raises:
         RunDirectoryError: the run has not ended.

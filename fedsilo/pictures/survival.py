@@ -46,7 +46,7 @@ def draw_survival(rows: Iterable[Mapping[str, str]]) -> dict[str, Figure]:
         rows: rows of metrics.csv.
 
     Returns:
-        ``survival.png`` -> figure; {} if no site has published a curve.
+        ``survival.png`` -> figure, or {} if no site has published a curve.
     """
     curves = site_curves(rows)
     if not curves:

@@ -244,8 +244,8 @@ def _align_name(x: float) -> str:
 def _title(document: Mapping[str, Any], weights: Sequence[float]) -> str:
     """Build the graph's title: the kind of topology, the number of links, and their weights.
 
-    ``weights`` has the weight of each link. The title has the common weight. If weights differ, it
-    points to the lines or gives the range.
+    ``weights`` has the weight of each link. If all are equal, the title has this weight. Otherwise,
+    it says that weights are on the lines, or gives their range.
     """
     low, high = min(weights), max(weights)
     kind = "weight"
