@@ -22,8 +22,8 @@ def draw_forest(document: Mapping[str, Any], effect: Effect, ratio: str, path: P
 
     Args:
         document: the content of ``fit.json``.
-        effect: converts an estimate and its standard error to an interval.
-        ratio: the ratio's name for a logarithmic axis, or "".
+        effect: converts estimate and standard error to an interval.
+        ratio: the ratio's name for a logarithmic axis, "" for a linear one.
         path: the picture's file.
 
     Raises:

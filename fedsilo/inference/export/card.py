@@ -55,8 +55,8 @@ def card_text(
 
     Args:
         whole: the finished run.
-        site: the site whose metrics the card shows, or None for all sites.
-        form: an exported program's format, 'pt2' or 'onnx', or "".
+        site: the site to show, or None for all sites.
+        form: an exported program's format, 'pt2' or 'onnx', or "" for none.
         facts: further facts about the exported file.
     """
     # shown() removes metrics of too few patients, so the card cannot show them

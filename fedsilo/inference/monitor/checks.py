@@ -166,7 +166,7 @@ def _merge_cells(old: list[int], now: list[int], floor: int) -> tuple[list[int],
 def coverage_check(sets: Tensor, labels: Tensor, coverage: float) -> CaseCheck:
     """Check that prediction sets contain the true class as often as promised.
 
-    The check is an alarm if the 95 % Wilson interval of the share that does is entirely below
+    The check is an alarm if the 95 % Wilson interval of the share of such sets is entirely below
     ``coverage``.
 
     Args:

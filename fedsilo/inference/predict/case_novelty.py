@@ -241,8 +241,8 @@ class CaseNovelty:
     def _explain(self, marked: Booleans, features: Sequence[str]) -> list[str]:
         """Explain the scores of the cases that ``marked`` (k,) selects, in one string per case.
 
-        The reasons are unusual values, an unusual case as a whole, and unusual missing values. For
-        a case that is not selected, the string is empty.
+        Reasons are values unlike all training values, a case unlike any sample, and missing values
+        that samples rarely lack. For a case that is not selected, the string is empty.
         """
         limit = self.reference.limit or 1.0
         texts = []

@@ -192,8 +192,8 @@ def _novelty(
 ) -> CaseNovelty | str:
     """Measure how unlike the training samples the inputs are.
 
-    Images are compared by their ``features`` (k, f), which are None for rows of a table. If
-    ``reference`` is a text, the reason why novelty is unknown, this text is returned.
+    Images are compared by their ``features`` (k, f), which are None for rows of a table.
+    ``reference`` may be a text with the reason why novelty is unknown, which is then returned.
     """
     if isinstance(reference, str):
         return reference

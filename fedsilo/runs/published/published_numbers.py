@@ -170,8 +170,8 @@ class Paper:
     def _name_of(self, settings: Mapping[str, Value]) -> str:
         """Return the paper's name for a run's method, or "" if the paper has no such method.
 
-        A name has one or more groups of settings. The first name with a group equal to the run's
-        settings is returned.
+        A name has one or more groups of settings. The first name with a group whose settings all
+        equal the run's is returned.
         """
         for name, runs in self.names.items():
             for run in runs:
