@@ -115,8 +115,8 @@ class MaskedPart:
     def failed_part(self) -> ArrayRecord:
         """Build the masked zeros that a site adds to a secret sum if it could not answer.
 
-        It has the names and shapes of a successful site's part, so the server cannot tell them
-        apart. It also adds 1 to the masked count of failed sites.
+        It has the names and shapes of a successful site's part, so the server cannot tell who
+        failed. It also adds 1 to the masked count of failed sites.
 
         Raises:
             FedsiloError: the zeros cannot be masked, for example because keys were used before.
@@ -210,10 +210,10 @@ class MaskedPart:
         """Build the object that does this site's side of secure aggregation for one message.
 
         A site that has ``failed`` adds zeros, and 1 to the count of failures. Under the hospital's
-        own cap on epsilon, noisy sample counts replace the exact ones.
+        own cap on epsilon, the sample counts are noisy.
 
         Raises:
-            SiteError: the message has no such record.
+            SiteError: the message has no record of secure aggregation.
             RefusedError: the hospital has no signing key or 'state-dir'.
         """
         session, instruction = self.session, self.instruction

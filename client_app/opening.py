@@ -138,8 +138,8 @@ def open_site(context: Context, with_data: bool = True) -> OpenedSite:
     Raises:
         RefusedError: the hospital's rules forbid the run.
         SettingError: a setting is invalid.
-        SiteError: the data do not fit the declaration.
-        DataError: they cannot be read.
+        SiteError: the data do not fit their declaration.
+        DataError: the data are unreadable.
     """
     simulated, run, node = is_simulated(context), context.run_config, context.node_config
     settings = _run_settings(context)

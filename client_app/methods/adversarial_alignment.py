@@ -127,7 +127,7 @@ class Aligner:
         """Add the gradients of the alignment loss to the network's gradients (eq. 3).
 
         The loss teaches the network embeddings whose site no discriminator can tell. ``own`` (n, c)
-        are embeddings of a part of the batch, and ``share`` is its size, 0 to 1.
+        are the embeddings of a part of the batch, and ``share`` is that part's fraction.
         """
         if self.rivals:
             sent = own

@@ -100,10 +100,10 @@ class SiteMethod(ABC):
     def measured(self, lab: Lab, network: SiteNetwork) -> Iterable[Measured]:
         """Return the networks to measure in place of ``network``, with the metrics of each.
 
-        By default this is ``network`` itself. An evidential network also reports how much evidence
-        it finds. If 'split.partition' is "unseen", a model that stays is finally also measured on
-        only the labels that it was trained on. The caller measures each network before requesting
-        the next.
+        By default this is ``network``. An evidential network also reports how much evidence it
+        finds. If 'split.partition' is "unseen", the final evaluation also measures a model that
+        stays on only the labels that it was trained on. The caller measures each network before
+        requesting the next.
         """
         plain = Measured(network)
         if evidences(network):

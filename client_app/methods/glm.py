@@ -148,8 +148,8 @@ class GLMSite(SiteMethod):
     def _units(self, lab: Lab) -> tuple[Floats, Floats]:
         """Read the server's centres and deviations of outcome and columns, (1 + columns,) each.
 
-        In these units a value loses its centre and is divided by its deviation. Only a linear model
-        may have units for its outcome. Impossible units raise a SiteError.
+        In these units a value is its distance from the centre, divided by the deviation. Only a
+        linear model may have units for its outcome. Impossible units raise a SiteError.
         """
         arrays = lab.arrays()
         centers = arrays[CENTERS].double().numpy()
@@ -199,8 +199,8 @@ class GLMSite(SiteMethod):
     def _refuse_concentrated(self, lab: Lab, x: Floats, y: Outcomes, beta: Floats) -> None:
         """Refuse sums that rest on fewer than 'privacy.sums-min-count' patients in effect.
 
-        The effective number is (sum |v|)^2 / sum v^2, once for the patients' weights in the Hessian
-        and once for their residuals. A linear model always passes.
+        The effective number for values v is (sum |v|)^2 / sum v^2. It is checked for the patients'
+        weights in the Hessian and for their residuals. A linear model always passes.
         """
         floor = lab.common.sums_min_count
         if self.settings.family == "linear" or floor <= 1:

@@ -81,13 +81,13 @@ class Patients:
 def read_patients(session: SiteSession, settings: GLMSettings) -> Patients:
     """Read the columns and outcomes of all the site's patients, and check them.
 
-    Patients without an outcome or a time are left out. With 'glm.missing' "drop", so are those
-    without a chosen value.
+    Patients without an outcome or a time are left out. With 'glm.missing' "drop", so are those who
+    lack a chosen column's value.
 
     Raises:
         SettingError: a chosen column is missing or named twice.
         SiteError: the outcomes or times do not suit the regression.
-        RefusedError: there are too few patients.
+        RefusedError: too few patients remain.
     """
     silo, floor = session.silo, session.settings.sums_min_count
     chosen = find_columns(silo.features, settings)
@@ -125,7 +125,7 @@ def _all_rows(silo: Silo) -> tuple[Floats, Floats]:
 
 
 def _take_columns(rows: Floats, labels: Floats, chosen: ChosenColumns) -> Patients:
-    """Select the columns, outcomes and times that a regression uses from a table's rows.
+    """Select the columns, outcomes and times that a regression uses.
 
     With a chosen outcome column, the label is ignored. Otherwise the label is the outcome, and a
     label (n, 2) has the time first. A chosen time column has precedence. NaN marks missing values.
@@ -156,10 +156,10 @@ def _leave_out(site: str, patients: Patients, is_left_out: npt.NDArray[np.bool_]
 
 
 def _outcome_fault(settings: GLMSettings, patients: Patients) -> str:
-    """Describe why the outcomes or times do not suit the regression's family, and a remedy.
+    """Describe why outcomes or times do not suit the regression, and a remedy.
 
-    A logistic model needs outcomes of 0 and 1. A Poisson model needs counts. Cox's model needs
-    events of 0 or 1 and no negative times. Without a fault the text is empty.
+    A logistic model needs outcomes of 0 and 1, a Poisson model counts, and Cox's model events of 0
+    or 1 and no negative times. Without a fault the text is empty.
     """
     family, outcome, times = settings.family, patients.outcome, patients.times
     remedy = "correct 'glm.outcome' or its values"

@@ -65,9 +65,8 @@ class MoonSite(SiteMethod):
     ) -> StackableLoss | None:
         """Build the task's loss plus mu times the model-contrastive loss (eq. 4).
 
-        It pulls the representations towards the global model's, the present state of ``network``.
-        It pushes them away from the ``stored`` previous model's. Without a stored model the result
-        is None.
+        The contrastive loss pulls representations towards those of ``network`` as it is now, and
+        away from those of the ``stored`` previous model. Without a stored model the result is None.
         """
         if not stored:
             return None

@@ -17,8 +17,8 @@ class SCAFFOLDSite(SiteMethod):
         """Train with corrected gradients, and send the mean update per step and a control variate.
 
         c is the server's control variate, and c_i this site's, 0 at first. Each step adds (c - c_i)
-        / rate to the gradient. The new c_i is the learning rate times the mean gradient without
-        this addition. The received model is measured first.
+        / learning rate to the gradient. c_i becomes the learning rate times the mean gradient
+        without this addition. The received model is measured first, if requested.
         """
         network, rate, received = lab.open(), lab.common.learning_rate, lab.arrays()
         lab.measure(network)

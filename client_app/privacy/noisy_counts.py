@@ -47,8 +47,8 @@ _Kept = dict[str, NoisyCounts | Counts]
 def counts_noise(chosen_noise: float, hospital: Ledger) -> float:
     """Return the standard deviation of the noise on label counts, in patients.
 
-    It is ``chosen_noise``. If that is 0, one report must cost a quarter of the hospital's cap on
-    epsilon, and the noise is computed between 0.5 and 10,000.
+    It is ``chosen_noise``. If that is 0, it is computed between 0.5 and 10,000, so that one report
+    costs a quarter of the hospital's cap on epsilon.
 
     Raises:
         SettingError: ``chosen_noise`` is 0, and no noise is enough for this cost.

@@ -113,7 +113,7 @@ class SecureSite:
         Raises:
             SiteError: the message is malformed, or keys are missing.
             RefusedError: the answer would reveal more than a sum.
-            SettingError: too few sites for any threshold.
+            SettingError: no threshold is possible.
             CheckpointError: a file is unusable.
         """
         with lock_secrets(self.folder):
@@ -231,8 +231,8 @@ class SecureSite:
     def _request_digest(self, received: Mapping[str, Any], secrets: RoundSecrets) -> str:
         """Return a digest of everything in a request that decides which numbers this site masks.
 
-        It covers the instruction, the arrays and metrics to sum, and the number of sites. It is
-        empty except at a hospital that declares its data.
+        It covers the instruction, the received arrays, the names to sum and the number of sites. It
+        is empty except at a hospital that declares its data.
         """
         if self.instruction is None:
             return ""
@@ -295,11 +295,10 @@ class SecureSite:
         )
 
     def _store_keys(self, secrets: RoundSecrets) -> None:
-        """Check all sites' public keys and their signatures, and put the keys into ``secrets``.
+        """Check all sites' signed public keys, and put the keys into ``secrets``.
 
-        A repeated key, or another key under this site's name, raises a RefusedError. So does a
-        signing key that the hospital has not confirmed. ``secrets`` also gets the splits that every
-        site measures.
+        A repeated key or a wrong key of this site raises a RefusedError. So does a signing key that
+        the hospital has not confirmed. ``secrets`` also gets the splits that every site measures.
         """
         sites, splits = read_texts(self.asked, "sites"), read_texts(self.asked, "splits")
         refuse_list(self.site, sites, sites, "make keys")
@@ -406,8 +405,8 @@ class SecureSite:
     def _refuse_disagreement(self, secrets: RoundSecrets) -> None:
         """Check that enough sites have signed the list of sites that this site has signed.
 
-        Otherwise a server could unmask a sum for each of several lists. The threshold decides, but
-        with proven sums all sites must sign. Too few valid signatures raise a RefusedError.
+        Otherwise a server could unmask a sum for each of several lists. Valid signatures must reach
+        the threshold, and with proven sums all sites must sign. Too few raise a RefusedError.
         """
         signers = read_texts(self.asked, "signers")
         signatures = read_tokens(self.asked, "signatures", LONGEST_SIGNATURE)
