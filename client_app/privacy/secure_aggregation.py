@@ -405,8 +405,8 @@ class SecureSite:
     def _refuse_disagreement(self, secrets: RoundSecrets) -> None:
         """Check that enough sites have signed the list of sites that this site has signed.
 
-        Otherwise a server could unmask a sum for each of several lists. Valid signatures must reach
-        the threshold, and with proven sums all sites must sign. Too few raise a RefusedError.
+        Otherwise a server could unmask a sum for each list. Valid signatures must reach the
+        threshold. With proven sums all sites must sign. Fewer raise a RefusedError.
         """
         signers = read_texts(self.asked, "signers")
         signatures = read_tokens(self.asked, "signatures", LONGEST_SIGNATURE)
