@@ -11,9 +11,10 @@ class FedBABUSite(FedAvgFTSite):
     trains_stacked = True
 
     def train_shared(self, lab: Lab, network: SiteNetwork) -> Outgoing:
-        """Train and send the body, which is all layers but the last.
+        """Train and send all layers but the last.
 
-        The last layer keeps its weights and is not sent. It remains frozen after this training.
+        The last layer keeps the weights that ``network`` has, and remains frozen. The result sends
+        the trained layers.
         """
         head = set(last_layers(network, 1))
         for name, parameter in network.named_parameters():
