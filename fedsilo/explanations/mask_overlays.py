@@ -46,9 +46,9 @@ class _Case:
 def overlay_sheet(lab: Lab, split: str) -> Figure | None:
     """Draw the images of a site with the best, the median and the worst Dice score.
 
-    Each image is drawn alone, and with solid outlines of the true mask and dashed ones of the
-    prediction. The score is the mean Dice over the classes. The result is None if no image has a
-    score.
+    Each image is drawn alone, and with outlines, solid for the true mask and dashed for the
+    prediction. The score is the mean Dice over the foreground classes. Without any score, the
+    result is None.
 
     Raises:
         SettingError: the run's task is not segmentation.

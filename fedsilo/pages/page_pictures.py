@@ -182,7 +182,7 @@ def certainty(name: str, bins: Sequence[Bin], label: str, *, diagonal: bool) -> 
         name: the picture's name, unique on its page.
         bins: non-empty bins in ascending order of certainty.
         label: the label of the horizontal axis.
-        diagonal: whether to draw perfect calibration.
+        diagonal: whether to draw the diagonal.
     """
     means, shares, values = [], [], []
     for one in bins:
