@@ -115,12 +115,12 @@ def _unpack_once(archive: Path, folder: Path) -> str:
 def unpack(archive: Path, folder: Path) -> int:
     """Unpack a zip or tar archive into ``folder``, and return the number of unpacked files.
 
-    The folder is created if it is missing. Existing files of the same names are replaced once the
-    whole archive was unpacked, so a bad archive changes none.
+    A missing folder is created. Existing files of the same names are replaced, but only after the
+    whole archive was unpacked.
 
     Raises:
-        DataError: the archive is missing, damaged, unsafe or too large, or a file cannot be
-            written.
+        DataError: the archive is missing, damaged or too large, has a link or a path outside its
+            folder, or cannot be written.
     """
     folder.mkdir(parents=True, exist_ok=True)
     try:
@@ -174,7 +174,8 @@ def is_unpacked(archive: Path, folder: Path) -> bool:
     The contents are not compared.
 
     Raises:
-        DataError: the archive is damaged, unsafe or too large when unpacked.
+        DataError: the archive is damaged or too large when unpacked, or has a link or a path
+            outside its folder.
         OSError: the archive is missing or cannot be read.
     """
     with _open_archive(archive) as (_, sizes):
@@ -191,11 +192,8 @@ def _open_archive(
 ) -> Iterator[tuple[zipfile.ZipFile | tarfile.TarFile, dict[str, int]]]:
     """Open a zip or tar archive for a ``with`` block, after checking all entries in it.
 
-    Damaged, too large and unsafe archives raise ``DataError``. Damage that only the block finds
-    does so too.
-
-    Yields:
-        The open archive, and its files: name -> size in bytes.
+    The block gets the open archive and its files: name -> size in bytes. Links, outside paths,
+    excessive size and damage, even if found inside the block, raise ``DataError``.
     """
     try:
         if zipfile.is_zipfile(archive):
@@ -259,8 +257,8 @@ def _is_plain(entry: zipfile.ZipInfo) -> bool:
 def _check_entries(entries: Iterable[tuple[str, int, bool]], archive: Path) -> dict[str, int]:
     """Check the names and kinds of an archive's entries, and return its files: name -> bytes.
 
-    Each entry has a name, a size, and a flag that is False for links and devices. Those raise
-    ``DataError``, as do absolute names, '..' and backslashes.
+    Each entry has a name, a size, and a flag that is False for links and devices. Links, devices,
+    absolute names, '..' and backslashes raise ``DataError``.
     """
     sizes = {}
     for name, size, plain in entries:

@@ -78,8 +78,8 @@ class PublicFiles:
     def find(self, places: Places, names: Iterable[str] | None = None) -> Path:
         """Check that this public data set's files exist, and return the folder that contains them.
 
-        Only existence is checked. ``names`` limits the check to these files. If fedsilo can
-        download no files of this data set, the result is ``Path()``, unchecked.
+        Only existence is checked, for the files in ``names`` or for all. If fedsilo can download no
+        files of this data set, nothing is checked, and ``Path()`` is returned.
 
         Raises:
             DataError: no data directory is named, or a file is missing.

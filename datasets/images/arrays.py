@@ -169,10 +169,10 @@ def _number_contents(x: npt.NDArray[Any]) -> list[int]:
 
 
 def _read_sample(path: Path, shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
-    """Read a ``.npy`` file as one sample, with the given shape and type of a site's samples.
+    """Read a ``.npy`` file as one sample, and check its shape and type.
 
     The shape is (channels, height, width). A file with one channel may omit that axis. Floats of
-    any width count as float32. Other and non-finite samples raise ``BrokenImageError``.
+    any width count as float32. An unsuitable file, NaN or infinity raises ``BrokenImageError``.
     """
     check_file(path)
     try:
@@ -250,8 +250,8 @@ def _sample_fault(x: npt.NDArray[Any]) -> str:
 def _class_fault(classes: npt.NDArray[Any], fewest: int) -> str:
     """Explain why an array is not a list of distinct class names, or return '' if it is one.
 
-    The array must be one-dimensional, with at least ``fewest`` strings. They must differ in Unicode
-    NFC, and have visible characters only.
+    The array must be one-dimensional, with at least ``fewest`` strings. They must differ even in
+    the Unicode form NFC, and have only visible characters.
     """
     are_names = classes.ndim == 1 and classes.dtype.kind == "U"
     names = set(map(normalise_name, map(str, classes.reshape(-1).tolist())))
@@ -271,11 +271,10 @@ def write_arrays(
 
     Args:
         folder: an existing folder. Existing files are replaced.
-        silos: site -> (samples, labels). Channels may be last.
+        silos: site -> (samples, labels). Channels may be on the last axis.
 
     Raises:
-        DataError: a site's arrays are invalid or unlike the first site's. Earlier sites are
-            written.
+        DataError: a site's arrays are invalid or unlike the first site's.
     """
     # The labels of all sites, ascending, so that a label has the same number everywhere
     every = np.unique(np.concatenate([np.asarray(y).reshape(-1) for _, y in silos.values()]))

@@ -274,7 +274,7 @@ def check_faults(
     names are logged on this machine only.
 
     Raises:
-        DataError: it has the number of faults, and the first five with their reasons.
+        DataError: there are such images. The error counts them and shows the first five.
     """
     if not faults or policy == "skip":
         return

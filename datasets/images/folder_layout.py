@@ -121,8 +121,8 @@ def check_class_names(place: Path, names: Sequence[str]) -> None:
     ``place`` is the folder that contains them, for errors.
 
     Raises:
-        DataError: every name is a year from 1900 to 2099, or two names are like 'images' and
-            'masks'.
+        DataError: every name is a year from 1900 to 2099, or one name means images and another
+            means masks.
     """
     lowered = set(map(str.lower, names))
     if lowered & _PICTURES and lowered & _MASKS:

@@ -53,11 +53,11 @@ class Image:
 def read_folder(folder: Path) -> dict[str, list[Image]]:
     """List the images of each site in a folder, sorted by part, class and file name.
 
-    Subfolders named 'train', 'val' or 'test' are parts. If any subfolder has images directly in it,
-    all are classes. The only site is then 'folder'. Otherwise each subfolder is a site.
+    Subfolders named 'train', 'val' or 'test' are parts. If a subfolder has images directly in it,
+    all are classes. In both cases the only site is 'folder'. Otherwise each subfolder is a site.
 
     Raises:
-        DataError: the folders match no layout, or have only one class.
+        DataError: no layout fits, or there is only one class.
     """
     tops = subfolders(folder)
     if not tops:
@@ -110,8 +110,8 @@ def _read_site(folder: Path) -> list[Image]:
 def _part_folders(folder: Path) -> dict[str, Path]:
     """Return the folder of each part of a site: 'train', 'val' or 'test' -> folder.
 
-    If no subfolder looks like a part, the result is '' -> ``folder``. A mixture, or names such as
-    'training', raise ``DataError``.
+    If no subfolder looks like a part, the result is '' -> ``folder``. Parts next to other folders,
+    or names such as 'training', raise ``DataError``.
     """
     tops = subfolders(folder)
     if are_parts(tops):

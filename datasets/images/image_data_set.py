@@ -357,8 +357,8 @@ def _split_as_given(
 ) -> RowSplit:
     """Split images into the parts that the user gave, and cut missing parts out of 'train'.
 
-    Only parts with folds in the settings are cut, the test fold first. Folds keep groups whole and
-    the shares of ``strata``. Folds for a given part raise ``DataError``.
+    Only a part with folds in the settings is cut, the test fold first. A cut keeps ``groups``
+    whole. A part with both images and folds raises ``DataError``.
     """
     # A test fold is cut before the validation fold, which comes from the rows that are left
     given = np.array(index.parts)

@@ -115,9 +115,9 @@ def _pick(texts: tuple[str, ...], rows: Rows) -> tuple[str, ...]:
 def join_indices(where: str, parts: Sequence[ImageIndex]) -> ImageIndex:
     """Concatenate the image indices of several sites whose images are all in one folder.
 
-    Parts (train, val or test) and masks are dropped. A safe name, such as "the image of line 3",
-    gets " of " and its site's ``where``. Safe names that are file names stay unchanged. ``where``
-    names the joined index.
+    Parts (train, val or test) and masks are dropped. Errors show an image by its safe name. " of "
+    and the site's ``where`` are added to it, unless safe names are file names. ``where`` names the
+    joined index.
     """
     names: list[str] = []
     groups: list[str] = []
@@ -150,8 +150,8 @@ def split_public(index: ImageIndex, share: float) -> tuple[ImageIndex, ImageInde
 def in_public(groups: Sequence[str], share: float) -> npt.NDArray[np.bool_]:
     """Tell for each image, as bool (n,), whether its group (such as a patient) is public.
 
-    A group is public if a hash of its name, from 0 to 1, is below ``share``. All sites get the same
-    answer. A larger share keeps every public group public.
+    Public images are in no silo. A group is public if a hash of its name, from 0 to 1, is below
+    ``share``. All sites get the same answer. A larger share keeps every public group public.
     """
     return np.array([_fraction("public-part", group) < share for group in groups], dtype=bool)
 

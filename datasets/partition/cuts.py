@@ -62,7 +62,7 @@ def label_shares(classes: int, silos: int, per_silo: int, rng: np.random.Generat
         Shares (classes, silos), in which each row sums to 1.
 
     Raises:
-        SettingError: ``per_silo`` is above the number of labels, or leaves a label without silo.
+        SettingError: ``per_silo`` is above the number of labels, or leaves a label without a silo.
     """
     if per_silo > classes or per_silo * silos < classes:
         raise SettingError(
@@ -247,8 +247,8 @@ def cut_document(data: DataSet, settings: CommonSettings, places: Places) -> dic
     """Record which samples a partition gives to each silo, so that the cut can be repeated.
 
     Returns:
-        The settings 'decided-by', the 'silos' (silo -> split -> row indices) and their digest
-        'sha256'. Without a validation split, 'val' rows are rows of the training split.
+        A dictionary of 'decided-by' (settings), 'silos' (silo -> split -> row indices) and the
+        digest 'sha256'. Without a validation split, 'val' rows are rows of the training split.
 
     Raises:
         SettingError: the partition is impossible.
@@ -277,8 +277,8 @@ def _cut_all(
 ) -> list[dict[str, Rows]]:
     """Choose the rows of every silo for the run's partition: split -> rows, ascending.
 
-    An equal call reuses the last rows, except for a plugin. ``names`` are the silos, in the
-    result's order. Without a validation part, 'val' rows refer to the training part.
+    A call with equal arguments returns the last rows again, except for a plugin. ``names`` are the
+    silos, in order. Without a validation part, 'val' rows refer to the training part.
     """
     if settings.partition not in PARTITIONS:  # a plugin may change under the same settings
         return _cut_at_random(data.name, pool, settings, names)
@@ -315,8 +315,8 @@ def _cut_at_random(
 ) -> list[dict[str, Rows]]:
     """Choose the rows of every silo for the partition 'dirichlet', 'labels' or a plugin.
 
-    The settings limit a silo's training and test rows, and 0 keeps all. If the pool has no
-    validation part, a random tenth of the training rows becomes it.
+    The sizes in the settings limit a silo's rows, and 0 keeps all. If the pool has no validation
+    part, a random tenth of a silo's training rows validates.
     """
     rng = np.random.default_rng(derive_seed(settings.fold_seed, "partition", settings.partition))
     if settings.partition == DIRICHLET:

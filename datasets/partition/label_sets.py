@@ -108,7 +108,7 @@ def _list_plans(classes: int, silos: int, share: float) -> Iterator[_Plan]:
 def _near_counts(private: int, shared: int, share: float) -> list[int]:
     """List how many shared labels a silo may have so that its private share is near ``share``.
 
-    The private share, private / (private + shared labels), may differ by at most 0.05. A silo
+    The private share, private / (private + shared labels), may differ from it by 0.05. A silo
     without private labels must have all ``shared`` labels.
     """
     if not private:
@@ -216,7 +216,7 @@ class LabelCut:
     def rows(self, train_size: int, test_size: int) -> list[dict[str, Rows]]:
         """Choose every silo's training rows from its own labels, and its other rows from all.
 
-        A pool without validation part gives a tenth of the training samples as 'val'. Size 0 means
+        If the pool has no validation part, a tenth of the training rows become 'val'. Size 0 means
         the largest size that divides evenly among labels.
 
         Returns:
@@ -287,9 +287,9 @@ class LabelCut:
         return counts
 
     def _compute_sizes(self, size: int) -> tuple[list[int], list[list[int]]]:
-        """Compute the samples of each label that a silo gets for validation, and each silo for training.
+        """Compute how many samples of each label a silo gets for validation and for training.
 
-        If the pool has no validation part, a tenth of ``size`` is for validation. Other labels
+        Without a validation part in the pool, a tenth of ``size`` is for validation. Other labels
         replace a rare label's missing samples. The sums may still be too small.
         """
         silos = len(self.sets)
@@ -353,10 +353,10 @@ class LabelCut:
         return all(sum(parts) == training for parts in trained)
 
     def _check_sizes(self, size: int, given: bool) -> tuple[list[int], list[list[int]]]:
-        """Compute the samples per label as ``_compute_sizes`` does, and refuse a silo without some label.
+        """Compute each silo's samples per label, and check that each silo gets some of each.
 
-        ``size`` counts training samples, with those held out for validation. ``given`` says whether
-        the user set it. Too few samples raise ``DataError``.
+        The result has numbers for validation, then for training. ``size`` includes both. A
+        ``DataError`` may advise a larger size only if the user has ``given`` it.
         """
         if not self._has("val") and size < VALIDATION_SHARE:
             least = VALIDATION_SHARE if given else 0
@@ -382,8 +382,8 @@ class LabelCut:
     ) -> None:
         """Raise the ``DataError`` for a silo that gets no training sample of one of its labels.
 
-        ``parts`` counts its samples of each label. If the user has ``given`` a size with fewer
-        samples than labels, the error advises a larger one.
+        ``parts`` counts the silo's samples of each label. If the user has ``given`` a size with
+        fewer training samples than labels, the error advises a larger one.
         """
         lost = labels[parts.index(0)]
         # The smallest size that trains on at least one image of each of the silo's labels

@@ -63,8 +63,8 @@ class CutPool:
 def open_cut_pool(data: DataSet, settings: CommonSettings, places: Places) -> CutPool:
     """Open the pool of all samples of a data set, from which a partition cuts silos.
 
-    For ``ShiftedImages``, whose silos are rotated parts of a public data set, it is this data set
-    without rotation. Otherwise it joins the samples of all silos.
+    For ``ShiftedImages``, whose silos are rotated parts of a public data set, the pool is this data
+    set without rotation. Otherwise the pool joins the samples of all silos.
 
     Raises:
         DataError: files are unusable, or the silos differ in shape or classes.

@@ -164,8 +164,8 @@ def _read_header(path: Path, pixels: bool = True) -> FileDataset:
 def _check_kind(dataset: FileDataset, bits: int) -> None:
     """Check by its header that a DICOM is one grey image that can be decoded here.
 
-    It must have the declared number of ``bits`` per pixel, and at most 89 million pixels. Any other
-    DICOM raises ``BrokenImageError``.
+    It must fit the declared ``bits`` per pixel, and have at most 89 million pixels. Any other DICOM
+    raises ``BrokenImageError``.
     """
     fault = _kind_fault(dataset) or _syntax_fault(dataset)
     if fault:
@@ -242,8 +242,8 @@ def _decode_pixels(dataset: FileDataset) -> npt.NDArray[Any]:
 def _check_amount(dataset: FileDataset, shape: tuple[int, int]) -> None:
     """Check, before decoding, that the amount of pixel data fits the size in the header.
 
-    Too few bytes raise ``BrokenImageError``, as does surplus other than a few equal bytes, which
-    are removed. Compressed data must state ``shape`` themselves. RLE data are not checked.
+    Too few bytes raise ``BrokenImageError``. Surplus bytes must all be equal, and are removed from
+    ``dataset``. Compressed data must state the size ``shape``, except RLE data.
     """
     from pydicom.encaps import generate_frames
     from pydicom.uid import RLELossless
@@ -366,8 +366,8 @@ def _modality_range(dataset: FileDataset) -> tuple[float, float]:
 def _find_padding(dataset: FileDataset, raw: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
     """Find the padding pixels of a DICOM, which surround the image, as a bool mask (height, width).
 
-    A pixel is padding if its stored value equals the header's padding value, or lies between it and
-    a limit. Without such a value there is none.
+    The header may state a padding value and a limit. Stored values from one to the other are
+    padding. Without a padding value there is none.
     """
     value = dataset.get("PixelPaddingValue")
     if value is None:

@@ -96,8 +96,8 @@ class _WithMasks(Endovascular):
         """Return a function that decodes an image and its mask to uint8 (2, size, size).
 
         The function takes the image's name. The first channel is the grey image, and the second the
-        mask, 0 or 1. The central square of each is resized. The function raises
-        ``BrokenImageError`` for unusable files, and ``KeyError`` without a mask.
+        mask, 0 or 1. The central square of each is resized. Unusable files raise
+        ``BrokenImageError``, and images without a mask ``KeyError``.
         """
         bits, masks = self.bits(index), read_masks(index)
 

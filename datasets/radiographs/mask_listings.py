@@ -59,8 +59,8 @@ def has_mask_folders(folder: Path) -> bool:
     A folder whose subfolders are all named train, val or test is a site too, if each has both.
 
     Raises:
-        DataError: a folder is unreadable, or a subfolder has a name like 'train' or 'testing', but
-            not all are named train, val or test.
+        DataError: a folder is unreadable, or one has a name like 'train' or 'testing', but not all
+            are named train, val or test.
     """
     names = {inner.name for inner in subfolders(folder)}
     if {IMAGES, MASKS} <= names:
@@ -131,8 +131,8 @@ def _check_partners(
 ) -> None:
     """Check that each file has a partner in the other folder: a file of the same name.
 
-    The keys are names without endings. A ``DataError`` counts the files without partner, and the
-    log on this machine names them. ``what`` is missing in folder ``where``.
+    Both mappings have names without endings. The log on this machine names files without a partner.
+    ``DataError`` says that ``what`` is missing in ``where``.
     """
     lone: Sequence[str] = [stem for stem in files if stem not in partners]
     if lone:

@@ -122,7 +122,8 @@ class MaskImages(DeepManifests, MaskedDataSet):
     def index(self, site: str, settings: CommonSettings, places: Places) -> ImageIndex:
         """List a site's images with their masks, for about 'split.sample-share' of the patients.
 
-        A hash of their names chooses the patients. An image without a known patient counts as one.
+        A hash of their names chooses the patients. An image without a known patient counts as a
+        patient by itself.
 
         Raises:
             DataError: the site's list or folder is missing or invalid, or images and masks do not

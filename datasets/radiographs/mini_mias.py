@@ -76,9 +76,9 @@ class MiniMias(RadiographDataSet):
     def reader(self, index: ImageIndex, size: int, settings: CommonSettings) -> Reader:
         """Return a function that decodes an image of ``index`` by name to int16 (1, size, size).
 
-        Dark edges are cropped. The longer side of the rest becomes ``size``. If
-        'data.intensity-profiles' is set, the image looks as from the X-ray machine of its tissue's
-        vendor. The function raises ``BrokenImageError`` for unusable files.
+        Dark edges are cropped. The longer side of the rest becomes ``size``.
+        'data.intensity-profiles' renders the image as the X-ray machine of its tissue's vendor
+        would show it. The function raises ``BrokenImageError`` for unusable files.
 
         Raises:
             DataError: the list of images is invalid.
@@ -98,8 +98,8 @@ class MiniMias(RadiographDataSet):
         """Return a function that decodes a new 8-bit file or DICOM like the images of ``site``.
 
         The function takes a path and returns int16 (1, size, size). It raises ``BrokenImageError``
-        for an unusable file. If 'data.intensity-profiles' is set and ``site`` is a breast tissue,
-        the image looks as from its vendor's X-ray machine. The file's name seeds the noise.
+        for an unusable file. If ``site`` is a breast tissue, 'data.intensity-profiles' renders the
+        image as the X-ray machine of its vendor would show it.
         """
         size = settings.image_size or self.own_size(places)
         profile = None

@@ -74,8 +74,8 @@ class PneumoniaMnist(DataSet):
     def _load(self, name: str, settings: CommonSettings, places: Places) -> Silo:
         """Open a site's silo in the cache, or create it there from ``pneumoniamnist.npz``.
 
-        A site is a vendor. Its images become int16 (1, size, size). If 'data.intensity-profiles' is
-        set, they look as from the vendor's machine.
+        A site is a vendor. Its images become int16 (1, size, size). 'data.intensity-profiles'
+        renders them as the vendor's X-ray machine would show them.
         """
         path = public_data()[self.name].find(places) / _FILE
         stamp, values = path.stat(), as_mapping(settings)
