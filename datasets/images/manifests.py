@@ -188,9 +188,8 @@ class Manifest:
     def read(self) -> ImageIndex:
         """Read all lines into an index of images, grouped by patient.
 
-        An image whose patient is empty or unknown is a group by itself. If any line has a value in
-        the column 'split', every line must have one. If one patient has more than half of the
-        images, a warning without the patient's name is logged.
+        An image without a known patient is a group by itself. If any line has a value in the column
+        'split', every line must have one.
 
         Raises:
             DataError: a line is invalid, or a patient's images are in two parts (train, val or
@@ -231,18 +230,11 @@ class Manifest:
     def label(self, number: int, row: Mapping[str, str]) -> Any:
         """Return the label in a line of the manifest, in the form that the task needs.
 
-        - For a classification it is the index of a class. The cell '1.0' equals the label '1'.
-        - For a regression it is a number.
-        - For several findings it is a list with 0 or 1 for each finding.
-        - For survival it is a list: the time, and 1 for an event or 0 for a censored patient.
-
-        Args:
-            number: the line's number, for errors.
-            row: column -> text.
+        It is a class's index, a number for regression, 0 or 1 for each finding, or [time, event]
+        for survival. Event 0 means censored. ``row`` has the text of each column.
 
         Raises:
-            DataError: no class has this label, or a number, finding, time or event has an
-                impossible value. The error names the line and column.
+            DataError: a value is impossible. The error names the line.
         """
         if self.task == REGRESSION:
             return self._number(number, "label", row["label"], -_LARGEST)
@@ -266,11 +258,7 @@ class Manifest:
     def _number(self, number: int, column: str, text: str, lowest: float) -> float:
         """Parse a cell as a number from ``lowest`` to just below the largest float32 number.
 
-        ``number`` and ``column`` are the cell's line and column for errors, and ``text`` is its
-        text.
-
-        Raises:
-            DataError: the cell is empty, is not a number, or is outside this range.
+        Any other text raises ``DataError``, which shows the line ``number`` and the ``column``.
         """
         try:
             value = float(text)
@@ -290,11 +278,8 @@ class Manifest:
     def _finding(self, number: int, column: str, text: str) -> float:
         """Parse a cell as 1.0 for a finding that is present, and 0.0 for one that is absent.
 
-        ``number`` and ``column`` are the cell's line and column for errors. ``text`` is its text.
-        '1.0' counts as '1'.
-
-        Raises:
-            DataError: the cell is neither 0 nor 1.
+        The text must be 0 or 1, or such a number as '1.0'. A ``DataError`` names the line
+        ``number`` and the ``column``.
         """
         value = same_text(text)
         if value not in ("0", "1"):
@@ -305,19 +290,10 @@ class Manifest:
         return float(value)
 
     def _file(self, number: int, path: str) -> str:
-        """Return an image's file relative to the data directory, and remember its line.
+        """Return an image's file relative to the data directory, and store its line in ``lines``.
 
-        ``lines`` (file -> line) stores the line, so that a second line with the same file is
-        refused. The file need not exist. If it exists only under another Unicode form of its name,
-        the result has that form.
-
-        Args:
-            number: the line in the manifest.
-            path: the text of the cell.
-
-        Raises:
-            DataError: the path is empty or has unprintable characters, leads outside the data
-                directory, or names a file that an earlier line names.
+        ``number`` is the line, and ``path`` the cell's text. The file need not exist. A second line
+        with the same file raises ``DataError``.
         """
         name = self.resolve(number, self.image_column, path)
         if name in self.lines:
@@ -331,17 +307,11 @@ class Manifest:
     def resolve(self, number: int, column: str, path: str) -> str:
         """Return the path of the file that a cell names, relative to the data directory.
 
-        The file need not exist. If it exists only under another Unicode form of its name (NFC or
-        NFD), the result has that form.
-
-        Args:
-            number: the line of the cell, for errors.
-            column: the column of the cell, for errors.
-            path: the cell's text: a path relative to the manifest's folder, or an absolute path.
+        A relative ``path`` begins at the manifest's folder. The file need not exist. If it exists
+        only under another Unicode form of its name, the result has that form.
 
         Raises:
-            DataError: the path is empty, has unprintable characters, or leads outside the data
-                directory.
+            DataError: the path is empty, unprintable or outside the data directory.
         """
         place = f"{self.where}, line {number}, column '{column}'"
         if not path or not path.isprintable():
@@ -356,11 +326,8 @@ class Manifest:
     def _make_relative(self, path: str, place: str) -> str:
         """Convert an absolute path to a path relative to the manifest's folder.
 
-        The manifest's folder is the data directory or a folder in it. An error begins with
-        ``place``, which names the file, line and column.
-
-        Raises:
-            DataError: the path is not in the data directory.
+        A path outside the data directory raises ``DataError``. The error begins with ``place``,
+        which names the file, line and column.
         """
         base = (self.folder / self.file).parent.resolve()
         data = self.folder.resolve()
