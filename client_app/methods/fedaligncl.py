@@ -192,7 +192,7 @@ class FedAlignCLSite(SiteMethod):
             key = (lab.instruction.round, lab.site)
         rng = generator(lab.sampling.seed, "shared-embeddings", *key)
         chosen = torch.randperm(len(inputs), generator=rng)[:count]
-        # As in the alignment: batch norm scales embeddings differently in eval mode
+        # Batch norm scales embeddings differently in eval mode, and the alignment uses this one
         network.train()
         embeddings = []
         with torch.no_grad(), still_statistics(network), lab.compute.autocast():

@@ -247,7 +247,7 @@ def _experiment_lines(runs: Runs, metric: str, split: str) -> dict[str, Line]:
     Each value is a mean over the sites that have the metric in every round of all runs on the same
     data set. A run without such sites adds nothing.
     """
-    # With other sites in a round, a line would jump
+    # A line would jump if a round had other sites
     values_of, measured = [], []
     for run in runs:
         by_round = _values_by_round(run, metric, split)

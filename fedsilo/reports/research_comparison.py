@@ -135,7 +135,7 @@ def _comparison(
         descriptions.append(f"{name}: {cell}")
     svg = estimates(f"compared-{metric}", {"mean": centres}, label, points)
     alt = f"{label}. {'; '.join(descriptions)}."
-    # With unequal seeds, the tests treat the experiments as independent
+    # The tests treat experiments with unequal seeds as independent
     tested = significance(metric, samples, _has_same_seeds(samples))
     return {
         "name": metric,

@@ -356,7 +356,7 @@ def _result_of_counts(run: Shown, tested: Mapping[str, tuple[int, float]], only:
         samples += n
         right += round(accuracy * n)
     hospitals = format_count(len(tested), "hospital")
-    # Of all sites, a reader must know that some are missing
+    # A reader of all sites' result must know that some are missing
     if only is None and len(tested) < len(run.silos):
         hospitals = f"{len(tested)} of {format_count(len(run.silos), 'hospital')}"
     right = min(max(right, 0), samples)  # the hospitals' noise may move it out of the range

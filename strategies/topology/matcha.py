@@ -322,7 +322,7 @@ def _solve(problem: Any) -> None:
 
     for accuracy in _ACCURACIES:
         try:
-            # At the optimum, several eigenvalues are often equal, and interior-point solvers then
+            # Several eigenvalues are often equal at the optimum, and interior-point solvers then
             # fail or warn
             problem.solve(solver="SCS", eps_abs=accuracy, eps_rel=accuracy, max_iters=200_000)
             ended = problem.status

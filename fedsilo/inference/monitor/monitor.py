@@ -181,7 +181,7 @@ def _drift(model: TrainedModel, now: Tensor, floor: int) -> Iterator[CaseCheck]:
     Images are compared only by brightness and contrast. With the setting 'trust' at ``nobody``,
     nothing is yielded. ``floor`` is the smallest number of training samples in a histogram's cell.
     """
-    # At 'nobody', distributions of training data may not be used
+    # Distributions of training data may not be used at 'nobody'
     if model.common.trust == NOBODY:
         return
     training = model.lab.session.silo.train.inputs
