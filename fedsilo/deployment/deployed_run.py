@@ -53,8 +53,8 @@ def run(
     """Run an experiment on a deployment, wait for its end, and return the run directory.
 
     ``experiment`` is the name of an experiment or a method. ``overrides`` take precedence over all
-    other settings. ``sources.out`` is ignored, because the run directory is in the server's folder.
-    Flower's log is printed meanwhile.
+    other settings. ``sources.out`` is ignored, because the server chooses the place. Flower's log
+    is printed.
 
     Raises:
         FedsiloError: a setting is invalid, a member is not online, or the run failed.
@@ -92,12 +92,11 @@ def plan(
 ) -> tuple[Deployment, RunSettings, Path]:
     """Build the settings of a run on a deployment, and check that the run could start.
 
-    The server and the run's sites on this machine must be online. ``overrides`` take precedence
-    over all other settings. ``sources.out`` is ignored. The run directory in the result may not
-    exist yet.
+    The server and the run's local sites must be online. ``overrides`` take precedence over all
+    other settings. ``sources.out`` is ignored. The run directory in the result may not exist yet.
 
     Raises:
-        FedsiloError: a member is not online, or a setting or directory cannot be used.
+        FedsiloError: a member is not online, or a setting or directory is unusable.
     """
     deployment = read_deployment(folder)
     chosen: dict[str, Value] = {}
@@ -118,11 +117,11 @@ def plan(
 def meet(experiment: str, deployment: Deployment, sources: RunSources, seed: int | None) -> Meeting:
     """Ask the sites of a deployment about their data, such as the number of samples.
 
-    The server makes a run that trains no model. It waits only 5 seconds for an absent site. The
-    result has the sites' answers, and the reasons of sites that refused.
+    The server makes a run without training, and waits only 5 seconds for an absent site. The result
+    has the sites' answers, and the reasons of sites that refused.
 
     Raises:
-        FedsiloError: a setting is invalid, the server is down, or the sites could not be asked.
+        FedsiloError: a setting is invalid, the server is down, or the sites cannot be asked.
     """
     with tempfile.TemporaryDirectory(dir=deployment.home(SERVER), prefix="meeting-") as folder:
         overrides: dict[str, Value] = {"run.purpose": "meet", "run.away-timeout": _AWAY}

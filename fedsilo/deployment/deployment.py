@@ -410,11 +410,10 @@ def plan(
     """Plan a new deployment: the ports and the settings of its sites. Nothing is started.
 
     ``ports`` has two for the server (Control API, Fleet API), then one per site, sorted by name.
-    Every site gets the ``shared`` settings, whose plugin files become trusted. ``address`` is empty
-    without hospitals elsewhere.
+    Every site gets the ``shared`` settings, whose plugin files become trusted.
 
     Raises:
-        SettingError: a name or key is not allowed, or there are no sites and no address.
+        SettingError: a name or key is not allowed, or there are neither sites nor an ``address``.
     """
     if not sites and not address:
         raise SettingError("a deployment needs at least one site, but none is named")

@@ -41,11 +41,11 @@ def mark_keys(folder: Path, compared: Sequence[str], forget: Sequence[str]) -> N
     """Mark other hospitals' signing keys as compared by telephone, or forget the keys.
 
     ``compared`` has sites, or SITE=CODE with the code that SITE read out. A site without a code
-    must have been shown by ``describe_keys``. Changes made before an error are kept.
+    must have been shown by ``describe_keys``. Changes before an error are kept.
 
     Raises:
         SettingError: a site or a code cannot be used.
-        CheckpointError: the list of keys cannot be read or written.
+        CheckpointError: the list of keys is unusable.
     """
     known = KnownKeys(folder)
     for text in compared:

@@ -168,7 +168,7 @@ def _make_kits(deployment: Deployment, keys: dict[str, bytes]) -> list[MadeKit]:
     """Write the registry of nodes, and a kit for each site in ``keys``.
 
     A kit is the zip that a hospital needs to connect. It replaces the site's older kit. ``keys``
-    maps a site to its private key in OpenSSH's format. Every site must have a node id.
+    maps a site, which has a node id, to its private key in OpenSSH's format.
     """
     deployment.write_registry()
     authority = (deployment.secrets / "ca.crt").read_bytes()
