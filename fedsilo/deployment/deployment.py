@@ -456,6 +456,7 @@ def locked(folder: Path) -> Iterator[None]:
     handle = os.open(folder / _LOCK, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o600)
     with os.fdopen(handle, "w"):
         try:
+            # Readers need no lock, because deployment.json is replaced as a whole
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise DeploymentError(

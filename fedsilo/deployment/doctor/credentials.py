@@ -179,6 +179,7 @@ def check_handshake(address: str, authority: Path) -> None:
         Refused: the address is malformed, the server does not answer by TLS, or a certificate
             cannot be used.
     """
+    # Flower would repeat a failed connection without an end, so this is checked before it starts
     host, port = split_address(address)
     try:
         context = ssl.create_default_context(cafile=str(authority))

@@ -136,6 +136,7 @@ def has_site_file(path: Path) -> bool:
     Raises:
         Refused: the path is a folder or another special file, or this user cannot read it.
     """
+    # A folder in its place is an error, because without the file the rules would be ignored
     if not path.exists() or path.is_char_device():
         return False
     fault, fix = "", ""

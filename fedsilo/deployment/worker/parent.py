@@ -140,6 +140,7 @@ class HospitalWorker:
         thread. After a fork, the child could then wait for ever for a lock that another thread
         holds.
         """
+        # OpenBLAS ends its own threads before the first fork, so they do not count
         threads = psutil.Process().num_threads()
         return self.started >= _RENEWED_AFTER or (self.started > 0 and threads > 1)
 
