@@ -356,6 +356,7 @@ def _training_rows(
     validation = 0
     if pool.val_images is None:
         validation = size // VALIDATION_SHARE
+    # No pool has both tracks and validation images: of such a pool a track would be lost
     if pool.train_tracks is None:
         train, val = np.split(np.arange(size), [size - validation])
     else:
