@@ -141,7 +141,7 @@ def _select_arrays(content: Any, where: str, source: _Architecture) -> dict[str,
     the prefix, a selected name begins with ``source.part``.
 
     Raises:
-        SettingError: the file has that array with no prefix.
+        SettingError: no prefix leads to that array.
     """
     stored: Mapping[str, Any] = {}
     if isinstance(content, Mapping):
