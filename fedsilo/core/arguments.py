@@ -128,9 +128,8 @@ def texts_of(settings: Settings | None) -> tuple[str, ...]:
     """Convert settings to a tuple of strings ``key=value``, in the order of the settings.
 
     Args:
-        settings: a mapping, a sequence of strings or a single string. None gives an empty tuple.
-            The values of a mapping become JSON, so the string 'a' becomes ``key="a"``. Given
-            strings stay unchanged.
+        settings: a mapping, strings or a single string. None gives an empty tuple. The values of a
+            mapping become JSON, so the string 'a' becomes ``key="a"``. Strings stay unchanged.
 
     Raises:
         SettingError: an item is not a string, or JSON cannot represent a value.

@@ -38,11 +38,11 @@ def with_prefix(prefix: str, arrays: Mapping[str, A]) -> dict[str, A]:
 def by_site(arrays: Mapping[str, A]) -> dict[str, dict[str, A]]:
     """Group arrays by site, which is the text before the first '/' of an array's name.
 
-    The rest of the name is the array's own name. If a name has no '/', the whole name is the site,
-    and the array's own name is empty.
+    The rest is the array's own name. If a name has no '/', it is the site, and the own name is
+    empty.
 
     Returns:
-        Site -> own name -> array. The sites are sorted, and the arrays of a site keep their order.
+        Site -> own name -> array. Only the sites are sorted.
     """
     sites: dict[str, dict[str, A]] = {}
     for name, array in arrays.items():

@@ -200,7 +200,7 @@ def unknown_key(key: str, known: Iterable[str]) -> SettingError:
 
     The suggestion adds a missing group, as in 'uefl.gamma' for 'gamma', or drops a wrong one.
     Otherwise it is the most similar key. If the group is unknown, the error lists all groups.
-    Without a suggestion it lists known keys.
+    Without a suggestion, known keys follow.
 
     Args:
         key: the unknown key.
@@ -229,7 +229,7 @@ def unknown_key(key: str, known: Iterable[str]) -> SettingError:
 def unknown_name(what: str, name: str, known: Iterable[str]) -> SettingError:
     """Build the error for an unknown name, which suggests the most similar known name.
 
-    If none is similar enough, the error lists up to 30 known names. For more than 30 experiments or
+    If none is similar enough, the error lists up to 30 known names. For many experiments or
     methods, it gives the command that lists them.
 
     Args:
@@ -263,7 +263,7 @@ def missing_extra(what: str, extra: str, otherwise: str = "") -> str:
     Args:
         what: the feature, as the subject of the sentence.
         extra: the name of the extra.
-        otherwise: an alternative, such as "leave it out", which ends the sentence; empty for none.
+        otherwise: an alternative at the end, such as "leave it out"; empty for none.
     """
     command = f"{what} needs the extra '{extra}': pip install 'fedsilo[{extra}]'"
     return f"{command}, or {otherwise}" if otherwise else command
@@ -273,12 +273,12 @@ def missing_extra(what: str, extra: str, otherwise: str = "") -> str:
 def needs_extra(what: str, extra: str, otherwise: str = "") -> Iterator[None]:
     """Turn an ImportError in the ``with`` block into an error that says which extra to install.
 
-    An extra is a group of optional packages of fedsilo.
+    An extra is a group of optional packages.
 
     Args:
         what: the feature, as the subject of the error.
         extra: the name of the extra.
-        otherwise: an alternative, such as "leave it out", which ends the error; empty for none.
+        otherwise: an alternative at the end, such as "leave it out"; empty for none.
 
     Raises:
         SettingError: the block raises an ImportError.

@@ -113,12 +113,11 @@ class Instruction:
     def from_config(cls, config: Mapping[str, Any], final: bool = False) -> Instruction:
         """Build the server's request to a site from the entries of a Flower ConfigRecord.
 
-        Each entry ``note.<name>`` becomes a note, which is a further value from the method.
+        Each entry ``note.<name>`` becomes a note, a further value from the method.
 
         Args:
             config: the entries.
-            final: whether this is the request for the final evaluation, whatever the phase in
-                ``config``.
+            final: whether to ignore the phase in ``config`` and request the final evaluation.
 
         Raises:
             SiteError: the run's name is not allowed, or a key is missing.

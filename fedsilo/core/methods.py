@@ -389,12 +389,11 @@ def load_plugin_files(named: str, pins: Mapping[str, str] = {}) -> None:
     A file that has not changed is not executed again.
 
     Args:
-        named: files FILE.py and names of modules, separated by commas. Only the files are executed.
+        named: files FILE.py and modules, separated by commas. Modules are ignored.
         pins: module -> the SHA-256 that its file must have, if any.
 
     Raises:
-        SettingError: a file cannot be executed, differs from its pin, or has a name that is not
-            allowed.
+        SettingError: a file cannot be executed, differs from its pin, or has a forbidden name.
     """
     load_plugins(named, {name.replace("-", "_") for name in OURS}, pins)
 

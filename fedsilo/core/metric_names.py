@@ -198,7 +198,7 @@ def _read_member(family: str, rest: str) -> Metric | None:
     """Parse the name of a metric in a family, without the family and its dot.
 
     In ``class.0.right``, ``rest`` is "0.right", with the place "0" and the part "right". The result
-    is None if the family does not have the part, or does not allow the place.
+    is None if the family does not allow the part or the place.
     """
     # The part follows the last dot, because the name of a site may have dots itself
     place, _, part = rest.rpartition(".")
@@ -264,8 +264,8 @@ class BinCounts:
 def read_bins(values: Mapping[str, float], family: str) -> dict[int, BinCounts]:
     """Collect the bins of one family of metrics, such as the bins of a calibration curve.
 
-    A bin covers a tenth of the scores from 0 to 1. It needs three metrics, "count", "right" and
-    "mean", and is otherwise left out.
+    A bin covers a tenth of the scores from 0 to 1. A bin without its count, its right predictions
+    or its mean score is left out.
 
     Args:
         values: metric -> value, with keys such as ``<family>.0.count``.

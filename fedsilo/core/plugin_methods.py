@@ -29,8 +29,7 @@ _BASES = {
 def plugin_server(name: str, ours: Collection[str]) -> type:
     """Import the server class of a plugin method.
 
-    A plugin that is a whole module must declare exactly one subclass of ``Method``, the base of all
-    server classes.
+    A whole module must declare exactly one subclass of ``Method``, the base of server classes.
 
     Args:
         name: the plugin, as the setting 'method' names it.
@@ -61,7 +60,7 @@ def plugin_server(name: str, ours: Collection[str]) -> type:
 def plugin_part(server: type, room: str, suffix: str) -> Any:
     """Find the settings class or the site class of a plugin method, if the plugin has its own.
 
-    For a server class ``Mine``, its name is ``MineSettings`` or ``MineSite``, in the same module.
+    For a server class ``Mine``, it is ``MineSettings`` or ``MineSite`` in the same module.
 
     Args:
         server: the server class.
@@ -69,10 +68,10 @@ def plugin_part(server: type, room: str, suffix: str) -> Any:
         suffix: "Settings" or "Site".
 
     Returns:
-        The class; None if the module has none.
+        The class; None if missing.
 
     Raises:
-        SettingError: the class, or the name of one, is faulty.
+        SettingError: the class cannot be used, or is named after no server class.
     """
     module = import_module(server.__module__)
     part: Any = getattr(module, server.__name__ + suffix, None)

@@ -61,13 +61,12 @@ def load_plugins(named: str, taken: Collection[str], pins: Mapping[str, str] = {
     A file that has not changed is not executed again.
 
     Args:
-        named: files FILE.py and names of modules, separated by commas. Only the files are executed.
+        named: files FILE.py and modules, separated by commas. Modules are ignored.
         taken: module names that no file may have.
         pins: module -> the SHA-256 that its file must have, if any.
 
     Raises:
-        SettingError: a file cannot be executed, differs from its pin, or has a name that is not
-            allowed.
+        SettingError: a file cannot be executed, differs from its pin, or has a forbidden name.
     """
     for entry in plugin_entries(named):
         if entry.endswith(".py"):
@@ -93,9 +92,8 @@ def read_plugin(path: Path) -> bytes:
 def _load_file(path: Path, taken: Collection[str], pins: Mapping[str, str]) -> None:
     """Execute a plugin file as a module, which gets the file's name without '.py'.
 
-    An unchanged file is not executed again. ``path`` is absolute. ``pins`` maps modules to the
-    SHA-256 that their files must have. A wrong digest, a forbidden name or a failure raises a
-    SettingError.
+    An unchanged file is not executed again. ``pins`` maps modules to the SHA-256 that their files
+    must have. A wrong digest, a forbidden name or a failure raises a SettingError.
     """
     name = path.stem
     content = read_plugin(path)
@@ -215,7 +213,7 @@ def plugin_name(key: str, name: str) -> str:
 def locate_plugin(key: str, name: str, ours: Collection[str]) -> PluginPlace:
     """Find a plugin's module and object from its name, without importing them.
 
-    The object is empty for a method that is a whole module.
+    The object is empty for a whole module.
 
     Args:
         key: the setting, such as 'method'.
@@ -223,7 +221,7 @@ def locate_plugin(key: str, name: str, ours: Collection[str]) -> PluginPlace:
         ours: fedsilo's own names, which no package may offer.
 
     Raises:
-        SettingError: no plugin has such a name, or packages offer it wrongly.
+        SettingError: no plugin has such a name, or a package offers a name that is taken.
     """
     entries: dict[str, str] = {}
     if ":" not in name:
@@ -299,8 +297,8 @@ def wrong_plugin(key: str, name: str, found: Any, wanted: str) -> SettingError:
 def with_plugin_settings(values: Mapping[str, Value], common: Collection[str]) -> dict[str, Value]:
     """Copy a run config, and replace 'plugin-settings' in the copy by the settings inside it.
 
-    'plugin-settings' has a plugin method's settings as a JSON object, ``{"group.key": value}``.
-    They override ``values``.
+    'plugin-settings' has a plugin method's settings as a JSON object, ``{"group.key": value}``. Its
+    settings override ``values``.
 
     Args:
         values: the run config.
@@ -387,8 +385,8 @@ def without_working_folder() -> Iterator[None]:
 def digest_plugins(plugs: Iterable[PluginPlace]) -> dict[str, str]:
     """Compute a digest of the code of plugins, by which a run notices that a plugin has changed.
 
-    Each plugin's top-level module is imported first, which runs its code. The digest of a package
-    also covers its data files, such as YAML and JSON.
+    Each plugin's top-level module is imported first. The digest of a package also covers its data
+    files, such as YAML and JSON.
 
     Returns:
         Top-level module -> SHA-256, sorted by module.

@@ -73,9 +73,9 @@ def setting(
     """Declare a dataclass field as a setting, with its default, help text and allowed values.
 
     A value must have the default's type, but an int may stand for a float. A number obeys the
-    bounds ``gt``, ``ge``, ``lt`` and ``le``. The whole string matches ``pattern``, which
-    ``wording`` describes in errors. ``roles`` are labels, by which ``keys_with`` finds settings.
-    Users never set an internal setting.
+    bounds ``gt``, ``ge``, ``lt`` and ``le``. A whole string matches ``pattern``, which ``wording``
+    describes in errors. ``keys_with`` finds settings by their ``roles``. Users never set an
+    internal setting.
     """
     named = (roles,) if isinstance(roles, str) else roles
     said = {"roles": named, "wording": wording, "is_internal": is_internal}
@@ -137,8 +137,8 @@ def _group_of(cls: type) -> str:
 def _key_in_group(group: str, field_name: str) -> str:
     """Build the key by which users write a setting, such as ``train.batch-size``.
 
-    The key is the group, a dot, and the field's name with '-' in place of '_'. The name loses the
-    group at its beginning, so ``run_name`` becomes ``run.name``. An empty group gives no dot.
+    The key is the group, a dot, and the field's name with '-' for '_'. The name loses the group at
+    its beginning, so ``run_name`` becomes ``run.name``. Without a group, there is no dot.
     """
     key = key_of(field_name)
     if not group:
@@ -362,7 +362,7 @@ def build_from_file(
     Args:
         cls: the settings class.
         content: the mapping.
-        place: prefix of the keys in errors, such as the group and a dot.
+        place: prefix of the keys in errors.
         more: further allowed keys, whose values are ignored.
 
     Raises:
@@ -383,7 +383,7 @@ def _prepare_value(key: str, value: Value, rule: SettingRule) -> Value:
     """Check a setting's value for faults that pydantic does not notice, and return the value.
 
     A bool becomes 'true' or 'false' if this string is a choice. A whole number must fit into 64
-    bits. A string must be printable and have at most 4096 characters.
+    bits. A string must be printable, with at most 4096 characters.
     """
     if rule.kind is str and isinstance(value, bool) and str(value).lower() in rule.choices:
         # TOML and YAML read a bare 'deterministic=true' as a bool
@@ -404,7 +404,7 @@ def _wrong_value(key: str, value: Value, rule: SettingRule, fault: str) -> Setti
     """Build the error for a value that is not allowed. The caller raises it.
 
     The message quotes the value and describes the allowed ones. ``fault`` is pydantic's name for
-    the fault, such as 'too_large', and decides whether a limit or a type is described.
+    the fault, such as 'finite_number'. It decides whether the message names a type too.
     """
     # A number's range needs no type: 'must be above 0'. A text's range describes the allowed texts
     has_kind = type(value) is rule.kind or (rule.kind is float and type(value) is int)

@@ -180,8 +180,8 @@ def _validate_facts(cls: type, text: str) -> SiteFacts:
 def _find_split_fault(facts: SiteFacts) -> str:
     """Describe the first fault in a site's task, label counts or measured splits; empty if none.
 
-    The task must be in ``TASKS``. The label counts of a split need one count per stratum, a group
-    of samples such as a class. Any label counts must include the split train.
+    The task must be in ``TASKS``. Each split needs one label count per stratum, such as a class.
+    Any label counts must include the split train.
     """
     if facts.task not in TASKS:
         return f"'task' is '{one_line(facts.task, 40)}', which is none of {', '.join(TASKS)}"

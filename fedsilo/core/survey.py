@@ -67,8 +67,8 @@ class MeasuredFeature(Part):
         """The number of cells in the histogram; 0 for a feature with neither edges nor levels.
 
         A feature has a cell for each level. Without levels, k edges make k + 1 cells, because
-        values beyond the outer edges count. If ``lacking`` is True, samples without a value have
-        one more cell.
+        values beyond the outer edges count too. If ``lacking`` is True, samples without a value
+        have one more cell.
         """
         # k edges make k + 1 cells, because values below the first and above the last count too
         known = len(self.levels) or (len(self.edges) + 1 if self.edges else 0)
@@ -168,7 +168,7 @@ class Survey(Part):
         """Yield a sentence for each part of a site's answer that does not match the part ``about``.
 
         Labels need one count per class. Each histogram needs the cells that its feature declares.
-        Means and percentiles must belong to declared features. A withheld part (None) is skipped.
+        Means and percentiles must belong to declared features. A withheld part is skipped.
         """
         about = self.about
         for cells in (self.labels or {}).values():
@@ -208,9 +208,8 @@ class Survey(Part):
         """Build a site's answer to a survey from the entries of a ConfigRecord.
 
         Args:
-            config: the parts of the answer as JSON strings, by names with '-' in place of '_'. Only
-                'about' is required. Any other missing part becomes None, because the site withheld
-                it.
+            config: the parts of the answer as JSON strings. Their names have '-' for '_'. Only
+                'about' is required. Any other missing part is withheld and becomes None.
 
         Raises:
             ValueError: the entries are not a valid answer to a survey.

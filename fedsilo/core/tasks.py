@@ -69,7 +69,7 @@ def numeric_columns(task: str, features: Sequence[str], names: Sequence[str]) ->
     Args:
         task: a name in ``TASKS``.
         features: the names of the features; empty for images.
-        names: the outcome's name as the only item. It is used only if the labels are numbers.
+        names: the outcome's name, which is ignored unless the labels are numbers.
 
     Raises:
         KeyError: ``TASKS`` does not have the task.

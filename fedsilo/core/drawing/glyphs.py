@@ -77,8 +77,8 @@ def _find_missing(text: str) -> frozenset[str]:
 def _find_families(missing: frozenset[str]) -> tuple[str, ...]:
     """Choose fonts of this machine that have the given letters, and return their family names.
 
-    Each step registers the font that has the most of the letters still missing. One warning lists
-    the letters that no font has. If no font helps, the result is empty.
+    Each step registers the font that has the most of the letters still missing. A warning lists
+    letters that no font has. If no font helps, the result is empty.
     """
     from matplotlib import font_manager
 

@@ -37,14 +37,13 @@ def without_frame(axes: Axes) -> None:
 def line_legend(
     figure: Figure, styles: Mapping[str, LineStyle], title: str = "", columns: int = 0
 ) -> None:
-    """Add one legend for all panels of a figure, with an entry for each style of line.
+    """Add one legend of line styles for all panels of a figure.
 
     Args:
         figure: the figure.
         styles: label of an entry -> style of its line. Without entries there is no legend.
         title: the title of the legend; empty for none.
-        columns: the most columns of a legend below the panels. If 0, the legend is to the right of
-            the panels, in one column.
+        columns: the most columns of a legend below the panels; 0 for one column to their right.
     """
     from matplotlib.lines import Line2D
 
@@ -79,9 +78,9 @@ def annotated_heat_map(
 
     Args:
         axes: the panel.
-        values: the numbers of each row; None is drawn as "-".
-        rows: labels of the rows, from the top.
-        columns: labels of the columns.
+        values: lists of numbers by row; None is drawn as "-".
+        rows: labels, from the top.
+        columns: labels, from the left.
         title: the panel's title.
         top: the upper end of the colour scale; None or 0 for the largest absolute value.
         signed: whether the scale begins at -top instead of 0.

@@ -37,10 +37,10 @@ def read_arrays(path: Path, names: Sequence[str], most: int) -> dict[str, npt.ND
     Args:
         path: the file.
         names: the arrays to read.
-        most: the most bytes that one unpacked array may have, with its npy header.
+        most: the most bytes of one unpacked array, with its npy header.
 
     Returns:
-        Name -> array, in the order of ``names``.
+        Name -> array.
 
     Raises:
         DataError: the file is missing, damaged or too large, lacks an array, or has one of Python

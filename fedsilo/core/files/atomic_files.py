@@ -88,8 +88,8 @@ def write_atomically(
 
     Args:
         path: the file. Missing parent folders are made.
-        content: bytes, or a string, which is written as UTF-8.
-        mode: the permissions of the file.
+        content: bytes, or a string for UTF-8.
+        mode: the file's permissions.
         lasting: whether the new content must survive a power cut.
 
     Raises:
@@ -198,8 +198,8 @@ def _lock_name(held: Path) -> int | None:
 def _lock(handle: int, operation: int = fcntl.LOCK_EX) -> bool:
     """Lock an open file or folder by ``flock``, and return whether it is now locked.
 
-    By default the function waits for other processes. It returns False if the file system has no
-    locks. With the flag ``LOCK_NB``, it also returns False if another process holds the lock.
+    By default the function waits for other processes. With the flag ``LOCK_NB``, it returns False
+    if another process holds the lock. If the file system has no locks, it returns False too.
     """
     try:
         fcntl.flock(handle, operation)
@@ -256,13 +256,12 @@ def _open_folder(folder: Path) -> Iterator[int]:
 def build_folder(target: Path, fill: Callable[[Path], None], *, replace: bool = False) -> None:
     """Let ``fill`` write a new folder under a temporary name, then rename it to ``target``.
 
-    If ``target`` has content at the renaming, it stays, and the new folder is dropped without an
-    error.
+    If ``target`` has content at the renaming, it stays, and no error is raised.
 
     Args:
         target: the new folder's path.
         fill: writes the content into the empty folder that it gets.
-        replace: whether an existing ``target`` is moved aside before the renaming.
+        replace: whether to remove an existing ``target`` before the renaming.
 
     Raises:
         OSError: the folder cannot be written or renamed.

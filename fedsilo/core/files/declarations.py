@@ -68,8 +68,8 @@ class FileModel(BaseModel):
     def _find_key_fault(cls, content: Any) -> str | None:
         """Describe the first unknown or missing key in a file's content; None if there is none.
 
-        The description continues a sentence about the content, as in "lacks the key 'mean'".
-        Unknown keys come before missing ones. Content that is not a mapping is a fault too.
+        The description continues a sentence, as in "lacks the key 'mean'". Unknown keys come before
+        missing ones. Content that is not a mapping is a fault too.
         """
         is_required = {}
         for field in cls.model_fields.values():
@@ -118,8 +118,7 @@ def check_content(
         kind: a pydantic model or another type.
         content: the parsed content.
         refuse: builds the error from a sentence about the first fault.
-        quoted: whether the sentence may quote the wrong value. Values of patients must not be
-            quoted.
+        quoted: whether the sentence may quote the wrong value, which must not be a patient's.
 
     Returns:
         The content as ``kind``.
@@ -148,8 +147,8 @@ _WORDS = {
 def _build_sentence(error: ErrorDetails, quoted: bool) -> str:
     """Build a sentence from one of pydantic's errors: the place of the wrong value, then the fault.
 
-    The whole content is called "it". With ``quoted``, the value follows the place, unless it is a
-    mapping. An error of the type "fault" brings a whole sentence, which is the result.
+    With ``quoted``, the value follows the place, unless it is a mapping. The whole content is
+    called "it". The type "fault" brings a whole sentence.
     """
     said = str(error.get("ctx", {}).get("sentence", ""))
     if error["type"] == "fault":
@@ -190,8 +189,7 @@ def as_text(value: Any) -> str:
 
     Raises:
         PydanticCustomError: the value has another type, such as the bool that YAML makes of 'yes'.
-            A string with an unprintable character is refused too, and so is a number of more than
-            300 digits.
+            Unprintable characters are refused too, and so are more than 300 digits.
     """
     if isinstance(value, bool) or not isinstance(value, str | int | float | date):
         raise misfit(

@@ -54,8 +54,7 @@ def data_folder(places: Places, name: str, needs: str) -> Path:
     Args:
         places: the folders that the user has named.
         name: the name of the data set, for the error.
-        needs: the content that the folder must have, for the error, such as "with one CSV file per
-            site".
+        needs: the content of the folder, for the error, such as "with one CSV file per site".
 
     Raises:
         DataError: the user has named no data folder.
@@ -68,10 +67,10 @@ def data_folder(places: Places, name: str, needs: str) -> Path:
 
 
 def weight_paths(named: str, places: Places) -> list[Path]:
-    """List the paths where a file of network weights may be, in the order in which they are tried.
+    """List the paths where a file of network weights may be, in the order to try them.
 
-    The cache's folder ``backbones`` comes first, then the data folder, if there is one. Whether the
-    files exist is not checked.
+    The cache's folder ``backbones`` comes first, then the data folder, if there is one. The files
+    need not exist.
 
     Args:
         named: the file. If its path is absolute or begins with '~', it is the only result.

@@ -36,9 +36,9 @@ def json_digest(facts: Any) -> str:
 
 
 def open_sealed(target: Path, fill: Callable[[Path], None], read: Callable[[Path], Read]) -> Read:
-    """Read a folder of cached files. Before that, make the folder if it is missing or was altered.
+    """Read a folder of cached files, after making it if it is missing or was altered.
 
-    A file in the folder has the SHA-256 of every other file, and so shows changes.
+    A file with the SHA-256 of every other file shows changes.
 
     Args:
         target: the folder.
@@ -85,7 +85,7 @@ def _ensure_sealed(target: Path, fill: Callable[[Path], None]) -> None:
     """Make a folder and its seal if the folder is missing or does not match its seal.
 
     The seal is a file with the SHA-256 of every other file. ``fill`` writes the files into a new
-    folder. The replacement of an altered folder is logged as a warning.
+    folder. Replacing an altered folder logs a warning.
     """
 
     def make(work: Path) -> None:
@@ -117,8 +117,7 @@ def _ensure_sealed(target: Path, fill: Callable[[Path], None]) -> None:
 def seal(folder: Path, name: str) -> None:
     """Seal a folder, so that later changes to its files are noticed.
 
-    The seal, ``seal.json``, is a file in the folder with the SHA-256 of each other file. Hidden
-    files are left out.
+    The seal, ``seal.json``, has the SHA-256 of each other file, except hidden ones.
 
     Args:
         folder: the folder, which may still have a temporary name.

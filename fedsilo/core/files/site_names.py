@@ -79,8 +79,8 @@ def site_name_fault(name: str) -> str | None:
 def _find_fault(name: str) -> str:
     """Explain in a clause which rule a name breaks; an empty string if it breaks none.
 
-    The rules limit the length of the name and of its folder's name. They also limit the characters
-    and the spaces. The reserved name 'all' breaks none of these rules.
+    The rules limit the characters, the spaces and the length, also of the folder's name. The
+    reserved name 'all' breaks none of these rules.
     """
     if not 0 < len(name) <= LONGEST:
         return f"it must have 1 to {LONGEST} characters"
@@ -129,8 +129,8 @@ def find_by_site(paths: Mapping[str, Path]) -> dict[str, Path]:
     """Map each site to the user's folder or file that is named after it.
 
     Args:
-        paths: name -> path, where a file's name lacks its ending. A name is a site's name, plain or
-            as ``folder_name`` encodes it.
+        paths: name of a folder, or of a file without its ending -> path. The name is a site's,
+            plain or as ``folder_name`` encodes it.
 
     Returns:
         Site -> its path, in the order of ``paths``.

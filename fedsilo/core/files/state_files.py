@@ -54,8 +54,8 @@ def save_state(path: Path, arrays: Arrays, facts: Mapping[str, Any], mode: int =
     Args:
         path: the file. Missing parent folders are made.
         arrays: arrays by name.
-        facts: further values by name, which JSON must be able to represent.
-        mode: the permissions of the file.
+        facts: further values by name.
+        mode: the file's permissions.
 
     Raises:
         TypeError: JSON cannot represent a value in ``facts``.

@@ -72,9 +72,9 @@ def decode_text(content: bytes) -> str:
 def file_fault(path: Path, most: int = _MOST_BYTES) -> str | None:
     """Explain why a file must not be read as a whole; None if no reason is found.
 
-    The words follow the file's name. The file may be a pipe or device, or have more than ``most``
-    bytes, by default 1 GiB. A folder, a missing file and an unreadable file give None, because
-    reading them raises a better error.
+    The reason follows the file's name. A pipe, a device and a file of more than ``most`` bytes, by
+    default 1 GiB, give a reason. A folder or a missing file gives None, because reading it raises a
+    better error.
     """
     try:
         found = path.stat()
@@ -145,7 +145,7 @@ class Marks:
 def csv_lines(text: str, where: str, delimiter: str = ",") -> list[tuple[int, list[str]]]:
     """Split the text of a CSV file into rows, each as (line number in the file, cells).
 
-    Empty rows are left out. A row that covers several lines gets the number of the last one.
+    Empty rows are left out. A row of several lines gets the number of the last.
 
     Args:
         text: the content of the file.
@@ -167,19 +167,19 @@ def read_rows(
 ) -> list[tuple[int, dict[str, str]]]:
     """Read the rows of a CSV file whose first row has the names of the columns.
 
-    White space at both ends of names and values is removed. Empty rows are skipped.
+    White space at both ends of names and values is removed.
 
     Args:
         path: the file.
-        needed: columns that the file must have.
+        needed: required columns.
         optional: further allowed columns; None allows any.
         delimiter: the character between two values.
 
     Returns:
-        For each row, its line number and column -> value.
+        Line number and column -> value, for each row.
 
     Raises:
-        DataError: the file, its columns or its rows are faulty.
+        DataError: the file cannot be read, or a column or row does not fit.
     """
     lines = csv_lines(read_text(path), str(path), delimiter)
     header: list[str] = []
@@ -202,10 +202,10 @@ def read_rows(
 def _find_header_fault(
     header: Sequence[str], needed: Sequence[str], optional: Sequence[str] | None
 ) -> str | None:
-    """Describe the faults in the column names of a CSV file, in one clause; None if there are none.
+    """Describe the faults in the column names of a CSV file in a clause; None if there are none.
 
-    A needed column may be missing, a name may occur twice, or a column may be unknown. With
-    ``optional`` as None, no column is unknown. Unknown columns are only counted.
+    A column may be missing, repeated or unknown. With ``optional`` as None, no column is unknown.
+    Unknown columns are only counted.
     """
     missing = [name for name in needed if name not in header]
     # Surplus names are only counted: without a header they would be a patient's values

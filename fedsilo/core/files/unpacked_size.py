@@ -88,8 +88,8 @@ def check_members(path: Path, entries: Iterable[zipfile.ZipInfo]) -> None:
         DataError: a member has another compression method, or the total is more than
             ``most_unpacked`` allows.
     """
-    # Stated sizes suffice, because zipfile stops at them. By other methods than these it could
-    # unpack more bytes at once than requested
+    # Stated sizes suffice, because zipfile stops at them. Other methods could unpack
+    # more bytes at once than requested
     size = 0
     for entry in entries:
         if entry.compress_type not in PACKINGS:

@@ -54,8 +54,7 @@ def read_yaml(
     Args:
         path: the file.
         error: the class of the error to raise.
-        parse: parses the text. Its second argument is the path as a string, for errors. None stands
-            for ``parse_yaml``.
+        parse: parses the text. It also gets the path as a string. None stands for ``parse_yaml``.
 
     Raises:
         FedsiloError: the file cannot be read or parsed, is larger than 1 GiB, or is not UTF-8.
@@ -86,11 +85,11 @@ def parse_yaml(text: str, file: str = "it") -> Any:
 
     Args:
         text: the string.
-        file: the name of the file or setting that has the string. Each error begins with it.
+        file: the name of the file or setting, which begins each error.
 
     Raises:
         YamlError: the string is not valid YAML, has a key twice in a mapping, contains itself by an
-            alias, or is too large. For example, 32 levels are allowed.
+            alias, or is too large. At most 32 levels are allowed.
     """
     try:
         if len(text) > _LONGEST_TEXT:
@@ -139,7 +138,7 @@ def _refuse_deep(text: str) -> None:
 
 
 def _check_node(node: yaml.Node, loader: yaml.SafeLoader, sizes: dict[int, int]) -> int:
-    """Check a node of parsed YAML and all nodes below it, and return the number of values in it.
+    """Check a node of parsed YAML and all nodes below it, and return its number of values.
 
     A repetition by an alias counts again. ``sizes`` maps ids of nodes to their numbers of values,
     or to 0 during their check. A fault raises a YamlError.
@@ -215,13 +214,12 @@ def _line_of(node: yaml.Node | yaml.NodeEvent) -> int:
 def parse_structure(key: str, text: str, example: str) -> Any:
     """Parse a setting's value, which is a YAML string, into a mapping or a list.
 
-    Strings such as "1e-3" become floats at any depth. An empty value gives an empty mapping or
-    list.
+    Strings such as "1e-3" become floats. An empty value gives an empty result.
 
     Args:
         key: the setting, for errors.
-        text: the value of the setting.
-        example: a valid value, which errors show. The result must have its type.
+        text: the value.
+        example: a valid value, which errors show. The result has its type.
 
     Raises:
         SettingError: the value is not valid YAML, or has another type.

@@ -138,8 +138,8 @@ def former_defaults(settings: Mapping[str, Value]) -> dict[str, Value]:
     """Map each removed setting on which private states depend to its former default.
 
     A private state has the arrays that a site keeps between messages, and a digest of the settings.
-    The digest still includes removed settings, so that earlier states open. A removed setting
-    counts only if ``settings`` has its group.
+    The digest still includes removed settings, so earlier states open. A removed setting of a group
+    counts only if ``settings`` has the group.
 
     Args:
         settings: today's settings by key.
@@ -197,7 +197,7 @@ def with_current_keys(
 
     Args:
         values: values by the key of a setting.
-        where: the file that the settings come from, for errors; empty if the user typed them.
+        where: the file of the settings, for errors; empty if typed.
         quietly: whether to leave former names out of the warning that ``tell_renamed`` logs.
 
     Raises:
@@ -232,12 +232,12 @@ def current_settings(
 
     Args:
         values: settings by key. Unknown ones stay.
-        where: the file of the settings, for errors; empty if the user typed them.
+        where: the file of the settings, for errors; empty if typed.
         quietly: whether to log no warning of former names.
 
     Raises:
-        SettingError: a removed setting lacks its former default, a value is no longer allowed, or a
-            setting is given twice.
+        SettingError: a removed setting differs from its former default, a value is no longer
+            allowed, or a setting is given twice.
     """
     remaining = {}
     for key, value in with_current_keys(values, where, quietly=quietly).items():

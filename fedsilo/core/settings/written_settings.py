@@ -22,16 +22,15 @@ def flat_values(
 ) -> dict[str, Value]:
     """Convert the settings of a file to flat settings with keys ``group.key``.
 
-    A group is a mapping. If a setting takes a YAML string, a mapping or list becomes JSON. Former
-    names become today's keys.
+    For a setting that takes YAML, a mapping or list becomes JSON. Former names become today's keys.
 
     Args:
-        content: the content of the file.
-        where: the file, which begins each error; empty for none.
+        content: settings, flat or in one mapping per group.
+        where: begins each error; empty for none.
         quietly: whether to log no former names.
 
     Raises:
-        SettingError: a value has another type, or a setting is given twice.
+        SettingError: a value has a wrong type, or a setting is given twice.
     """
     flat: dict[str, Value] = {}
     for key, declared in content.items():
@@ -54,7 +53,7 @@ def _single_value(key: str, value: Any, where: str) -> Value:
     """Convert a setting's value from a file to a value that Flower's run config can hold.
 
     A bool, number or string stays unchanged. A mapping or list becomes a JSON string if the setting
-    takes YAML. Otherwise a SettingError is raised. The file ``where`` begins it.
+    takes YAML. Otherwise a SettingError, which begins with ``where``, is raised.
     """
     if key in _STRUCTURED and isinstance(value, dict | list):
         return json.dumps(value)
