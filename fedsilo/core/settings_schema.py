@@ -232,8 +232,7 @@ def _build_rule(field: dataclasses.Field[Any], hint: Any) -> SettingRule:
 def _choices_of(hint: Any) -> tuple[str, ...]:
     """Return the strings that the type of a setting allows; empty if they are not limited.
 
-    The first ``Literal`` has them. It is the type itself or a direct argument, as in ``Literal["a"]
-    | None``.
+    The first ``Literal`` has them. As in ``Literal["a"] | None``, it may be one of several types.
     """
     if get_origin(hint) is Literal:
         return get_args(hint)
