@@ -76,7 +76,7 @@ def mean_attention(q: Tensor, k: Tensor) -> Tensor:
 def head_mean_without_prefix(attention: Tensor, prefix: int, renormalise: bool = True) -> Tensor:
     """Average a layer's attention over its heads, and drop the columns of the prompts.
 
-    Prompts are trained keys and values in front of the tokens'.
+    Prompts are trained keys and values that precede those of the tokens.
 
     Args:
         attention: (batch, heads, tokens, prefix + tokens).
@@ -92,7 +92,7 @@ def head_mean_without_prefix(attention: Tensor, prefix: int, renormalise: bool =
 def without_prefix(attention: Tensor, prefix: int, renormalise: bool = True) -> Tensor:
     """Drop the prompts' columns from attention that is already averaged over its heads.
 
-    Prompts are trained keys and values in front of the tokens'.
+    Prompts are trained keys and values that precede those of the tokens.
 
     Args:
         attention: (batch, tokens, prefix + tokens).

@@ -90,7 +90,7 @@ def cross_masses(u: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
 
     Args:
         u: one map's tokens, (batch, n, c).
-        v: the other's, (batch, m, c).
+        v: the other map's tokens, (batch, m, c).
 
     Returns:
         The masses, (batch, n) and (batch, m).
@@ -109,13 +109,13 @@ def cross_masses(u: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
 def closeness(u: Tensor, v: Tensor, solver: str = "pot", *, differentiable: bool = False) -> Tensor:
     """Compute the earth mover's closeness of two maps, (batch,), from -1 to 1 for equal maps.
 
-    It sums flow times cosine, for the cheapest flow between the tokens.
+    It sums flow times cosine, for the cheapest flow between the maps' tokens.
 
     Args:
         u: one map's tokens, (batch, n, channels).
-        v: the other's.
+        v: the other map's tokens.
         solver: ``pot`` is exact. Others approximate.
-        differentiable: whether gradients exist.
+        differentiable: whether gradients reach u and v.
 
     Raises:
         SiteError: shapes differ, or values are not finite.

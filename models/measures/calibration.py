@@ -41,12 +41,13 @@ def conformity_scores(probabilities: Tensor, labels: Tensor) -> Tensor:
 def threshold(scores: Tensor, coverage: float) -> float:
     """Return the conformal threshold of n scores, which decides what a prediction set contains.
 
-    A set contains each class whose score, 1 minus its probability, is at most this. The threshold
-    is the k-th smallest score, with k = ceil((n + 1) coverage). It is infinite if k exceeds n.
+    A set contains each class whose score, 1 minus its probability, is at most the threshold. The
+    threshold is the k-th smallest score, with k = ceil((n + 1) coverage), or infinite if k exceeds
+    n.
 
     Args:
         scores: (n,), ascending.
-        coverage: the wanted share of right sets.
+        coverage: the wanted share of sets with the true class.
     """
     # n + 1 and not n: the new sample is one more that could have any rank among the scores
     rank = _rank(len(scores), coverage)

@@ -44,11 +44,11 @@ class Seen:
     few: bool
 
     def beyond(self, values: Floats) -> Floats:
-        """Score new values (k,) of a feature: 0 if familiar, or 1 plus the distance to ``values``.
+        """Score new values (k,) of a feature: 0 if familiar, or 1 plus the gap to training.
 
-        If ``few`` is True, only the listed ``values`` are familiar. Otherwise all values from the
-        lowest to the highest are familiar. Differences within float32 rounding are ignored. If no
-        training sample has the feature, all scores are 1.
+        If ``few`` is True, only the values seen in training are familiar. Otherwise all values from
+        the lowest to the highest are familiar. Differences within float32 rounding are ignored. If
+        no training sample has the feature, all scores are 1.
         """
         if not len(self.values):
             # The feature was missing in every training sample, so any value is new
@@ -109,7 +109,7 @@ class Familiar:
     def novelty(self, samples: Floats, missing: Booleans) -> Novelty:
         """Score how far new samples are from the training samples, in three parts.
 
-        - ``values`` (k, f): 0 if seen in training or imputed, otherwise at least 1.
+        - ``values`` (k, f): 0 within the training values or if imputed, otherwise at least 1.
         - ``distance`` (k,): to the nearest group of training samples.
         - ``missing`` (k,): how rarely the missing features were missing in training.
 
@@ -128,12 +128,12 @@ def estimate_region(
     """Estimate the region that the training samples fill, to recognise unusual samples later.
 
     It has the groups' means, one covariance, how often each feature is missing, and limits that 99
-    % of the samples keep. Without groups, it adds each feature's values.
+    % of the samples keep. With ``groups`` None, it also has each feature's values.
 
     Args:
-        samples: standardised rows, or a network's features, (n, f).
-        missing: True where imputed, (n, f).
-        groups: such as classes.
+        samples: (n, f).
+        missing: True for imputed values, (n, f).
+        groups: each sample's class.
     """
     from sklearn.covariance import LedoitWolf
 
@@ -166,8 +166,8 @@ def limit_of(scores: Floats, share: float) -> float:
     samples exceed. If no score meets this, it is the largest. Far too few scores give infinity.
 
     Args:
-        scores: those of held-out samples, (n,).
-        share: the accepted false alarms.
+        scores: scores of held-out samples, (n,).
+        share: the accepted share of false alarms.
     """
     from scipy.stats import beta
 

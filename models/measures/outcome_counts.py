@@ -24,7 +24,8 @@ def outcome_counts(probabilities: Tensor, labels: Tensor, minimum: int) -> dict[
     - ``confidence.<bin>.<part>`` and ``uncertainty.<bin>.<part>``: ten bins of the largest
       probability and of the entropy.
 
-    A class's values need ``minimum`` samples. With fewer in total, the result is empty.
+    Class values need ``minimum`` samples inside or outside the class. With fewer in total, the
+    result is empty.
     """
     if len(labels) < minimum:
         return {}

@@ -30,10 +30,10 @@ def segmentation_metrics(predicted: Tensor, masks: Tensor) -> dict[str, float]:
 
     - ``dice`` and ``jaccard``: the overlap, averaged over images in which either mask has the
       object.
-    - ``dice-pooled``: the Dice score over the pixels of all images.
+    - ``dice-pooled``: the Dice score over all images' pixels.
     - ``miou``: the mean Jaccard score of object and background over all pixels.
 
-    A metric without pixels is undefined.
+    A metric is undefined if its divisor is 0.
     """
     counts = overlaps(predicted, masks)
     dice = image_dice(counts)

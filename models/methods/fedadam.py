@@ -38,12 +38,12 @@ class AdaptiveSettings(OwnSettings):
     def step(self, delta: Any, moments: Any = None) -> tuple[Any, Any]:
         """Compute the server's adaptive step for the global model, and the new moments.
 
-        The mean m becomes b m + (1 - b) delta, with ``mean_decay`` as b. Each method defines the
-        second moment v. The step is 'server-learning-rate' * m / (sqrt(v) + 'tau').
+        The mean m becomes b m + (1 - b) delta, with ``mean_decay`` as b. Each method defines v. The
+        step is 'server-learning-rate' * m / (sqrt(v) + 'tau').
 
         Args:
             delta: the sites' mean model, minus the global model.
-            moments: the last m and v, or None.
+            moments: the last m and v. None means 0 and tau^2.
         """
         # Adam's bias correction is left out. The paper starts v at tau^2 instead, which bounds the
         # first steps

@@ -41,8 +41,8 @@ def collaborators(vectors: Any, choice: Choice, round_: int) -> list[int]:
 
     Args:
         vectors: the models' trained weights, (models, weights).
-        choice: "lowest" or "highest" compares the cosine similarity of weights. "in-order" takes
-            all other models in turn.
+        choice: "lowest" takes the model of lowest cosine similarity, and "highest" that of highest.
+            "in-order" takes all other models in turn.
         round_: the number of the round, for "in-order".
 
     Returns:

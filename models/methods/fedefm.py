@@ -140,7 +140,7 @@ def multishot_loss(
 
         (1 - beta) * criterion + sum over experts of c * beta * T^2 KL(expert || network)
 
-    Here c is the closeness of their feature maps.
+    Here c is the closeness of both feature maps.
 
     Returns:
         The loss, and host -> c.

@@ -74,8 +74,8 @@ def mixing_weights(place: int, features: Any, variances: Any) -> Any:
     small variance.
 
     Args:
-        place: the index of this site.
-        features: mean features, weighted by classes' shares, (sites, classes * d).
+        place: the index of the site that gets the mix.
+        features: each site's class means times the classes' shares, (sites, classes * d).
         variances: (sites,).
     """
     # Every command reads the settings of this module, and scipy takes half a second to import
