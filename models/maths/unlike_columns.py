@@ -238,8 +238,8 @@ def _ratio(first: float, second: float) -> float:
 def _is_unlike(first: Spread, second: Spread) -> bool:
     """Tell whether a column's means differ so much that the units may differ.
 
-    Means with a ratio of 5 count if they lie over one deviation apart, or if the deviations have a
-    similar ratio. Closer means must lie over 3 deviations apart, with a known change of unit.
+    Means with a ratio of 5 or more count if they lie over one deviation apart, or if the deviations
+    have a similar ratio. Others must lie over 3 deviations apart, with a known change of unit.
     """
     means = _ratio(first.mean, second.mean)
     apart = abs(first.mean - second.mean)

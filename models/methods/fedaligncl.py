@@ -138,7 +138,7 @@ def curriculum_scores(local_right: Tensor, global_right: Tensor, weight: float) 
     Args:
         local_right: whether the own model is right, (n,).
         global_right: the same for the averaged model.
-        weight: above 1, to come earlier.
+        weight: above 1, forgotten samples come earlier.
     """
     forgotten = local_right & ~global_right
     return torch.where(forgotten, weight, 1.0).double()

@@ -60,7 +60,7 @@ def variance_of(shares: Any, means: Any, squares: Any, samples: int) -> float:
         shares: p(y) of each class, (classes,).
         means: E[f | y], (classes, d).
         squares: E[|f|^2 | y], (classes,).
-        samples: n.
+        samples: n, all training samples.
     """
     # E|f|^2 by class, less the squared length of what eq. 8 calls the class-wise feature
     spread = shares @ squares - np.square(shares[:, None] * means).sum()
